@@ -1,0 +1,745 @@
+"""Asks an image, from inside, everything that its checks want to know; run once for all of them.
+
+The source of this file is sent into a container and run there by the image's ``/usr/bin/python3``, which may be as old
+as 3.9 and has only the standard library: import nothing else here, and use no newer syntax. It reads a ``Request`` and
+prints one line, ``MARKER`` followed by an ``Answer`` as JSON.
+"""
+
+# ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH119, PTH120, PTH123, PTH207, PTH208
+# A hundred thousand files are asked about: plain strings and os.path, no object for each.
+
+from __future__ import annotations
+
+import base64
+import glob
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from typing import TypedDict
+
+MARKER = "trainworks-probe: "
+IMPORT_TIMEOUT = 120.0
+
+
+class SharedLibrariesQuestion(TypedDict):
+    """Do all ELF files under ``roots`` find their NEEDED libraries, ``provided`` ones apart?"""
+
+    roots: list[str]
+    provided: list[str]
+
+
+class LoadedLibraryQuestion(TypedDict):
+    """Which file of the library's name is mapped after ``import module``?"""
+
+    module: str
+    library: str
+
+
+class Request(TypedDict):
+    """All questions of one run.
+
+    ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the image's environment.
+    """
+
+    root: str
+    python: str
+    shared_libraries: list[SharedLibrariesQuestion]
+    single_libraries: list[str]
+    search_paths: list[str]
+    absent: list[str]
+    loaded_libraries: list[LoadedLibraryQuestion]
+    distributions: list[str]
+    sizes: bool
+
+
+class MissingLibrary(TypedDict):
+    """``file`` does not find ``soname``; ``loaded_for`` is the file that pulls it in (itself, mostly)."""
+
+    file: str
+    soname: str
+    loaded_for: str
+    lies_in: list[str]
+
+
+class SharedLibrariesAnswer(TypedDict):
+    """How many ELF files were looked at, what they miss, and which rely on a library that was loaded before."""
+
+    files: int
+    missing: list[MissingLibrary]
+    preloaded: list[str]
+    damaged: list[str]
+    absent_roots: list[str]
+
+
+class LoadedLibraryAnswer(TypedDict):
+    """Paths mapped under the library's name, the question's path without links, and why the import failed."""
+
+    mapped: list[str]
+    expected: str
+    error: str
+
+
+class Answer(TypedDict):
+    """The answers, in the order of the questions or by their text."""
+
+    shared_libraries: list[SharedLibrariesAnswer]
+    single_libraries: dict[str, list[str]]
+    search_paths: dict[str, list[str]]
+    absent: dict[str, list[str]]
+    loaded_libraries: list[LoadedLibraryAnswer]
+    distributions: dict[str, list[str]]
+    distributions_error: str
+    sizes: list[tuple[str, int]]
+
+
+# --- ELF files -------------------------------------------------------------------------------------------------------
+
+PT_LOAD, PT_DYNAMIC, PT_INTERP = 1, 2, 3
+ET_EXEC, ET_DYN = 2, 3
+DT_NULL, DT_NEEDED, DT_STRTAB, DT_SONAME, DT_RPATH, DT_RUNPATH, DT_FLAGS_1 = 0, 1, 5, 14, 15, 29, 0x6FFFFFFB
+DF_1_NODEFLIB = 0x800
+
+
+class DamagedElfError(Exception):
+    """A file starts like an ELF file and is none."""
+
+
+class Elf:
+    """What the dynamic loader reads of one file."""
+
+    __slots__ = ("identity", "interpreter", "loadable", "needed", "no_default_folders", "rpath", "runpath", "soname")
+
+    def __init__(self, identity: tuple[int, int, int]) -> None:
+        """Start with a file that needs nothing; ``identity`` is class, byte order and machine."""
+        self.identity = identity
+        self.loadable = False
+        self.interpreter = False
+        self.needed: list[str] = []
+        self.soname = ""
+        self.rpath = ""
+        self.runpath = ""
+        self.no_default_folders = False
+
+
+def read_elf(path: str) -> Elf | None:
+    """Read the dynamic section of a file; ``None`` where it is not an ELF file, an error where it is a broken one."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if head[:4] != b"\x7fELF":
+            return None
+        try:
+            wide, order = head[4] == 2, "<" if head[5] == 1 else ">"
+            kind, machine = struct.unpack_from(order + "HH", head, 16)
+            elf = Elf((head[4], head[5], machine))
+            if kind not in (ET_EXEC, ET_DYN):
+                return elf
+            (table,) = struct.unpack_from(order + ("Q" if wide else "I"), head, 32 if wide else 28)
+            entry_size, entries = struct.unpack_from(order + "HH", head, 54 if wide else 42)
+            file.seek(table)
+            programs = file.read(entry_size * entries)
+            loads: list[tuple[int, int, int]] = []
+            dynamic = b""
+            for index in range(entries):
+                if wide:
+                    segment, _flags, offset, address, _physical, size = struct.unpack_from(
+                        order + "IIQQQQ", programs, index * entry_size
+                    )
+                else:
+                    segment, offset, address, _physical, size = struct.unpack_from(
+                        order + "IIIII", programs, index * entry_size
+                    )
+                if segment == PT_LOAD:
+                    loads.append((address, offset, size))
+                elif segment == PT_INTERP:
+                    elf.interpreter = True
+                elif segment == PT_DYNAMIC:
+                    elf.loadable = True
+                    file.seek(offset)
+                    dynamic = file.read(size)
+            _read_dynamic(elf, file.fileno(), dynamic, order + ("qQ" if wide else "iI"), loads)
+        except (struct.error, IndexError, OSError, OverflowError) as error:
+            raise DamagedElfError(str(error)) from error
+    return elf
+
+
+def _read_dynamic(elf: Elf, descriptor: int, dynamic: bytes, layout: str, loads: list[tuple[int, int, int]]) -> None:
+    values: list[tuple[int, int]] = []
+    strings = None
+    whole = len(dynamic) - len(dynamic) % struct.calcsize(layout)
+    for tag, value in struct.iter_unpack(layout, dynamic[:whole]):
+        if tag == DT_NULL:
+            break
+        if tag == DT_STRTAB:
+            strings = value
+        elif tag == DT_FLAGS_1:
+            elf.no_default_folders = bool(value & DF_1_NODEFLIB)
+        elif tag in (DT_NEEDED, DT_SONAME, DT_RPATH, DT_RUNPATH):
+            values.append((tag, value))
+    if not values:
+        return
+    # The table is given by its address in memory; its place in the file is by the segment that holds it.
+    offsets = [
+        strings - address + offset
+        for address, offset, size in loads
+        if strings is not None and address <= strings < address + size
+    ]
+    if not offsets:
+        raise DamagedElfError("its string table lies outside of the file")
+    for tag, value in values:
+        # The string tables of C++ libraries are many megabytes of symbols: read only the few strings asked for.
+        raw = os.pread(descriptor, 4096, offsets[0] + value)
+        text = raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+        if tag == DT_NEEDED:
+            elf.needed.append(text)
+        elif tag == DT_SONAME:
+            elf.soname = text
+        elif tag == DT_RPATH:
+            elf.rpath = text
+        else:
+            elf.runpath = text
+
+
+def read_loader_cache(path: str) -> dict[str, list[str]]:
+    """Read ``/etc/ld.so.cache``: soname to paths. This, not ``ld.so.conf``, is what the loader reads at run time."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return {}
+    start = data.find(b"glibc-ld.so.cache1.1")
+    found: dict[str, list[str]] = {}
+    if start < 0 or len(data) < start + 48:
+        return found
+    order = ">" if sys.byteorder == "big" else "<"
+    (count,) = struct.unpack_from(order + "I", data, start + 20)
+    for index in range(count):
+        position = start + 48 + 24 * index
+        if position + 24 > len(data):
+            break
+        _flags, key, value = struct.unpack_from(order + "iII", data, position)
+        name = data[start + key : data.index(b"\0", start + key)].decode("utf-8", "surrogateescape")
+        target = data[start + value : data.index(b"\0", start + value)].decode("utf-8", "surrogateescape")
+        found.setdefault(name, []).append(target)
+    return found
+
+
+class Loaded:
+    """One object of a process: its ELF file, the folder it was found in, and the object that asked for it."""
+
+    __slots__ = ("elf", "loader", "origin", "path")
+
+    def __init__(self, path: str, elf: Elf, loader: Loaded | None) -> None:
+        """Keep the path as it was found: ``$ORIGIN`` is the folder of the link, not of the file behind it."""
+        self.path = path
+        self.elf = elf
+        self.loader = loader
+        self.origin = os.path.dirname(path)
+
+
+class Process:
+    """All objects that come into a process when one file is loaded, as ``ld.so`` would do it, and what it misses."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.objects: dict[str, Loaded] = {}
+        self.names: set[str] = set()
+        self.main: Loaded | None = None
+        self.missing: list[tuple[str, str]] = []
+
+
+class Loader:
+    """The search of ``ld.so`` over the files of one image, with everything that it reads kept."""
+
+    def __init__(self, root: str, environment_path: str) -> None:
+        """Read the loader's cache; ``environment_path`` is ``LD_LIBRARY_PATH``."""
+        self.root = root.rstrip("/")
+        self.cache = read_loader_cache(self.root + "/etc/ld.so.cache")
+        self.environment_folders = [entry for entry in re.split("[:;]", environment_path) if entry.startswith("/")]
+        machine = os.uname().machine
+        self.library_folder = f"lib/{machine}-linux-gnu"
+        if not os.path.isdir(f"{self.root}/usr/{self.library_folder}"):
+            self.library_folder = "lib64" if sys.maxsize > 2**32 else "lib"
+        self.machine = machine
+        self.default_folders = [f"/{self.library_folder}", f"/usr/{self.library_folder}", "/lib", "/usr/lib"]
+        own = read_elf("/proc/self/exe")
+        self.identity = own.identity if own else None
+        self._elves: dict[str, Elf | None] = {}
+        self._names: dict[str, frozenset[str]] = {}
+        self._found: dict[tuple[str, str], tuple[str, Elf] | None] = {}
+        self.damaged: dict[str, str] = {}
+
+    def elf(self, path: str) -> Elf | None:
+        """Return the file as this image's loader sees it: ``None`` for no ELF file, another machine's, a broken one."""
+        if path not in self._elves:
+            elf = None
+            try:
+                elf = read_elf(self.root + path)
+            except DamagedElfError as error:
+                self.damaged[path] = str(error)
+            except OSError:
+                pass
+            # GPU code (cubin, hsaco) and files for other machines are ELF too; the loader passes them by.
+            self._elves[path] = elf if elf is not None and elf.identity == self.identity else None
+        return self._elves[path]
+
+    def _in_folder(self, folder: str, name: str) -> tuple[str, Elf] | None:
+        folder = os.path.normpath(folder)
+        if folder not in self._names:
+            try:
+                self._names[folder] = frozenset(os.listdir(self.root + folder))
+            except OSError:
+                self._names[folder] = frozenset()
+        if name not in self._names[folder]:
+            return None
+        return self._at(f"{folder.rstrip('/')}/{name}")
+
+    def _at(self, path: str) -> tuple[str, Elf] | None:
+        elf = self.elf(path)
+        return (path, elf) if elf is not None and elf.loadable else None
+
+    def _expand(self, folders: str, origin: str) -> list[str]:
+        expanded = []
+        for folder in folders.split(":"):
+            for token, value in (("ORIGIN", origin), ("LIB", self.library_folder), ("PLATFORM", self.machine)):
+                folder = folder.replace("${" + token + "}", value).replace("$" + token, value)
+            # A relative entry is searched from wherever the program happens to be started: it finds nothing for sure.
+            if folder.startswith("/"):
+                expanded.append(folder)
+        return expanded
+
+    def find(self, name: str, requester: Loaded, main: Loaded | None) -> tuple[str, Elf] | None:
+        """Find a NEEDED name in the order of ``ld.so(8)``."""
+        if "/" in name:
+            expanded = self._expand(name, requester.origin)
+            return self._at(expanded[0]) if expanded else None
+        folders: list[str] = []
+        if not requester.elf.runpath:
+            # RPATH holds for what the object loads and for all that these load in turn, the program's own for all;
+            # an object that has a RUNPATH takes no part in that.
+            chain: list[Loaded] = []
+            step: Loaded | None = requester
+            while step is not None:
+                chain.append(step)
+                step = step.loader
+            if main is not None and main not in chain:
+                chain.append(main)
+            for item in chain:
+                if item.elf.rpath and not item.elf.runpath:
+                    folders += self._expand(item.elf.rpath, item.origin)
+        folders += self.environment_folders
+        folders += self._expand(requester.elf.runpath, requester.origin)
+        for folder in folders:
+            found = self._in_folder(folder, name)
+            if found is not None:
+                return found
+        return None if requester.elf.no_default_folders else self._in_system(name)
+
+    def _in_system(self, name: str) -> tuple[str, Elf] | None:
+        key = ("", name)
+        if key not in self._found:
+            found = None
+            for path in self.cache.get(name, ()):
+                found = found or self._at(path)
+            for folder in self.default_folders:
+                found = found or self._in_folder(folder, name)
+            self._found[key] = found
+        return self._found[key]
+
+    def load(self, path: str, elf: Elf, within: Process | None = None) -> Process:
+        """Load a file and, breadth first, everything that it needs, into a fresh process or one like ``within``."""
+        process = Process()
+        first = Loaded(path, elf, None)
+        if within is not None:
+            process.objects.update(within.objects)
+            process.names.update(within.names)
+            process.main = within.main
+        elif elf.interpreter:
+            process.main = first
+        queue = [first]
+        self._add(process, first, os.path.basename(path))
+        while queue:
+            item = queue.pop(0)
+            for name in item.elf.needed:
+                if name in process.names:
+                    continue
+                found = self.find(name, item, process.main)
+                if found is None:
+                    process.missing.append((item.path, name))
+                    continue
+                real = os.path.realpath(self.root + found[0])
+                process.names.add(name)
+                if real not in process.objects:
+                    child = Loaded(found[0], found[1], item)
+                    self._add(process, child, name)
+                    queue.append(child)
+        return process
+
+    def _add(self, process: Process, item: Loaded, name: str) -> None:
+        process.objects[os.path.realpath(self.root + item.path)] = item
+        process.names.add(name)
+        if item.elf.soname:
+            process.names.add(item.elf.soname)
+
+
+# --- who loads what first --------------------------------------------------------------------------------------------
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Distributions:
+    """Which Python distribution owns a file, and which distributions that one requires."""
+
+    def __init__(self, root: str, folders: set[str]) -> None:
+        """Read the metadata of every distribution in these ``site-packages`` folders."""
+        self.owners: dict[str, str] = {}
+        self.requires: dict[str, set[str]] = {}
+        for folder in sorted(folders):
+            for information in glob.glob(glob.escape(root + folder) + "/*.dist-info"):
+                self._read(information, folder)
+
+    def _read(self, information: str, folder: str) -> None:
+        name = ""
+        required: set[str] = set()
+        try:
+            with open(information + "/METADATA", encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    if not line.strip():
+                        break
+                    if line.startswith("Name:"):
+                        name = _canonical(line[5:].strip())
+                    elif line.startswith("Requires-Dist:") and not re.search(r"\bextra\s*==", line):
+                        match = re.match(r"[A-Za-z0-9._-]+", line[14:].strip())
+                        if match:
+                            required.add(_canonical(match[0]))
+            with open(information + "/RECORD", encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    path = line.rsplit(",", 2)[0].strip('"')
+                    self.owners[os.path.normpath(f"{folder}/{path}")] = name
+        except OSError:
+            pass
+        self.requires.setdefault(name, set()).update(required)
+
+    def owner(self, path: str) -> str:
+        """Return the distribution, or for a file in no record its top folder in ``site-packages``; else nothing."""
+        if path in self.owners:
+            return self.owners[path]
+        match = re.match(r".*/(?:site|dist)-packages/([^/]+)", path)
+        return match[0] if match else ""
+
+    def loaded_first(self, owner: str) -> set[str]:
+        """Return the distribution and all that it requires, however far."""
+        closed: set[str] = set()
+        queue = [owner]
+        while queue:
+            name = queue.pop()
+            if name not in closed:
+                closed.add(name)
+                queue += self.requires.get(name, ())
+        return closed
+
+
+def site_packages_of(path: str) -> str:
+    """Return the ``site-packages`` folder that a path lies in, or nothing."""
+    match = re.match(r"(.*/(?:site|dist)-packages)/", path)
+    return match[1] if match else ""
+
+
+def files_under(root: str, folder: str) -> Iterator[str]:
+    """Yield the plain files under a folder of the image, links not followed."""
+    for current, folders, names in os.walk(root + folder):
+        folders.sort()
+        for name in sorted(names):
+            path = f"{current.rstrip('/')}/{name}"
+            if os.path.isfile(path) and not os.path.islink(path):
+                yield path[len(root) :]
+
+
+def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loader: Loader) -> SharedLibrariesAnswer:
+    """Load every ELF file under the roots as ``ld.so`` would, and say which NEEDED names are found by nobody."""
+    roots = [os.path.normpath(root) for root in question["roots"]]
+    answer: SharedLibrariesAnswer = {
+        "files": 0,
+        "missing": [],
+        "preloaded": [],
+        "damaged": [],
+        "absent_roots": [root for root in roots if not os.path.exists(loader.root + root)],
+    }
+    entries: dict[str, Elf] = {}
+    for root in roots:
+        alone = os.path.isfile(loader.root + root)
+        for path in [root] if alone else files_under(loader.root, root):
+            elf = loader.elf(path)
+            if elf is not None and elf.loadable:
+                entries[path] = elf
+    answer["files"] = len(entries)
+    answer["damaged"] = [f"{path}: {text}" for path, text in sorted(loader.damaged.items())]
+
+    # What site-packages holds is loaded by the environment's Python: its libraries are there already, and its RPATH
+    # holds for all.
+    interpreter = os.path.realpath(loader.root + python)[len(loader.root) :]
+    program = loader.elf(interpreter) if os.path.exists(loader.root + interpreter) else None
+    within = loader.load(interpreter, program) if program is not None and program.loadable else None
+    processes: dict[str, Process] = {}
+    for path, elf in entries.items():
+        plain = elf.interpreter or not site_packages_of(path)
+        processes[path] = loader.load(path, elf, None if plain else within)
+
+    # A NEEDED name that the search does not find is found all the same when a library of this name is in the process
+    # already. Two ways to get there are accepted, and no other:
+    # 1. nobody loads the file by itself: it is some library's dependency, and in that library's process nothing misses;
+    # 2. Python code loads it after another library that finds the name by its own RPATH (or another library with that
+    #    name): one of the same distribution, or of a distribution that this one requires (torchvision's extension comes
+    #    after ``import torch``). This is how torch brings the CUDA libraries of the nvidia wheels: it loads them first,
+    #    its own RPATH names their folders, and the files that come later name none.
+    distributions = Distributions(loader.root, {site_packages_of(path) for path in entries} - {""})
+    names_of_owner: dict[str, set[str]] = {}
+    for path, process in processes.items():
+        names_of_owner.setdefault(distributions.owner(path), set()).update(process.names)
+    places: dict[str, list[str]] | None = None
+    reported: set[tuple[str, str]] = set()
+    for path, process in processes.items():
+        owner = distributions.owner(path)
+        first = distributions.loaded_first(owner) if owner else set()
+        for file, name in process.missing:
+            if name in question["provided"] or (file, name) in reported:
+                continue
+            if any(name in names_of_owner.get(other, ()) for other in first) or _found_as_dependency(
+                loader, processes, path, (file, name)
+            ):
+                answer["preloaded"].append(f"{file}: {name}")
+                continue
+            if places is None:
+                places = library_places(loader.root)
+            reported.add((file, name))
+            answer["missing"].append(
+                {"file": file, "soname": name, "loaded_for": path, "lies_in": places.get(name, [])[:3]}
+            )
+    return answer
+
+
+def _found_as_dependency(loader: Loader, processes: dict[str, Process], entry: str, missing: tuple[str, str]) -> bool:
+    real_entry = os.path.realpath(loader.root + entry)
+    real_file = os.path.realpath(loader.root + missing[0])
+    return any(
+        other != entry
+        and real_entry in process.objects
+        and real_file in process.objects
+        and missing not in process.missing
+        for other, process in processes.items()
+    )
+
+
+# --- the whole file system -------------------------------------------------------------------------------------------
+
+
+def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield every plain file of the image, links not followed, kernel file systems left out."""
+    stack = [root or "/"]
+    while stack:
+        folder = stack.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in entries:
+            path = entry.path[len(root) :]
+            if entry.is_dir(follow_symlinks=False):
+                if path not in ("/proc", "/sys", "/dev"):
+                    stack.append(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                yield path, entry.stat(follow_symlinks=False)
+
+
+def library_places(root: str) -> dict[str, list[str]]:
+    """Return where files that look like libraries lie, by name (links too: a link is how a library has its name)."""
+    places: dict[str, list[str]] = {}
+    for folder, folders, names in os.walk(root or "/"):
+        if folder == (root or "/"):
+            folders[:] = [name for name in folders if name not in ("proc", "sys", "dev")]
+        for name in names:
+            if ".so" in name:
+                places.setdefault(name, []).append(folder[len(root) :] or "/")
+    return places
+
+
+def single_libraries(root: str, sonames: list[str]) -> dict[str, list[str]]:
+    """Return, by soname, every distinct ELF file that goes by this name, also under a name that auditwheel gave it."""
+    patterns = {}
+    for soname in sonames:
+        stem, dot, rest = soname.partition(".so")
+        patterns[soname] = re.compile(re.escape(stem) + "(-[0-9a-f]{8})?" + re.escape(dot + rest) + r"(\..+)?")
+    found: dict[str, list[str]] = {soname: [] for soname in sonames}
+    seen: set[tuple[str, int, int]] = set()
+    for path, status in walk(root):
+        name = path.rsplit("/", 1)[-1]
+        if ".so" not in name:
+            continue
+        for soname, pattern in patterns.items():
+            key = (soname, status.st_dev, status.st_ino)
+            if pattern.fullmatch(name) and key not in seen and _is_elf(root + path):
+                seen.add(key)
+                found[soname].append(path)
+    return found
+
+
+def _is_elf(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def largest(root: str, count: int = 10) -> list[tuple[str, int]]:
+    """Return the largest components: Python packages each for itself, everything else by folder."""
+    totals: dict[str, int] = {}
+    for path, status in walk(root):
+        match = re.match(r".*/(?:site|dist)-packages/(?:nvidia/)?[^/]+", path)
+        if match:
+            component = match[0]
+        else:
+            component = "/".join(path.split("/")[:4]) if path.count("/") > 3 else os.path.dirname(path) or "/"
+        totals[component] = totals.get(component, 0) + status.st_size
+    return sorted(totals.items(), key=lambda item: -item[1])[:count]
+
+
+# --- environment, imports, distributions -----------------------------------------------------------------------------
+
+
+def search_path_problems(root: str, variable: str) -> list[str]:
+    """Return what is wrong with the entries of a path-like variable."""
+    value = os.environ.get(variable, "")
+    if not value:
+        return ["PATH is not set"] if variable == "PATH" else []
+    problems = []
+    for entry in value.split(":"):
+        if not entry:
+            problems.append("an entry is empty, which means the current folder: remove the stray colon")
+        elif not entry.startswith("/"):
+            problems.append(f"{entry} is not absolute: it means another folder for every program")
+        elif not os.path.isdir(root + entry):
+            problems.append(f"{entry} does not exist" if not os.path.exists(root + entry) else f"{entry} is no folder")
+    return problems
+
+
+# Runs under the environment's own Python: sent as text.
+_IMPORT = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+with open("/proc/self/maps") as maps:
+    paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
+print("\\n" + "\\n".join(sorted("mapped " + path for path in paths)))
+"""
+
+_DISTRIBUTIONS = """
+import importlib.metadata, json, re, sys
+found = {}
+for one in importlib.metadata.distributions():
+    name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
+    found.setdefault(name, []).append(one.version)
+print(json.dumps(found))
+"""
+
+
+def loaded_library(python: str, question: LoadedLibraryQuestion) -> LoadedLibraryAnswer:
+    """Import the module in a child and read from its memory map which files of the library's name it holds."""
+    answer: LoadedLibraryAnswer = {
+        "mapped": [],
+        "expected": os.path.realpath(question["library"]),
+        "error": "",
+    }
+    try:
+        child = subprocess.run(
+            [python, "-c", _IMPORT, question["module"]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=IMPORT_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        answer["error"] = str(error)
+        return answer
+    output = child.stdout.decode("utf-8", "replace")
+    if child.returncode != 0:
+        answer["error"] = output.strip()[-2000:] or f"ended with status {child.returncode}"
+        return answer
+    stem = os.path.basename(question["library"]).partition(".so")[0]
+    pattern = re.compile(re.escape(stem) + r"(-[0-9a-f]{8})?\.so(\..+)?")
+    mapped = [line[7:] for line in output.splitlines() if line.startswith("mapped ")]
+    answer["mapped"] = [
+        path for path in mapped if path == answer["expected"] or pattern.fullmatch(path.rsplit("/", 1)[-1])
+    ]
+    return answer
+
+
+def installed_distributions(python: str, names: list[str]) -> tuple[dict[str, list[str]], str]:
+    """Ask the environment's Python for the versions of distributions; more than one is an environment in disorder."""
+    if not names:
+        return {}, ""
+    try:
+        child = subprocess.run(
+            [python, "-I", "-c", _DISTRIBUTIONS],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=IMPORT_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {}, str(error)
+    if child.returncode != 0:
+        return {}, child.stderr.decode("utf-8", "replace").strip()[-2000:]
+    found: dict[str, list[str]] = json.loads(child.stdout)
+    return {name: found.get(_canonical(name), []) for name in names}, ""
+
+
+def answer_request(request: Request) -> Answer:
+    """Answer everything."""
+    root = request["root"].rstrip("/")
+    python = request["python"]
+    shared: list[SharedLibrariesAnswer] = []
+    if request["shared_libraries"]:
+        loader = Loader(root, os.environ.get("LD_LIBRARY_PATH", ""))
+        shared = [check_shared_libraries(question, python, loader) for question in request["shared_libraries"]]
+    distributions, error = installed_distributions(python, request["distributions"])
+    return {
+        "shared_libraries": shared,
+        "single_libraries": single_libraries(root, request["single_libraries"]) if request["single_libraries"] else {},
+        "search_paths": {name: search_path_problems(root, name) for name in request["search_paths"]},
+        "absent": {
+            pattern: sorted(path[len(root) :] for path in glob.glob(glob.escape(root) + pattern, recursive=True))
+            for pattern in request["absent"]
+        },
+        "loaded_libraries": [loaded_library(python, question) for question in request["loaded_libraries"]],
+        "distributions": distributions,
+        "distributions_error": error,
+        "sizes": largest(root) if request["sizes"] else [],
+    }
+
+
+def encode(value: bytes) -> str:
+    """Pack bytes into one argument of a command line."""
+    return base64.b64encode(zlib.compress(value, 9)).decode("ascii")
+
+
+def decode(text: str) -> bytes:
+    """Undo ``encode``."""
+    return zlib.decompress(base64.b64decode(text))
+
+
+def main(arguments: list[str]) -> int:
+    """Read the packed request from the first argument and print the answer."""
+    request: Request = json.loads(decode(arguments[0]))
+    print(MARKER + json.dumps(answer_request(request)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""What a check says about an image, and how it is told to a person."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from trainworks.plan.checks import (
+    Check,
+    CommandCheck,
+    DebianPackageCheck,
+    ImportCheck,
+    LabelCheck,
+    LoadedLibraryCheck,
+    PathCheck,
+    PythonPackageCheck,
+    SearchPathCheck,
+    SecretsCheck,
+    SharedLibrariesCheck,
+    SingleLibraryCheck,
+    SizeCheck,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """One promise, kept or broken.
+
+    Attributes:
+        component: Whose promise it is.
+        title: The promise in words.
+        passed: Whether the image keeps it; a check that could not run is not passed.
+        detail: Why not, and what to do; empty when passed.
+        seconds: How long the check took; the first of several that share a container pays for its start.
+    """
+
+    component: str
+    title: str
+    passed: bool
+    detail: str
+    seconds: float
+
+
+def title_of(check: Check) -> str:
+    """Return the promise in words, as it reads when it is kept."""
+    match check:
+        case PathCheck(path=path, state="absent"):
+            return f"{path} does not exist"
+        case PathCheck(path=path, state="executable"):
+            return f"{path} is executable"
+        case PathCheck(path=path, state=state):
+            return f"{path} is a {state}"
+        case CommandCheck(command=command, expect=expect, why=why):
+            return f"{shlex.join(command)} {f'prints {expect!r}' if expect else 'succeeds'}{f' ({why})' if why else ''}"
+        case ImportCheck(module=module):
+            return f"import {module} succeeds"
+        case PythonPackageCheck(distribution=distribution, version=version):
+            return f"{distribution} {version} is installed"
+        case DebianPackageCheck(package=package, version=version):
+            return f"Debian package {package}{f' {version}' if version else ''} is installed"
+        case LoadedLibraryCheck(module=module, library=library):
+            return f"import {module} loads {library}"
+        case SharedLibrariesCheck(roots=roots):
+            return f"all shared libraries under {', '.join(roots)} find what they need"
+        case SingleLibraryCheck(soname=soname):
+            return f"at most one {soname} exists"
+        case SearchPathCheck(variable=variable):
+            return f"every entry of {variable} exists"
+        case SecretsCheck():
+            return "no key, credential, host setting or package cache in any layer"
+        case SizeCheck(megabytes=megabytes):
+            return f"the image is at most {megabytes} MB"
+        case LabelCheck(label=label, value=value):
+            return f"label {label} is {value}"
+    assert_never(check)
+
+
+def line(result: CheckResult, *, width: int = 10) -> str:
+    """Return the line for a person: ``ok`` or ``FAIL``, component, promise; the reason indented below.
+
+    ``width`` is the space for the component's name; ``component_width`` finds it for a plan.
+    """
+    first = f"{'ok' if result.passed else 'FAIL':<4}  {result.component:<{width}}  {result.title}"
+    return first if result.passed else f"{first}\n{textwrap.indent(result.detail, ' ' * 6)}"
+
+
+def component_width(checks: Iterable[Check]) -> int:
+    """Return the length of the longest component name, so that the lines of a plan stand in columns."""
+    return max((len(check.component) for check in checks), default=0)

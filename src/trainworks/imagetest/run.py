@@ -1,0 +1,185 @@
+"""Runs the checks of a plan against a built image, with pytest in this process.
+
+In this process, because engine and image are live objects: a child would have to find both again, and the forbidden
+strings, which nobody else may see, would have to be handed over. It disturbs nobody: its own folder is pytest's root,
+no configuration, plugin, cache or option of the folder or environment it is called from is used, it captures and prints
+nothing, and it can run inside another pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.errors import TrainworksError
+from trainworks.imagetest import test_promises
+from trainworks.imagetest.results import CheckResult, title_of
+from trainworks.plan.checks import Check
+
+
+def run_checks(
+    engine: Engine,
+    image: BuiltImage,
+    checks: tuple[Check, ...],
+    *,
+    forbidden: tuple[str, ...] = (),
+    report: Callable[[CheckResult], None],
+    junit: Path | None = None,
+) -> tuple[CheckResult, ...]:
+    """Check every promise of a plan against an image.
+
+    Args:
+        engine: The engine whose store has the image.
+        image: The image.
+        checks: The promises, in the order of the report; equal ones are asked once.
+        forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
+        report: Called with each result as soon as it is known, in order; must not raise.
+        junit: Where to write the results as JUnit XML.
+
+    Returns:
+        One result for each promise. A check that could not run is a result that did not pass, with the reason.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed; the container is gone by then.
+    """
+    distinct = tuple(dict.fromkeys(checks))
+    if not distinct:
+        return ()
+    plugin = _Plugin(
+        test_promises.Subject(engine=engine, image=image, checks=distinct, forbidden=forbidden),
+        report,
+    )
+    module = Path(test_promises.__file__)
+    arguments = [
+        str(module),
+        f"--rootdir={module.parent}",
+        f"--config-file={os.devnull}",
+        "--noconftest",
+        "--import-mode=importlib",
+        "--assert=plain",
+        "--capture=no",
+        "--strict-markers",
+        # What follows would write files, print, or change the hooks of a process that is not pytest's.
+        *(f"-pno:{name}" for name in ("cacheprovider", "terminal", "faulthandler", "unraisableexception")),
+        *(f"-pno:{name}" for name in ("threadexception", "logging", "warnings")),
+    ]
+    if junit is not None:
+        arguments += [f"--junit-xml={junit.absolute()}", "--override-ini=junit_suite_name=trainworks"]
+    with _pytest_environment():
+        status = pytest.main(arguments, plugins=[plugin])
+    if plugin.interrupted:
+        raise KeyboardInterrupt
+    return plugin.finish(f"pytest ended with {pytest.ExitCode(status).name}")
+
+
+@contextlib.contextmanager
+def _pytest_environment() -> Iterator[None]:
+    # The one place that changes this process's environment: pytest reads options and plugins from it and has no other
+    # way to be told not to. Everything of pytest's, also what the run itself sets, is put back.
+    before = {name: value for name, value in os.environ.items() if name.startswith("PYTEST_")}
+    try:
+        for name in before:
+            del os.environ[name]
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+class _Plugin:
+    """Gives pytest the promises as parameters and takes the results."""
+
+    def __init__(self, subject: test_promises.Subject, report: Callable[[CheckResult], None]) -> None:
+        self._subject = subject
+        self._report = report
+        self._reasons: dict[Check, list[str]] = {}
+        self._seconds: dict[Check, float] = {}
+        self._results: dict[Check, CheckResult] = {}
+        self._trouble: list[str] = []
+        self.interrupted = False
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.stash[test_promises.SUBJECT] = self._subject
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        checks = [
+            check for check in self._subject.checks if test_promises.PROMISES.get(check.kind) is metafunc.function
+        ]
+        metafunc.parametrize("check", checks, ids=[f"{check.component}: {title_of(check)}" for check in checks])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        # A kind without a promise has one item that would be skipped; the others come in the order of the plan.
+        order = {check: position for position, check in enumerate(self._subject.checks)}
+        known = [(check, item) for item in items if (check := _check_of(item)) in order]
+        items[:] = [item for _, item in sorted(known, key=lambda pair: order[pair[0]])]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        outcome = yield
+        check = _check_of(item)
+        self._seconds[check] = self._seconds.get(check, 0.0) + call.duration
+        if call.excinfo is not None:
+            self._reasons.setdefault(check, []).append(_reason(call.excinfo, call.when))
+        # Only after its end is a check known to be passed: ending the last one ends the container too.
+        if call.when == "teardown":
+            self._finish(check)
+        return outcome
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._trouble.append(report.longreprtext)
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._trouble.append(f"pytest itself failed: {excinfo.exconly()}")
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self.interrupted = isinstance(excinfo.value, KeyboardInterrupt)
+
+    def _finish(self, check: Check) -> None:
+        reasons = self._reasons.get(check, [])
+        result = CheckResult(
+            component=check.component,
+            title=title_of(check),
+            passed=not reasons,
+            detail="\n".join(reasons),
+            seconds=self._seconds.get(check, 0.0),
+        )
+        self._results[check] = result
+        self._report(result)
+
+    def finish(self, status: str) -> tuple[CheckResult, ...]:
+        """Return all results, in order; a promise that was never asked is broken."""
+        for check in self._subject.checks:
+            if check not in self._results:
+                self._reasons[check] = ["the check did not run", *(self._trouble or [status])]
+                self._finish(check)
+        return tuple(self._results[check] for check in self._subject.checks)
+
+
+def _check_of(item: pytest.Item) -> Check:
+    check: Check = item.callspec.params["check"]  # type: ignore[attr-defined]
+    return check
+
+
+def _reason(excinfo: pytest.ExceptionInfo[BaseException], when: str) -> str:
+    error = excinfo.value
+    if isinstance(error, pytest.fail.Exception):
+        text = str(error.msg)
+    elif isinstance(error, TrainworksError):
+        text = str(error)
+    elif isinstance(error, pytest.skip.Exception):
+        text = f"it was skipped: {error.msg}"
+    else:
+        place = excinfo.traceback[-1]
+        text = f"the check itself failed with {excinfo.exconly()} ({place.path}:{place.lineno + 1})"
+    words = {"setup": "the check could not start: ", "teardown": "the end of the checks failed: "}
+    return words.get(when, "") + text

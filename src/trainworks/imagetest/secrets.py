@@ -1,0 +1,344 @@
+"""Looks for what must never be in an image: keys, credentials, the build host's proxy and CA, package caches.
+
+Every layer is read, not the file system that they add up to: what one step writes and a later one deletes is still in
+the image, for everybody who unpacks the layer. Names are looked at first; content is read only of small text files.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry, Layer
+
+CONTENT_LIMIT = 1_000_000
+"""Larger files are known by their name only: no key, no setting is that large, and models and libraries are."""
+
+_TEXT_SAMPLE = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that must not be in the image.
+
+    Attributes:
+        where: The layer, or the step of the history, the label, the variable.
+        path: The file inside the layer; empty outside of layers.
+        rule: What it is.
+        advice: What to do.
+        deleted_in: The later layer that deletes the file again, which does not take it out of the image.
+    """
+
+    where: str
+    path: str
+    rule: str
+    advice: str
+    deleted_in: str = ""
+
+    def __str__(self) -> str:
+        """Return one line for a report; never the secret itself."""
+        place = f"{self.where}: /{self.path}" if self.path else self.where
+        late = f" ({self.deleted_in} deletes it again, but everybody can unpack this layer)" if self.deleted_in else ""
+        return f"{place}: {self.rule}{late}; {self.advice}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathRule:
+    """Files of this name are not allowed; with ``content``, only those in which it occurs."""
+
+    rule: str
+    path: str
+    advice: str
+    content: re.Pattern[bytes] | None = None
+
+
+_URL_CREDENTIALS = re.compile(rb"[a-z][a-z0-9+]*://[^/\s:@'\"]+:[^/\s@'\"]+@", re.IGNORECASE)
+_MOUNT = "give it to the step as a build secret (RUN --mount=type=secret)"
+_CLEAN = "let the step use a cache mount, or delete it in the step that makes it"
+
+PATH_RULES = (
+    PathRule(
+        rule="ssh host key",
+        path=r"etc/ssh/ssh_host_[^/]*_key",
+        advice="every container of the image would share it: delete it in the step that installs openssh-server, and "
+        "make keys when the container starts",
+    ),
+    PathRule(
+        rule="ssh key or authorization of a user",
+        path=r"(?:.*/)?\.ssh/(?:id_[^/.]+|identity|authorized_keys2?)",
+        advice="make keys when the container starts",
+    ),
+    PathRule(rule="credentials (.netrc)", path=r"(?:.*/)?[._]netrc", advice=_MOUNT),
+    PathRule(rule="AWS credentials", path=r"(?:.*/)?\.aws/credentials", advice=_MOUNT),
+    PathRule(rule="git credentials", path=r"(?:.*/)?\.git-credentials", advice=_MOUNT),
+    PathRule(
+        rule="Google Cloud credentials",
+        path=r"(?:.*/)?(?:gcloud/application_default_credentials\.json|gcloud/credentials\.db)",
+        advice=_MOUNT,
+    ),
+    PathRule(rule="Hugging Face token", path=r"(?:.*/)?\.?(?:cache/)?huggingface/token", advice=_MOUNT),
+    PathRule(rule="Kubernetes credentials", path=r"(?:.*/)?\.kube/config", advice=_MOUNT),
+    PathRule(rule="apt credentials", path=r"etc/apt/auth\.conf(?:\.d/[^/]+)?", advice=_MOUNT),
+    PathRule(rule="file of a build secret", path=r"(?:var/)?run/secrets/.+", advice="do not copy secrets"),
+    PathRule(
+        rule="registry credentials",
+        path=r"(?:.*/)?(?:\.docker/config\.json|\.dockercfg|containers/auth\.json)",
+        advice=_MOUNT,
+        content=re.compile(rb'"(?:auth|identitytoken|password)"\s*:\s*"[^"]'),
+    ),
+    PathRule(
+        rule="package index credentials",
+        path=r"(?:.*/)?(?:pip\.conf|pip\.ini|uv\.toml|\.condarc|\.gitconfig)|etc/apt/sources\.list(?:\.d/[^/]+)?",
+        advice=_MOUNT,
+        content=_URL_CREDENTIALS,
+    ),
+    PathRule(
+        rule="package index credentials",
+        path=r"(?:.*/)?(?:\.pypirc|\.npmrc)",
+        advice=_MOUNT,
+        content=re.compile(rb"(?:_authToken|_password|_auth|password)\s*[=:]\s*\S"),
+    ),
+    PathRule(
+        rule="proxy of the build host",
+        path=r"etc/(?:apt/apt\.conf(?:\.d/[^/]+)?|environment|pip\.conf|profile\.d/[^/]+|wgetrc)|(?:.*/)?\.(?:curlrc|wgetrc)",
+        advice="pass the proxy as a predefined build argument, never write it to a file",
+        content=re.compile(
+            rb"^\s*(?:Acquire::\S*::Proxy\s+\"\w|(?:export\s+)?(?:https?_|ftp_|all_)?proxy\s*=\s*[\"']?\w)",
+            re.IGNORECASE | re.MULTILINE,
+        ),
+    ),
+    PathRule(
+        rule="certificate authority of the build host",
+        path=r"usr/local/share/ca-certificates/.+",
+        advice="use the host's CA bundle as a build secret for the time of the step",
+    ),
+    PathRule(
+        rule="package cache (apt)",
+        path=r"var/cache/apt/(?:.*/)?[^/]+\.(?:bin|deb)|var/lib/apt/lists/.+",
+        advice=_CLEAN,
+    ),
+    PathRule(
+        rule="package cache",
+        path=r"(?:root|home/[^/]+)/\.cache/.+|(?:.*/)?(?:\.cache|var/cache)/(?:pip|uv)/.+",
+        advice=_CLEAN,
+    ),
+)
+
+ALLOWED_PATHS = (
+    # A wheel's own tests: keys made to be public, the same in every copy of the wheel on the package index.
+    r".*/(?:site|dist)-packages/(?:.+/)?tests?/.+",
+    # The certificates of CPython's own test suite, where an interpreter is installed with it.
+    r".*/lib/python3[^/]*/test/.+",
+    # Examples in manuals of Debian packages, public as well.
+    r"usr/share/doc/.+",
+)
+"""Where a private key or a key identifier in a file's content is known to be public. Names are never excused by it."""
+
+_ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED_PATHS))
+_NAMES = tuple((re.compile(rule.path), rule) for rule in PATH_RULES)
+_ANY_NAME = re.compile("|".join(f"(?:{rule.path})" for rule in PATH_RULES))
+
+# A whole block, with a body: programs that read keys have the first line alone in their text. A line end may be written
+# as two characters, as in the JSON of a service account.
+_PRIVATE_KEY = re.compile(
+    rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\[rn])+"
+    rb"(?:[A-Za-z-]+: [^\r\n]*\s+)*(?:[A-Za-z0-9+/=]|\s|\\[rn]){64,}-----END "
+)
+# AWS's own example keys, which stand in its SDKs and manuals, end in EXAMPLE: they open nothing.
+_AWS_KEY = re.compile(rb"(?<![A-Za-z0-9+/])(?:AKIA|ASIA)[0-9A-Z]{16}(?<!EXAMPLE)(?![A-Za-z0-9+/])")
+_VARIABLE_PROXY = re.compile(rb"\b(?:https?|ftp|all)_proxy=[\"']?[A-Za-z0-9\[]", re.IGNORECASE)
+_VARIABLE_SECRET = re.compile(
+    rb"\b[A-Z0-9_]*(?:PASSWORD|SECRET_ACCESS_KEY|SESSION_TOKEN|_TOKEN|API_KEY)=[\"']?[^\s\"'$]{8,}"
+)
+_BINARY_NAME = re.compile(r".*\.(?:so|pyc|gz|xz|bz2|zst|zip|whl|deb|png|jpg|gif|mo|a|o|npy|npz|bin|cubin|fatbin|gpg)")
+
+_BUNDLE = re.compile(r"etc/ssl/certs/.+|etc/ssl/cert\.pem|usr/lib/ssl/certs/.+")
+_PACKAGED = re.compile(r"usr/share/ca-certificates/.+")
+_CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END")
+
+
+def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """Look through every layer, the history, the labels and the environment of an image.
+
+    ``forbidden`` are literal strings; a finding says the number of the string, never the string.
+    """
+    with engine.layers(image.reference) as layers:
+        found = list(scan_layers(layers, forbidden))
+    found += scan_texts(_texts(image, engine.history(image.reference)), forbidden)
+    return tuple(found)
+
+
+def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """Look through layers, in order, each read once."""
+    scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden))
+    for layer in layers:
+        scanner.scan(layer)
+    return scanner.finish()
+
+
+def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """Look through texts that are no files: pairs of where it stands and the text."""
+    strings = _Forbidden.of(forbidden)
+    found: list[Finding] = []
+    for where, text in texts:
+        data = text.encode()
+        for rule, advice in _content_rules(data, strings, allowed=False):
+            found.append(Finding(where=where, path="", rule=rule, advice=advice))
+        for pattern, rule, advice in (
+            (_VARIABLE_PROXY, "proxy of the build host", "pass it as a predefined build argument"),
+            (_VARIABLE_SECRET, "secret in a variable", _MOUNT),
+            (_URL_CREDENTIALS, "credentials in a URL", _MOUNT),
+        ):
+            if pattern.search(data):
+                found.append(Finding(where=where, path="", rule=rule, advice=advice))
+    return tuple(found)
+
+
+def _texts(image: BuiltImage, history: tuple[HistoryEntry, ...]) -> Iterator[tuple[str, str]]:
+    for number, entry in enumerate(history, start=1):
+        yield f"step {number} of the history", entry.created_by
+    for name, value in image.labels.items():
+        yield f"label {name}", f"{name}={value}"
+    for name, value in image.environment.items():
+        yield f"environment variable {name}", f"{name}={value}"
+
+
+@dataclass(frozen=True)
+class _Forbidden:
+    """The forbidden strings as bytes.
+
+    One search for each: CPython looks for a literal many times faster than for an alternative of literals, which it
+    tries letter by letter.
+    """
+
+    strings: tuple[tuple[int, bytes], ...]
+
+    @classmethod
+    def of(cls, strings: tuple[str, ...]) -> _Forbidden:
+        return cls(tuple((number, text.strip().encode()) for number, text in enumerate(strings, 1) if text.strip()))
+
+    def within(self, data: bytes) -> Iterator[int]:
+        return (number for number, text in self.strings if text in data)
+
+
+def _content_rules(data: bytes, forbidden: _Forbidden, *, allowed: bool) -> Iterator[tuple[str, str]]:
+    if not allowed:
+        # The plain search first: the patterns would cost seconds over a whole image.
+        if b"PRIVATE KEY" in data and _PRIVATE_KEY.search(data):
+            yield "private key", "delete it in the step that makes it, or make it when the container starts"
+        if (b"AKIA" in data or b"ASIA" in data) and _AWS_KEY.search(data):
+            yield "AWS access key", _MOUNT
+    for number in forbidden.within(data):
+        yield f"setting of the build host (number {number} of the forbidden strings)", _MOUNT
+
+
+@dataclass(kw_only=True)
+class _LayerScanner:
+    forbidden: _Forbidden
+    found: list[Finding] = field(default_factory=list)
+    packaged: set[str] = field(default_factory=set)
+    bundled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+
+    def scan(self, layer: Layer) -> None:
+        earlier = len(self.found)
+        for member in layer.archive:
+            path = posixpath.normpath(member.name).lstrip("/")
+            folder, name = posixpath.split(path)
+            if name.startswith(".wh."):
+                # An opaque folder hides all that earlier layers have in it; any other whiteout hides one name.
+                hidden = folder if name == ".wh..wh..opq" else posixpath.join(folder, name[len(".wh.") :])
+                self._note_deleted(hidden, layer.name, earlier)
+                continue
+            # A link's target is a file of its own; an empty file is what a mount leaves behind as its mount point.
+            if member.islnk():
+                self._check_name(layer.name, path, None)
+            elif member.isreg() and member.size > 0:
+                data = None
+                if member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path):
+                    stream = layer.archive.extractfile(member)
+                    data = stream.read() if stream is not None else None
+                self._check_name(layer.name, path, data)
+                if data is not None and b"\0" not in data[:_TEXT_SAMPLE]:
+                    self._check_content(layer.name, path, data)
+
+    def _check_name(self, layer: str, path: str, data: bytes | None) -> None:
+        for number in self.forbidden.within(path.encode("utf-8", "surrogateescape")):
+            rule = f"setting of the build host (number {number} of the forbidden strings) in the file's name"
+            # The path holds the string itself: name the folder only.
+            self._add(layer, posixpath.dirname(path) if "/" in path else "", rule, _CLEAN)
+        if not _ANY_NAME.fullmatch(path):
+            return
+        for pattern, named in _NAMES:
+            if pattern.fullmatch(path) and (
+                named.content is None or (data is not None and named.content.search(data) is not None)
+            ):
+                self._add(layer, path, named.rule, named.advice)
+
+    def _check_content(self, layer: str, path: str, data: bytes) -> None:
+        for rule, advice in _content_rules(data, self.forbidden, allowed=_ALLOWED.fullmatch(path) is not None):
+            self._add(layer, path, rule, advice)
+        if _PACKAGED.fullmatch(path):
+            self.packaged |= _fingerprints(data)
+        elif _BUNDLE.fullmatch(path):
+            certificates = _fingerprints(data)
+            if certificates:
+                self.bundled[layer, path] = certificates
+
+    def _add(self, layer: str, path: str, rule: str, advice: str) -> None:
+        finding = Finding(where=layer, path=path, rule=rule, advice=advice)
+        if finding not in self.found[-1:]:
+            self.found.append(finding)
+
+    def _note_deleted(self, hidden: str, layer: str, earlier: int) -> None:
+        for position, finding in enumerate(self.found[:earlier]):
+            if not finding.deleted_in and (finding.path == hidden or finding.path.startswith(hidden + "/")):
+                self.found[position] = replace(finding, deleted_in=layer)
+
+    def finish(self) -> tuple[Finding, ...]:
+        """Add what can be said only when all layers are known: certificates that no package brought."""
+        for (layer, path), certificates in self.bundled.items():
+            foreign = sorted(certificates - self.packaged)
+            if foreign:
+                some = ", ".join(fingerprint[:16] for fingerprint in foreign[:3])
+                self.found.append(
+                    Finding(
+                        where=layer,
+                        path=path,
+                        rule=f"{len(foreign)} of {len(certificates)} certificates are not from the image's own "
+                        f"ca-certificates package (SHA-256 {some}{', ...' if len(foreign) > 3 else ''})",
+                        advice="use the host's CA bundle as a build secret for the time of the step",
+                    )
+                )
+        return tuple(self.found)
+
+
+def _fingerprints(data: bytes) -> set[str]:
+    found = set()
+    for match in _CERTIFICATE.finditer(data):
+        try:
+            found.add(hashlib.sha256(base64.b64decode(b"".join(match[1].split()))).hexdigest())
+        except binascii.Error:
+            # Not a certificate that anything would trust: nothing to compare.
+            continue
+    return found
+
+
+def summary(findings: tuple[Finding, ...], limit: int = 20) -> str:
+    """Return the findings as lines, each kind once for a folder of a layer: a cache has thousands of files."""
+    groups: dict[tuple[str, str, str, str], list[Finding]] = {}
+    for finding in findings:
+        together = finding.path and finding.rule.startswith("package cache")
+        folder = "" if together else finding.path
+        groups.setdefault((finding.where, finding.rule, folder, finding.deleted_in), []).append(finding)
+    lines = []
+    for members in groups.values():
+        more = f" (and {len(members) - 1} more like it in this layer)" if len(members) > 1 else ""
+        lines.append(f"{members[0]}{more}")
+    if len(lines) > limit:
+        lines = [*lines[:limit], f"... and {len(lines) - limit} more"]
+    return "\n".join(lines)

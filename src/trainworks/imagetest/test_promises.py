@@ -1,0 +1,278 @@
+"""The image tests: one function for every kind of promise, run by ``trainworks.imagetest.run_checks`` for each promise.
+
+Each function says in plain words what is wrong and what to do; pytest's own view of the failing line would say neither.
+The name of a function is ``test_`` and the promise's ``kind``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NoReturn, cast
+
+import pytest
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion
+from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
+from testinfra.host import Host  # type: ignore[import-untyped]
+
+from trainworks.engine.protocol import BuiltImage, Container, Engine
+from trainworks.errors import TrainworksError
+from trainworks.imagetest import questions, secrets
+from trainworks.imagetest.probe import Answer, Request
+from trainworks.plan.checks import (
+    Check,
+    CommandCheck,
+    DebianPackageCheck,
+    ImportCheck,
+    LabelCheck,
+    LoadedLibraryCheck,
+    PathCheck,
+    PythonPackageCheck,
+    SearchPathCheck,
+    SecretsCheck,
+    SharedLibrariesCheck,
+    SingleLibraryCheck,
+    SizeCheck,
+)
+
+COMMAND_TIMEOUT = 180.0
+"""Seconds for a command or an import of a check: the first ``import torch`` in a fresh container reads gigabytes."""
+
+_OUTPUT_LIMIT = 2000
+_LINE_LIMIT = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is tested: an image in an engine's store, against promises and forbidden strings."""
+
+    engine: Engine
+    image: BuiltImage
+    checks: tuple[Check, ...]
+    forbidden: tuple[str, ...]
+
+
+SUBJECT = pytest.StashKey[Subject]()
+"""Where ``run_checks`` leaves the subject in pytest's configuration."""
+
+
+@pytest.fixture(scope="session")
+def subject(pytestconfig: pytest.Config) -> Subject:
+    """Return what is tested."""
+    return pytestconfig.stash[SUBJECT]
+
+
+@pytest.fixture(scope="session")
+def container(subject: Subject) -> Iterator[Container]:
+    """Run one container of the image for all checks that need one."""
+    with subject.engine.container(subject.image.reference) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def host(container: Container) -> Host:
+    """Return the container as testinfra's host."""
+    backend = cast("BaseBackend", container.testinfra_backend())
+    host = Host(backend)
+    backend.set_host(host)
+    return host
+
+
+@pytest.fixture(scope="session")
+def request_to_image(subject: Subject) -> Request:
+    """Return all questions to the probe."""
+    return questions.request_of(subject.checks, subject.image)
+
+
+@pytest.fixture(scope="session")
+def answer(container: Container, request_to_image: Request) -> Answer:
+    """Ask the probe, once."""
+    return questions.ask(container, request_to_image)
+
+
+def _broken(reason: str) -> NoReturn:
+    pytest.fail(reason, pytrace=False)
+
+
+def _tail(output: str) -> str:
+    return output.strip()[-_OUTPUT_LIMIT:] or "(it printed nothing)"
+
+
+def _lines(lines: list[str]) -> str:
+    more = [f"... and {len(lines) - _LINE_LIMIT} more"] if len(lines) > _LINE_LIMIT else []
+    return "\n".join([*lines[:_LINE_LIMIT], *more])
+
+
+def test_path(check: PathCheck, request: pytest.FixtureRequest) -> None:
+    """A path exists as promised, or does not."""
+    if check.state == "absent":
+        answer: Answer = request.getfixturevalue("answer")
+        found = answer["absent"][check.path]
+        if found:
+            _broken(f"{_lines(found)}\nmust not be in the image: remove it in the step that brings it")
+        return
+    host: Host = request.getfixturevalue("host")
+    file = host.file(check.path)
+    if not file.exists:
+        _broken(f"{check.path} does not exist: the recipe of {check.component} does not bring it to the final stage")
+    if check.state == "directory" and not file.is_directory:
+        _broken(f"{check.path} is a {file.type}, not a directory")
+    if check.state in ("file", "executable") and not file.is_file:
+        _broken(f"{check.path} is a {file.type}, not a file")
+    if check.state == "executable" and not file.is_executable:
+        _broken(f"{check.path} is not executable: its mode is {file.mode:o}")
+
+
+def test_command(check: CommandCheck, container: Container) -> None:
+    """A command succeeds and prints what is expected."""
+    # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
+    completed = container.run(check.command, timeout=COMMAND_TIMEOUT)
+    if completed.status != 0:
+        _broken(f"it ended with status {completed.status} and printed\n{_tail(completed.output)}")
+    if check.expect not in completed.output:
+        _broken(f"it succeeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}")
+
+
+def test_import(check: ImportCheck, container: Container) -> None:
+    """A module can be imported."""
+    program = "import importlib, sys; importlib.import_module(sys.argv[1])"
+    completed = container.run(
+        (questions.ENVIRONMENT_PYTHON, "-c", program, check.module),
+        timeout=COMMAND_TIMEOUT,
+    )
+    if completed.status != 0:
+        _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
+
+
+def test_python_package(check: PythonPackageCheck, answer: Answer) -> None:
+    """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
+    if answer["distributions_error"]:
+        _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
+    versions = answer["distributions"][check.distribution]
+    if not versions:
+        _broken(f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}")
+    if len(versions) > 1:
+        _broken(
+            f"{check.distribution} is installed {len(versions)} times ({', '.join(versions)}): one of them is a "
+            "remainder of a broken installation or comes from a second folder on sys.path"
+        )
+    try:
+        fits = SpecifierSet(f"=={check.version}").contains(versions[0], prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
+        fits = versions[0] == check.version
+    if not fits:
+        _broken(
+            f"{check.distribution} is {versions[0]}, declared is {check.version}: another requirement moved it, or the "
+            "lock and the row do not fit each other"
+        )
+
+
+def test_debian_package(check: DebianPackageCheck, host: Host) -> None:
+    """A Debian package is there; its upstream version begins with the declared one."""
+    package = host.package(check.package)
+    if not package.is_installed:
+        _broken(f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage")
+    if not check.version:
+        return
+    upstream = upstream_version(package.version)
+    if upstream != check.version and not upstream.startswith(f"{check.version}."):
+        _broken(f"{check.package} is {package.version}, declared is {check.version}")
+
+
+def upstream_version(version: str) -> str:
+    """Return a Debian version without epoch and revision: ``1:9.2p1-2+deb12u3`` is ``9.2p1``."""
+    return version.split(":", 1)[-1].rsplit("-", 1)[0]
+
+
+def test_loaded_library(check: LoadedLibraryCheck, answer: Answer, request_to_image: Request) -> None:
+    """A module's process has the library mapped from the declared file, and no other of its name."""
+    position = request_to_image["loaded_libraries"].index(questions.loaded_library_question(check))
+    found = answer["loaded_libraries"][position]
+    if found["error"]:
+        _broken(f"import {check.module} does not succeed:\n{_tail(found['error'])}")
+    others = [path for path in found["mapped"] if path != found["expected"]]
+    if found["expected"] not in found["mapped"]:
+        instead = f"it loads {', '.join(others)} instead" if others else "no library of this name is loaded"
+        _broken(f"{instead}: look at the RPATH of the module's libraries and at LD_LIBRARY_PATH")
+    if others:
+        _broken(f"it also loads {', '.join(others)}: two of one library in a process fail sooner or later")
+
+
+def test_shared_libraries(check: SharedLibrariesCheck, answer: Answer, request_to_image: Request) -> None:
+    """Every ELF file finds what it needs."""
+    position = request_to_image["shared_libraries"].index(questions.shared_libraries_question(check))
+    found = answer["shared_libraries"][position]
+    problems = [f"{root} does not exist" for root in found["absent_roots"]]
+    problems += [f"{damaged} (the file is damaged)" for damaged in found["damaged"]]
+    for missing in found["missing"]:
+        through = f" (loaded for {missing['loaded_for']})" if missing["loaded_for"] != missing["file"] else ""
+        place = f"; it lies in {', '.join(missing['lies_in'])}" if missing["lies_in"] else ""
+        problems.append(f"{missing['file']}{through} does not find {missing['soname']}{place}")
+    if found["files"] == 0 and not problems:
+        problems.append(f"there is no ELF file under {', '.join(check.roots)}: the check looks at the wrong place")
+    if problems:
+        _broken(
+            f"{_lines(problems)}\ninstall the library, name its folder in the file's RPATH or in /etc/ld.so.conf.d "
+            "(and run ldconfig), remove a file that nobody uses, or declare what the driver provides"
+        )
+
+
+def test_single_library(check: SingleLibraryCheck, answer: Answer) -> None:
+    """No second library of this name."""
+    found = answer["single_libraries"][check.soname]
+    if len(found) > 1:
+        _broken(f"{_lines(found)}\nwhich one is loaded depends on who comes first: keep one and remove the others")
+
+
+def test_search_path(check: SearchPathCheck, answer: Answer) -> None:
+    """A search path has only folders that exist."""
+    problems = answer["search_paths"][check.variable]
+    if problems:
+        _broken(f"{_lines(problems)}\ncorrect {check.variable} in the image's environment")
+
+
+def test_secrets(check: SecretsCheck, subject: Subject) -> None:  # noqa: ARG001  (the promise says it all)
+    """Nothing in a layer, the history, a label or the environment that must not leave the build host."""
+    found = secrets.scan(subject.engine, subject.image, subject.forbidden)
+    if found:
+        _broken(secrets.summary(found))
+
+
+def test_size(check: SizeCheck, subject: Subject, request: pytest.FixtureRequest) -> None:
+    """The image is not larger than promised."""
+    if not questions.oversized(check, subject.image):
+        return
+    reason = f"it has {subject.image.size / 1e6:,.0f} MB; the largest parts:"
+    try:
+        answer: Answer = request.getfixturevalue("answer")
+        parts = [f"{size / 1e6:>8,.0f} MB  {component}" for component, size in answer["sizes"]]
+    except TrainworksError as error:
+        parts = [f"(not known: {error})"]
+    _broken("\n".join([reason, *parts]))
+
+
+def test_label(check: LabelCheck, subject: Subject) -> None:
+    """A label has the declared value."""
+    value = subject.image.labels.get(check.label)
+    if value is None:
+        _broken(f"the image has no label {check.label}")
+    if value != check.value:
+        _broken(f"it is {value!r}")
+
+
+PROMISES: dict[str, Callable[..., None]] = {
+    "path": test_path,
+    "command": test_command,
+    "import": test_import,
+    "python-package": test_python_package,
+    "debian-package": test_debian_package,
+    "loaded-library": test_loaded_library,
+    "shared-libraries": test_shared_libraries,
+    "single-library": test_single_library,
+    "search-path": test_search_path,
+    "secrets": test_secrets,
+    "size": test_size,
+    "label": test_label,
+}
+"""Every kind of promise and the function that asks it."""
