@@ -1,0 +1,265 @@
+"""Image archives in ``docker save`` form: written from a folder, and read layer by layer, always as a stream."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Final
+
+from trainworks.engine.protocol import Layer
+from trainworks.errors import BuildError, OutputError
+
+_BLOCK: Final = 512
+_EXTENDED: Final = "SCHILY.xattr."
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def write_archive(
+    rootfs: Path,
+    destination: Path,
+    *,
+    name: str,
+    environment: Mapping[str, str],
+    command: tuple[str, ...],
+    created: int,
+) -> str:
+    """Write an image of one layer from a root file system, byte for byte the same for the same files.
+
+    The layer is written once, straight into the archive. Owners go in as numbers, names are sorted, and times after
+    ``created`` are set to it, so that two bootstraps of one distribution give one image.
+
+    Args:
+        rootfs: A folder with the files of ``/``; sockets are left out.
+        destination: The archive to write; replaced only when the new one is complete.
+        name: The image's name with its tag.
+        environment: The image's environment.
+        command: The image's default command.
+        created: Seconds since 1970, the time of the image and the latest time of a file.
+
+    Returns:
+        The image's identifier, ``sha256:`` and the hash of its configuration.
+
+    Raises:
+        OutputError: The folder cannot be read or the archive not written.
+    """
+    partial = destination.with_name(f".{destination.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        try:
+            with partial.open("xb") as file:
+                identifier = _write(rootfs, file, name=name, environment=environment, command=command, created=created)
+            partial.replace(destination)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        where = error.filename or destination
+        raise OutputError(f"cannot make {destination}: {where}: {error.strerror or error}") from error
+    return identifier
+
+
+def _write(
+    rootfs: Path, file: IO[bytes], *, name: str, environment: Mapping[str, str], command: tuple[str, ...], created: int
+) -> str:
+    # The layer's size stands before its bytes and is known after them: a blank header now, the true one at the end.
+    file.write(bytes(_BLOCK))
+    digesting = _Digesting(file)
+    with tarfile.open(fileobj=digesting, mode="w|", format=tarfile.PAX_FORMAT) as layer:
+        for member, source in _members(rootfs, created):
+            if source is None:
+                layer.addfile(member)
+            else:
+                with source.open("rb") as content:
+                    layer.addfile(member, content)
+    difference = digesting.hexadecimal
+    file.write(bytes(-digesting.size % _BLOCK))
+    layer_name = f"{difference}.tar"
+    configuration = json.dumps(
+        _configuration(difference, environment=environment, command=command, created=created),
+        sort_keys=True,
+        separators=(",", ":"),
+    ).encode()
+    identifier = hashlib.sha256(configuration).hexdigest()
+    manifest = [{"Config": f"{identifier}.json", "RepoTags": [name], "Layers": [layer_name]}]
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as outer:
+        for file_name, text in (
+            (f"{identifier}.json", configuration),
+            ("manifest.json", json.dumps(manifest, separators=(",", ":")).encode()),
+        ):
+            outer.addfile(_plain(file_name, len(text), created), io.BytesIO(text))
+    file.seek(0)
+    file.write(_plain(layer_name, digesting.size, created).tobuf(tarfile.GNU_FORMAT))
+    return f"sha256:{identifier}"
+
+
+def _plain(name: str, size: int, created: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mtime, member.mode = size, created, 0o644
+    return member
+
+
+def _configuration(
+    difference: str, *, environment: Mapping[str, str], command: tuple[str, ...], created: int
+) -> dict[str, Any]:
+    moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "architecture": _ARCHITECTURES.get(os.uname().machine, os.uname().machine),
+        "os": "linux",
+        "created": moment,
+        "config": {"Env": [f"{key}={value}" for key, value in environment.items()], "Cmd": list(command)},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{difference}"]},
+        "history": [{"created": moment, "created_by": "trainworks: root file system"}],
+    }
+
+
+def _members(rootfs: Path, created: int) -> Iterator[tuple[tarfile.TarInfo, Path | None]]:
+    """Yield every entry below the folder, sorted, with the file whose bytes follow; hard links keep their link."""
+    first: dict[tuple[int, int], str] = {}
+    for path in _walk(rootfs):
+        status = path.lstat()
+        if stat.S_ISSOCK(status.st_mode):
+            continue
+        member = tarfile.TarInfo(str(path.relative_to(rootfs)) if path != rootfs else ".")
+        member.mode = stat.S_IMODE(status.st_mode)
+        member.uid, member.gid = status.st_uid, status.st_gid
+        member.mtime = min(int(status.st_mtime), created)
+        member.pax_headers = _extended_attributes(path)
+        kind = stat.S_IFMT(status.st_mode)
+        source = None
+        if kind == stat.S_IFDIR:
+            member.type = tarfile.DIRTYPE
+        elif kind == stat.S_IFLNK:
+            member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
+        elif kind == stat.S_IFREG:
+            key = (status.st_dev, status.st_ino)
+            if status.st_nlink > 1 and key in first:
+                member.type, member.linkname = tarfile.LNKTYPE, first[key]
+            else:
+                first[key] = member.name
+                member.size, source = status.st_size, path
+        elif kind == stat.S_IFIFO:
+            member.type = tarfile.FIFOTYPE
+        else:
+            member.type = tarfile.CHRTYPE if kind == stat.S_IFCHR else tarfile.BLKTYPE
+            member.devmajor, member.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
+        yield member, source
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    yield folder
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for name, is_folder in found:
+        if is_folder:
+            yield from _walk(folder / name)
+        else:
+            yield folder / name
+
+
+def _extended_attributes(path: Path) -> dict[str, str]:
+    """Return what a layer must keep: file capabilities (``ping`` has one); the rest belongs to this machine."""
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+        values = {
+            name: os.getxattr(path, name, follow_symlinks=False) for name in names if name == "security.capability"
+        }
+    except (OSError, AttributeError):
+        # A file system without them, or a kernel other than Linux.
+        return {}
+    # PAX values are text to tarfile; surrogate escapes carry the bytes through.
+    return {_EXTENDED + name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
+
+
+class _Digesting(io.RawIOBase):
+    """Passes bytes on to a file, and counts and hashes them on the way."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    @property
+    def hexadecimal(self) -> str:
+        return self._digest.hexdigest()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        self._file.write(content)
+        self.size += len(content)
+        return len(content)
+
+
+def images_in(archive: Path) -> tuple[tuple[str, ...], ...]:
+    """Return the names of each image in a ``docker save`` archive, in its order.
+
+    Raises:
+        OutputError: The file cannot be read.
+        BuildError: It is no such archive.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as outer:
+            member = outer.extractfile("manifest.json")
+            if member is None:
+                raise KeyError("manifest.json")
+            manifest = json.load(member)
+        return tuple(tuple(image.get("RepoTags") or ()) for image in manifest)
+    except OSError as error:
+        raise OutputError(f"cannot read {archive}: {error.strerror or error}") from error
+    except (tarfile.TarError, KeyError, ValueError) as error:
+        raise BuildError(f"{archive} is no image archive of `docker save`: {error}") from error
+
+
+def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
+    """Yield the layers of a ``docker save`` archive that is read as a stream, each once, in the archive's order.
+
+    Both layouts are known: ``ID/layer.tar`` and ``HASH.tar`` of older engines, ``blobs/sha256/HASH`` of newer ones,
+    where layers stand beside configurations and are told by their first bytes, and may be compressed.
+    """
+    with tarfile.open(fileobj=stream, mode="r|") as outer:
+        for member in outer:
+            if not member.isreg():
+                continue
+            content = outer.extractfile(member)
+            assert content is not None
+            peeking = io.BufferedReader(_Raw(content), 1 << 16)
+            head = peeking.peek(_BLOCK)[:_BLOCK]
+            if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or _empty_tar(member, head):
+                with tarfile.open(fileobj=peeking, mode="r|*", bufsize=1 << 16) as inner:
+                    yield Layer(name=_layer_name(member.name), archive=inner)
+    # tarfile stops at the end mark; what the engine pads after it must be read, or it dies of a broken pipe.
+    while stream.read(1 << 16):
+        pass
+
+
+def _layer_name(member: str) -> str:
+    return member.removesuffix("/layer.tar").removesuffix(".tar").rpartition("/")[2]
+
+
+def _empty_tar(member: tarfile.TarInfo, head: bytes) -> bool:
+    return member.size >= 2 * _BLOCK and len(head) == _BLOCK and not any(head)
+
+
+class _Raw(io.RawIOBase):
+    """A member of a streamed archive as a raw file: tarfile's own object seeks when it is wrapped, a stream cannot."""
+
+    def __init__(self, content: IO[bytes]) -> None:
+        super().__init__()
+        self._content = content
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self._content.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)

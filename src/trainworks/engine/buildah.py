@@ -1,0 +1,506 @@
+"""buildah: no daemon; builds, runs and looks into images with one program and its own store.
+
+Isolation is always ``chroot``: it needs neither an OCI runtime that likes this machine's cgroups nor a network of its
+own, so it works in unprivileged CI containers too, and what it does not isolate (network, process ids) a build does not
+need. What it lacks in housekeeping is made here: a process that left the build's process group is found by its root
+folder, and a working container by a marker that only this build's containers carry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trainworks.engine import processes, progress
+from trainworks.engine.archive import images_in, layers_of
+from trainworks.engine.failures import Failure, explain, free_space
+from trainworks.engine.protocol import (
+    BuildRequest,
+    BuiltImage,
+    Completed,
+    EngineInformation,
+    HistoryEntry,
+    Layer,
+    Mount,
+    Progress,
+)
+from trainworks.engine.scratch import private_folder, write_secrets
+from trainworks.errors import BuildError, EngineUnavailableError, OutputError
+
+if TYPE_CHECKING:
+    from trainworks.engine.backend import ContainerBackend
+
+TIMESTAMP: Final = 1_577_836_800
+"""Time of every image and file: two cold builds give one identifier.
+
+2020 and not 1970: a wheel or any other ZIP file cannot hold a time before 1980, and image steps make such files.
+"""
+
+_OLDEST: Final = (1, 24)
+"""``RUN --mount=type=cache`` came with this version."""
+
+_HINT: Final = "install it with `make engine` (or `apt-get install buildah`), or use `--engine docker`"
+_SHORT_CALL: Final = 120.0
+_LONG_CALL: Final = 1800.0
+_MARKER: Final = "trainworks-build"
+
+# These are what the OCI format drops without an error; an image that has them is built in docker's own format, whose
+# configuration holds the name of the working container and hence differs from build to build.
+_DOCKER_ONLY: Final = re.compile(r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNORECASE | re.MULTILINE)
+
+_NOISE: Final = re.compile(
+    rb"(?:process failed to start with error: (?P<start>[^\n]*?)(?:process exited with error: exec: not started)?)?"
+    rb"(?P<exits>(?:subprocess exited (?:with status \d+|on [a-z ]+)\n)+)?Error: (?:exit status \d+|[^\n]*)\n?$"
+)
+_SIGNALLED: Final = re.compile(rb"subprocess exited on ([a-z ]+)\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Store:
+    """Where buildah keeps things."""
+
+    root: Path
+    driver: str
+
+    def container_file(self, identifier: str) -> Path:
+        """Return the file in which buildah describes a working container."""
+        return self.root / f"{self.driver}-containers" / identifier / "userdata" / "buildah.json"
+
+
+class BuildahEngine:
+    """The ``buildah`` on PATH with the user's own store."""
+
+    name = "buildah"
+
+    def __init__(self, *, options: tuple[str, ...] = ()) -> None:
+        """Remember how to call it; nothing is run before the first call.
+
+        Args:
+            options: Global options, such as ``("--root", FOLDER, "--runroot", FOLDER)`` for a store elsewhere.
+        """
+        self._options = options
+        self._information: EngineInformation | None = None
+        self._store: _Store | None = None
+
+    def probe(self) -> EngineInformation:
+        """Find a buildah whose store can be opened; the answer is remembered."""
+        if self._information is None:
+            found = processes.programs("buildah", os.environ.get("PATH"))
+            if not found:
+                raise EngineUnavailableError("there is no `buildah` program on PATH", hint=_HINT)
+            self._information, self._store = self._examine(found[0])
+        return self._information
+
+    def inspect(self, reference: str) -> BuiltImage | None:
+        """Return the image, or ``None`` where the store has none of that name."""
+        description = self._describe(reference)
+        return None if description is None else self._built(reference, description)
+
+    def load(self, archive: Path) -> None:
+        """Take images from a ``docker save`` archive into the store, under the names inside.
+
+        Raises:
+            OutputError: The file cannot be read, or the store's disk is full.
+            BuildError: It is no image archive.
+        """
+        for number, names in enumerate(images_in(archive)):
+            # By position: an archive of several images is refused otherwise. buildah then leaves the names out.
+            loaded = self._do(
+                f"loading {archive.name}", "pull", "--quiet", f"docker-archive:{archive.resolve()}:@{number}"
+            )
+            if names:
+                self._do(f"tagging {names[0]}", "tag", loaded.split()[-1], *names)
+
+    def pull(self, reference: str, *, timeout: float) -> bool:
+        """Fetch an image from its registry; ``False`` where that is not possible within ``timeout`` seconds."""
+        with self._temporary_files() as (_, environment):
+            argv = self._argv("pull", "--quiet", "--policy", "always", "--retry", "0", reference)
+            return processes.run(argv, timeout=timeout, environment=environment).status == 0
+
+    def tag(self, reference: str, name: str) -> None:
+        """Give an image one more name; ``BuildError`` when there is no such image."""
+        self._do(f"tagging {name}", "tag", reference, name)
+
+    def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
+        """Build and tag.
+
+        Raises:
+            BuildError: A step failed; says component, instruction and last lines.
+            OutputError: The disk is full.
+            EngineUnavailableError: buildah is not there.
+        """
+        self.probe()
+        with self._temporary_files() as (folder, environment):
+            marker = folder / _MARKER
+            marker.write_bytes(b"")
+            identifier_file = folder / "image-id"
+            argv = [
+                *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
+                *("--format", _format(request.context), "--timestamp", str(TIMESTAMP)),
+                *("--iidfile", str(identifier_file)),
+                # Written by buildah into every working container's description: how ours are told from others'.
+                *("--secret", f"id={_MARKER},src={marker}"),
+            ]
+            for identifier, path in write_secrets(folder, request.secrets):
+                argv += ["--secret", f"id={identifier},src={path}"]
+            # Proxies go in by the environment, not as build arguments: buildah hands them to the steps and, unlike
+            # arguments, keeps them out of the cache's keys. The host's own must not go in unasked.
+            for name in _PROXIES:
+                environment.pop(name, None)
+            environment.update(request.arguments)
+            for name in request.arguments:
+                if name not in _PROXIES:
+                    argv += ["--build-arg", name]
+            for tag in request.tags:
+                argv += ["--tag", tag]
+            if request.no_cache:
+                argv.append("--no-cache")
+            argv.append(str(request.context))
+            try:
+                self._run_build(self._argv(*argv), environment, request, progress)
+                image = identifier_file.read_text().strip()
+            finally:
+                self._sweep(folder, marker)
+        built = self.inspect(image)
+        if built is None:
+            raise BuildError(f"buildah says that it built {image}, and does not have it")
+        return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
+
+    def history(self, reference: str) -> tuple[HistoryEntry, ...]:
+        """Return the steps of an image, first step first; ``BuildError`` when there is no such image."""
+        description = self._existing(reference)
+        sizes = iter(_layer_sizes(description))
+        return tuple(
+            HistoryEntry(
+                created_by=str(entry.get("created_by", "")),
+                size=0 if entry.get("empty_layer") else next(sizes, 0),
+            )
+            for entry in description["OCIv1"].get("history") or ()
+        )
+
+    @contextlib.contextmanager
+    def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
+        """Stream every layer of an image, lowest first, with no copy on disk."""
+        identifier = self._existing(reference)["FromImageID"]
+        with self._temporary_files() as (_, environment):
+            argv = self._argv("push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout")
+            with processes.Child(argv, environment=environment) as child, child.output as stream:
+                errors = child.errors
+                assert errors is not None
+                with errors:
+                    yield layers_of(stream)
+                    status = child.wait(_SHORT_CALL)
+                    if status:
+                        raise self._error("reading an image's layers", errors.read().decode(errors="replace"))
+
+    @contextlib.contextmanager
+    def container(self, reference: str) -> Iterator[BuildahContainer]:
+        """Make a working container for the time of the ``with`` block; each command is run in it by itself."""
+        with self._working_container(reference) as (identifier, _):
+            yield BuildahContainer(self, identifier)
+
+    def run(
+        self,
+        reference: str,
+        command: tuple[str, ...],
+        *,
+        mounts: tuple[Mount, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+    ) -> Completed:
+        """Run the image as a job would be run: its entry point, then ``command`` as arguments.
+
+        buildah knows no entry point when it runs, so it is put before the command here. A job that does not end in
+        time is killed; its status is 124.
+        """
+        options: list[str] = []
+        for mount in mounts:
+            options += ["--volume", f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else "")]
+        for name, value in (environment or {}).items():
+            options += ["--env", f"{name}={value}"]
+        with self._working_container(reference) as (identifier, description):
+            configuration = description["OCIv1"].get("config") or {}
+            whole = (*(configuration.get("Entrypoint") or ()), *(command or configuration.get("Cmd") or ()))
+            if not whole:
+                raise BuildError(f"{reference} has neither an entry point nor a command, and none was given")
+            status, output, _ = self.execute(identifier, whole, options=tuple(options), timeout=timeout, split=False)
+        return Completed(status=status, output=output.decode(errors="replace"))
+
+    def remove(self, reference: str) -> None:
+        """Remove one name (and the image, when it was its last); a name that is not there is no error."""
+        if self._describe(reference) is None:
+            return
+        self._do(f"removing {reference}", "rmi", reference)
+
+    def execute(
+        self, container: str, command: tuple[str, ...], *, options: tuple[str, ...] = (), timeout: float, split: bool
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command in a working container and return status, stdout and stderr (merged into one unless split)."""
+        with self._temporary_files() as (folder, environment):
+            for name in _PROXIES:
+                environment.pop(name, None)
+            argv = self._argv("run", "--isolation", "chroot", *options, container, "--", *command)
+            try:
+                done = processes.run(argv, timeout=timeout, environment=environment, merge=not split)
+            finally:
+                self._end_strays(folder)
+        said = done.errors if split else done.output
+        if done.timed_out:
+            status, said = done.status, _NOISE.sub(b"", said) + f"\n(stopped after {timeout:g} seconds)\n".encode()
+        else:
+            status, said = _verdict(done.status, said)
+        return (status, done.output, said) if split else (status, said, b"")
+
+    def _run_build(
+        self, argv: tuple[str, ...], environment: Mapping[str, str], request: BuildRequest, receive: Progress
+    ) -> None:
+        parser = progress.BuildahParser(request.stage_components)
+        log = progress.StepLog()
+        last: deque[str] = deque(maxlen=progress.TAIL)
+
+        def hand_on(events: Iterator[Any]) -> None:
+            for event in events:
+                log.add(event)
+                receive(event)
+
+        def take(line: str) -> None:
+            if line.strip():
+                last.append(line)
+            hand_on(parser.feed(line))
+
+        try:
+            status = processes.stream(argv, take, environment=environment)
+        except OSError as error:
+            raise EngineUnavailableError(f"cannot run {argv[0]}: {error.strerror}", hint=_HINT) from error
+        if status == 0:
+            hand_on(parser.finish())
+            return
+        failure = Failure(
+            target=request.name,
+            engine=self.name,
+            status=status,
+            step=log.broken_off(last[-1] if last else ""),
+            lines=tuple(last),
+        )
+        raise explain(failure, alive=str, space=self._space)
+
+    def _examine(self, program: str) -> tuple[EngineInformation, _Store]:
+        try:
+            said = processes.run((program, "--version"), timeout=_SHORT_CALL)
+            opened = processes.run((program, *self._options, "info"), timeout=_SHORT_CALL)
+        except OSError as error:
+            raise EngineUnavailableError(f"cannot run {program}: {error.strerror}", hint=_HINT) from error
+        text = said.output.decode(errors="replace")
+        found = re.search(r"version (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\S*)", text)
+        if found is None:
+            raise EngineUnavailableError(f"{program} does not say its version: {said.words}", hint=_HINT)
+        if (int(found["major"]), int(found["minor"])) < _OLDEST:
+            oldest = ".".join(map(str, _OLDEST))
+            raise EngineUnavailableError(
+                f"{program} is version {found['version']}, and cache mounts need {oldest}", hint=_HINT
+            )
+        if opened.status != 0:
+            raise EngineUnavailableError(f"{program} cannot open its store: {opened.words}", hint=_HINT)
+        store = json.loads(opened.output)["store"]
+        return (
+            EngineInformation(name=self.name, version=found["version"], program=program),
+            _Store(root=Path(store["GraphRoot"]), driver=store["GraphDriverName"]),
+        )
+
+    def _argv(self, *arguments: str) -> tuple[str, ...]:
+        return (self.probe().program, *self._options, *arguments)
+
+    def _do(self, doing: str, *arguments: str) -> str:
+        """Run a short command and return what it printed; raises what it says as an error."""
+        with self._temporary_files() as (_, environment):
+            done = processes.run(self._argv(*arguments), timeout=_LONG_CALL, environment=environment)
+        if done.status != 0:
+            raise self._error(doing, done.words)
+        return done.output.decode(errors="replace")
+
+    def _error(self, doing: str, words: str) -> BuildError | OutputError:
+        last = words.strip().rpartition("\n")[2].removeprefix("Error: ")
+        if "no space left on device" in words:
+            return OutputError(f"the disk is full: buildah failed {doing} ({last}). {self._space()}")
+        return BuildError(f"buildah failed {doing}: {last}")
+
+    def _describe(self, reference: str) -> dict[str, Any] | None:
+        done = processes.run(self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL)
+        if done.status == 0:
+            description: dict[str, Any] = json.loads(done.output)
+            return description
+        if "image not known" in done.words or "no such image" in done.words:
+            return None
+        raise self._error(f"looking up {reference}", done.words)
+
+    def _existing(self, reference: str) -> dict[str, Any]:
+        description = self._describe(reference)
+        if description is None:
+            raise BuildError(f"buildah has no image {reference}", hint="`buildah images` lists what there is")
+        return description
+
+    def _built(self, reference: str, description: dict[str, Any]) -> BuiltImage:
+        configuration = description["OCIv1"].get("config") or {}
+        return BuiltImage(
+            reference=reference,
+            identifier=f"sha256:{description['FromImageID'].removeprefix('sha256:')}",
+            size=sum(_layer_sizes(description)),
+            labels=dict(configuration.get("Labels") or {}),
+            environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
+        )
+
+    def _space(self) -> str:
+        """Say how much is free where images are kept, and where buildah puts its temporary files."""
+        self.probe()
+        assert self._store is not None
+        sentences = []
+        for folder in dict.fromkeys((str(self._store.root), _temporary_parent())):
+            with contextlib.suppress(OSError):
+                usage = shutil.disk_usage(folder)
+                sentences.append(free_space(folder, free=usage.free, total=usage.total))
+        return " ".join(dict.fromkeys(sentences))
+
+    @contextlib.contextmanager
+    def _temporary_files(self) -> Iterator[tuple[Path, dict[str, str]]]:
+        """Give buildah a folder of ours for its temporary files, so that none is left when it is killed.
+
+        Cache mounts live below the temporary folder too, in ``buildah-cache``; those must outlive the build and be
+        shared by all, hence the link.
+        """
+        parent = _temporary_parent()
+        with private_folder(parent) as folder:
+            for name in ("buildah-cache", f"buildah-cache-{os.getuid()}"):
+                shared = Path(parent) / name
+                shared.mkdir(mode=0o700, exist_ok=True)
+                (folder / name).symlink_to(shared)
+            yield folder, {**os.environ, "TMPDIR": str(folder)}
+
+    @contextlib.contextmanager
+    def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Make a working container under a name of its own and remove it at the end, even if that was interrupted."""
+        description = self._existing(reference)
+        name = f"trainworks-{uuid.uuid4().hex[:12]}"
+        try:
+            with processes.uninterrupted():
+                self._do(
+                    f"making a container of {reference}",
+                    *("from", "--pull=false", "--quiet", "--name", name, description["FromImageID"]),
+                )
+            yield name, description
+        finally:
+            with processes.uninterrupted():
+                processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+
+    def _sweep(self, folder: Path, marker: Path) -> None:
+        """Remove what this build left: stray processes, then working containers; others' are not touched."""
+        with processes.uninterrupted():
+            self._end_strays(folder)
+            assert self._store is not None
+            listed = processes.run(self._argv("containers", "--quiet", "--notruncate"), timeout=_SHORT_CALL)
+            for identifier in listed.output.decode().split():
+                try:
+                    description = self._store.container_file(identifier).read_text()
+                except OSError:
+                    # Another build's, removed meanwhile.
+                    continue
+                if str(marker) in description:
+                    processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
+
+    @staticmethod
+    def _end_strays(folder: Path) -> None:
+        """Kill processes whose root lies in our temporary folder: started by a step, in a session of their own."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                root = str((process / "root").readlink())
+                if root.startswith(f"{folder}/"):
+                    os.kill(int(process.name), signal.SIGKILL)
+
+
+class BuildahContainer:
+    """A working container: nothing runs in it between commands."""
+
+    def __init__(self, engine: BuildahEngine, identifier: str) -> None:
+        """Made by ``BuildahEngine.container``."""
+        self._engine = engine
+        self._identifier = identifier
+
+    @property
+    def identifier(self) -> str:
+        """The working container's name."""
+        return self._identifier
+
+    def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
+        """Run a command inside with the image's environment; 124 when it did not end in time."""
+        status, output, _ = self._engine.execute(self._identifier, command, timeout=timeout, split=False)
+        return Completed(status=status, output=output.decode(errors="replace"))
+
+    def testinfra_backend(self) -> ContainerBackend:
+        """Return the testinfra backend that reaches this container."""
+        from trainworks.engine.backend import ContainerBackend
+
+        return ContainerBackend(
+            self.identifier,
+            lambda command: self._engine.execute(self._identifier, command, timeout=_SHORT_CALL, split=True),
+        )
+
+
+_PROXIES: Final = tuple(
+    name
+    for stem in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+    for name in (stem, stem.upper())
+)
+
+
+def _format(context: Path) -> str:
+    """Return the image format: OCI, which is reproducible, unless the Dockerfile has what only docker's can hold."""
+    try:
+        text = (context / "Dockerfile").read_text()
+    except OSError as error:
+        raise OutputError(f"cannot read {context / 'Dockerfile'}: {error.strerror}") from error
+    return "docker" if _DOCKER_ONLY.search(text) else "oci"
+
+
+def _layer_sizes(description: dict[str, Any]) -> list[int]:
+    """Return the size of each layer, lowest first; what buildah built or loaded is stored uncompressed."""
+    manifest = json.loads(description["Manifest"] or "{}")
+    return [int(layer["size"]) for layer in manifest.get("layers") or ()]
+
+
+def _temporary_parent() -> str:
+    """Return where buildah would put temporary files by itself: layers pass through it, so not a small /tmp."""
+    given = os.environ.get("TMPDIR")
+    if given:
+        return given
+    return "/var/tmp" if Path("/var/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108 (as buildah does)
+
+
+def _verdict(status: int, said: bytes) -> tuple[int, bytes]:
+    """Return the command's own exit status and words, without what ``buildah run`` adds at the end.
+
+    With chroot isolation buildah ends with 1 for a program that a signal ended or that does not exist, and says so.
+    """
+    if status == 0:
+        return status, said
+    noise = _NOISE.search(said)
+    if noise is None:
+        return status, said
+    own = said[: noise.start()]
+    if noise["start"] is not None:
+        return 127, own + noise["start"] + b"\n"
+    signalled = _SIGNALLED.search(noise["exits"] or b"")
+    if signalled is not None:
+        names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
+        return 128 + names.get(signalled[1].decode(), 0), own
+    return (status, own) if noise["exits"] is not None else (status, said)

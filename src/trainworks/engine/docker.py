@@ -1,0 +1,511 @@
+"""Docker: the build through a command line whose BuildKit works, everything else through the Docker SDK.
+
+The SDK has no BuildKit (docker/docker-py#2230), and BuildKit is what gives cache mounts, secrets and parallel stages.
+The SDK is imported on first use: it costs 0.14 s, and planning needs no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from trainworks.engine import processes, progress
+from trainworks.engine.archive import layers_of
+from trainworks.engine.failures import Failure, explain, free_space
+from trainworks.engine.protocol import (
+    BuildRequest,
+    BuiltImage,
+    Completed,
+    EngineInformation,
+    HistoryEntry,
+    Layer,
+    Mount,
+    Progress,
+)
+from trainworks.engine.scratch import private_folder, write_secrets
+from trainworks.errors import BuildError, EngineUnavailableError, OutputError
+
+if TYPE_CHECKING:
+    import docker
+    from docker.models.containers import Container as SdkContainer
+    from docker.models.images import Image as SdkImage
+
+    from trainworks.engine.backend import ContainerBackend
+
+_NATIVE_BUILDKIT_ENDS: Final = 23
+"""From this version on the client's BuildKit is the buildx plugin; before, ``DOCKER_BUILDKIT=1`` alone turns it on."""
+
+_HINT: Final = "start the docker daemon, or install and start an engine with `make engine`, or use `--engine buildah`"
+_SHORT_CALL: Final = 60.0
+
+
+class DockerEngine:
+    """A Docker daemon, reached where ``DOCKER_HOST`` or the current docker context says."""
+
+    name = "docker"
+
+    def __init__(self, *, host: str | None = None) -> None:
+        """Remember the daemon's address; nothing is asked before the first call.
+
+        Args:
+            host: An address such as ``unix:///run/docker.sock``; ``None`` is what the user's docker would talk to.
+        """
+        self._given_host = host
+        self._information: EngineInformation | None = None
+        self._connection: docker.DockerClient | None = None
+
+    def probe(self) -> EngineInformation:
+        """Find a daemon that answers and a client whose BuildKit works; the answer is remembered."""
+        if self._information is None:
+            with self._asking("answering"):
+                version = self._client().version()
+            components = version.get("Components") or [{}]
+            if "podman" in str(components[0].get("Name", "")).lower():
+                raise EngineUnavailableError(
+                    f"{self._host()} is podman's service, which has docker's interface and no BuildKit",
+                    hint="use `--engine buildah`",
+                )
+            self._information = EngineInformation(
+                name=self.name, version=str(version["Version"]), program=self._program()
+            )
+        return self._information
+
+    def inspect(self, reference: str) -> BuiltImage | None:
+        """Return the image, or ``None`` where the store has none of that name."""
+        image = self._image(reference)
+        return None if image is None else _built(reference, image)
+
+    def load(self, archive: Path) -> None:
+        """Take images from a ``docker save`` archive into the store, under the names inside.
+
+        Raises:
+            OutputError: The file cannot be read, or the store's disk is full.
+            BuildError: It is no image archive.
+        """
+        try:
+            file = archive.open("rb")
+        except OSError as error:
+            raise OutputError(f"cannot read {archive}: {error.strerror}") from error
+        with file, self._asking(f"loading {archive.name}"):
+            # The SDK's stub asks for bytes; requests streams a file, which an image of gigabytes needs.
+            self._client().images.load(cast("bytes", file))
+
+    def pull(self, reference: str, *, timeout: float) -> bool:
+        """Fetch an image from its registry; ``False`` where that is not possible within ``timeout`` seconds.
+
+        It goes through the command line because only that knows the user's credential helpers, and because ending it
+        ends the transfer.
+        """
+        done = processes.run(
+            (self.probe().program, "pull", "--quiet", reference), timeout=timeout, environment=self._environment({})
+        )
+        return done.status == 0
+
+    def tag(self, reference: str, name: str) -> None:
+        """Give an image one more name; ``BuildError`` when there is no such image."""
+        image = self._existing(reference)
+        with self._asking(f"tagging {name}"):
+            # The whole name goes as ``repository``; the daemon takes the tag apart itself.
+            image.tag(name)
+
+    def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
+        """Build and tag.
+
+        Raises:
+            BuildError: A step failed; says component, instruction and last lines.
+            OutputError: The disk is full.
+            EngineUnavailableError: The daemon does not answer, or stopped answering in mid-build.
+        """
+        program = self.probe().program
+        with private_folder() as folder:
+            identifier_file = folder / "image-id"
+            argv = [program, "build", "--progress=plain", "--network", "host", "--iidfile", str(identifier_file)]
+            for identifier, path in write_secrets(folder, request.secrets):
+                argv += ["--secret", f"id={identifier},src={path}"]
+            # Values go by the environment: a proxy's address may hold a password, and argv is for all to see.
+            for name in request.arguments:
+                argv += ["--build-arg", name]
+            for tag in request.tags:
+                argv += ["--tag", tag]
+            if request.no_cache:
+                argv.append("--no-cache")
+            argv.append(str(request.context))
+            self._run_build(tuple(argv), request, progress)
+            image = identifier_file.read_text().strip()
+        built = self.inspect(image)
+        if built is None:
+            raise BuildError(f"docker says that it built {image}, and does not have it")
+        return _renamed(built, request.tags[0] if request.tags else image)
+
+    def history(self, reference: str) -> tuple[HistoryEntry, ...]:
+        """Return the steps of an image, first step first; ``BuildError`` when there is no such image."""
+        image = self._existing(reference)
+        with self._asking("reading an image's history"):
+            entries = cast("list[dict[str, Any]]", image.history())
+        return tuple(
+            HistoryEntry(created_by=str(entry["CreatedBy"]), size=int(entry["Size"])) for entry in reversed(entries)
+        )
+
+    @contextlib.contextmanager
+    def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
+        """Stream every layer of an image out of ``docker save``, in the archive's order, with no copy on our side."""
+        image = self._existing(reference)
+        with self._asking("reading an image's layers"):
+            chunks = image.save(chunk_size=1 << 20)
+            try:
+                with io.BufferedReader(_ChunkReader(chunks), 1 << 20) as stream:
+                    yield layers_of(stream)
+            finally:
+                close = getattr(chunks, "close", None)
+                if close is not None:
+                    close()
+
+    @contextlib.contextmanager
+    def container(self, reference: str) -> Iterator[DockerContainer]:
+        """Start a container that idles for the time of the ``with`` block, whatever its entry point is."""
+        # A shell that waits for input which never comes: present wherever testinfra can work, unlike a ``sleep`` that
+        # knows ``infinity``.
+        with self._temporary(
+            reference, entrypoint=["/bin/sh"], command=[], stdin_open=True, tty=True, working_dir="/"
+        ) as sdk:
+            with self._asking(f"starting a container of {reference}"):
+                sdk.start()
+            yield DockerContainer(self, self._client(), sdk)
+
+    def run(
+        self,
+        reference: str,
+        command: tuple[str, ...],
+        *,
+        mounts: tuple[Mount, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+    ) -> Completed:
+        """Run the image as a job would be run: its entry point, then ``command`` as arguments.
+
+        A job that does not end in time is killed; its status is 124.
+        """
+        from docker.types import LogConfig
+        from docker.types import Mount as SdkMount
+        from requests.exceptions import ConnectionError as TransportError
+        from requests.exceptions import ReadTimeout
+
+        options: dict[str, Any] = {
+            "command": list(command) or None,
+            "environment": dict(environment or {}),
+            "mounts": [
+                SdkMount(mount.target, str(mount.source.resolve()), type="bind", read_only=mount.read_only)
+                for mount in mounts
+            ],
+            # A daemon may be set to a log driver that cannot be read back.
+            "log_config": LogConfig(type="json-file"),
+        }
+        with self._temporary(reference, **options) as sdk, self._asking(f"running {reference}"):
+            sdk.start()
+            try:
+                status = int(sdk.wait(timeout=timeout)["StatusCode"])
+                late = ""
+            except (ReadTimeout, TransportError) as error:
+                if "timed out" not in str(error).lower():
+                    raise
+                sdk.kill()
+                status, late = 124, f"\n(stopped after {timeout:g} seconds)\n"
+            output = sdk.logs(stdout=True, stderr=True)
+        return Completed(status=status, output=output.decode(errors="replace") + late)
+
+    def remove(self, reference: str) -> None:
+        """Remove one name (and the image, when it was its last); a name that is not there is no error."""
+        from docker.errors import ImageNotFound
+
+        with self._asking(f"removing {reference}"), contextlib.suppress(ImageNotFound):
+            self._client().images.remove(reference)
+
+    def _run_build(self, argv: tuple[str, ...], request: BuildRequest, receive: Progress) -> None:
+        parser = progress.BuildKitParser(request.stage_components)
+        log = progress.StepLog()
+        last: deque[str] = deque(maxlen=progress.TAIL)
+
+        def take(line: str) -> None:
+            if line.strip():
+                last.append(line)
+            for event in parser.feed(line):
+                log.add(event)
+                receive(event)
+
+        try:
+            status = processes.stream(argv, take, environment=self._environment(request.arguments))
+        except OSError as error:
+            raise EngineUnavailableError(f"cannot run {argv[0]}: {error.strerror}", hint=_HINT) from error
+        if status != 0:
+            failure = Failure(
+                target=request.name,
+                engine=self.name,
+                status=status,
+                step=log.failed or (log.broken_off("the build ended here") if self._silence() else None),
+                lines=tuple(last),
+            )
+            raise explain(failure, alive=self._silence, space=self._space)
+
+    def _silence(self) -> str:
+        """Ask the daemon whether it is there: empty when it is, else why not."""
+        try:
+            with self._asking("answering"):
+                self._client().ping()
+        except EngineUnavailableError as error:
+            return error.message
+        return ""
+
+    def _space(self) -> str:
+        """Say how much is free where the daemon keeps images."""
+        try:
+            with self._asking("answering"):
+                root = str(self._client().info()["DockerRootDir"])
+            free = shutil.disk_usage(root)
+        except (EngineUnavailableError, BuildError, OSError):
+            return "The docker daemon does not say how much is free."
+        return free_space(root, free=free.free, total=free.total)
+
+    def _host(self) -> str:
+        """Return the daemon's address, the same for the SDK and the command line.
+
+        The command line follows docker contexts (rootless, Docker Desktop) and the SDK does not, hence it is read here.
+        """
+        if self._given_host is not None:
+            return self._given_host
+        from docker.context import ContextAPI
+
+        return os.environ.get("DOCKER_HOST") or str(ContextAPI.get_current_context().Host or "")
+
+    def _client(self) -> docker.DockerClient:
+        if self._connection is None:
+            import docker
+
+            host = self._host()
+            if self._given_host is None and os.environ.get("DOCKER_HOST"):
+                # Knows DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
+                self._connection = docker.DockerClient.from_env(timeout=int(_SHORT_CALL))
+            else:
+                self._connection = docker.DockerClient(
+                    base_url=host or None, timeout=int(_SHORT_CALL), use_ssh_client=host.startswith("ssh://")
+                )
+        return self._connection
+
+    def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
+        """Return the command line's environment: this process's, the daemon's address, BuildKit on, no extras."""
+        host = self._host()
+        return {
+            **os.environ,
+            **({"DOCKER_HOST": host} if host else {}),
+            **arguments,
+            "DOCKER_BUILDKIT": "1",
+            # Attestations change what the image's identifier means, and depend on the time of day.
+            "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+            "DOCKER_CLI_HINTS": "false",
+        }
+
+    def _program(self) -> str:
+        """Return the first ``docker`` on PATH whose BuildKit works: several may be there, each lacking something."""
+        tried = []
+        for program in processes.programs("docker", os.environ.get("PATH")):
+            words = self._unfit(program)
+            if not words:
+                return program
+            tried.append(f"{program}: {words}")
+        if not tried:
+            raise EngineUnavailableError(
+                "the docker daemon answers, but there is no `docker` program on PATH", hint=_HINT
+            )
+        raise EngineUnavailableError("no `docker` on PATH can use BuildKit: " + "; ".join(tried), hint=_HINT)
+
+    def _unfit(self, program: str) -> str:
+        """Say why a client cannot build with BuildKit; empty when it can."""
+        try:
+            buildx = processes.run(
+                (program, "buildx", "version"), timeout=_SHORT_CALL, environment=self._environment({})
+            )
+            client = processes.run((program, "--version"), timeout=_SHORT_CALL, environment=self._environment({}))
+        except OSError as error:
+            return str(error.strerror)
+        found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
+        if found is None:
+            return client.words or "does not say its version"
+        if buildx.status == 0 or int(found["major"]) < _NATIVE_BUILDKIT_ENDS:
+            return ""
+        return f"version {found['major']} without the buildx plugin"
+
+    def _image(self, reference: str) -> SdkImage | None:
+        from docker.errors import ImageNotFound
+
+        with self._asking(f"looking up {reference}"):
+            try:
+                return self._client().images.get(reference)
+            except ImageNotFound:
+                return None
+
+    def _existing(self, reference: str) -> SdkImage:
+        image = self._image(reference)
+        if image is None:
+            raise BuildError(f"docker has no image {reference}", hint="`docker images` lists what there is")
+        return image
+
+    @contextlib.contextmanager
+    def _temporary(self, reference: str, **options: Any) -> Iterator[SdkContainer]:
+        """Create a container under a name of its own and remove it at the end, even if creating was interrupted."""
+        from docker.errors import DockerException
+        from requests.exceptions import RequestException
+
+        name = f"trainworks-{uuid.uuid4().hex[:12]}"
+        try:
+            # Not to be interrupted: the daemon would finish the container after we looked for it in vain.
+            with processes.uninterrupted(), self._asking(f"creating a container of {reference}"):
+                sdk = self._client().containers.create(reference, name=name, **options)
+            yield sdk
+        finally:
+            # Not there, or no daemon any more: then there is nothing to remove, and the first error is the one to see.
+            with processes.uninterrupted(), contextlib.suppress(DockerException, RequestException):
+                self._client().api.remove_container(name, v=True, force=True)
+
+    @contextlib.contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        """Turn the SDK's errors into ours."""
+        from docker.errors import APIError, DockerException, ImageLoadError
+        from requests.exceptions import RequestException
+
+        try:
+            yield
+        except APIError as error:
+            words = str(error.explanation or error).strip()
+            if "no space left on device" in words:
+                raise OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}") from error
+            raise BuildError(f"docker failed {doing}: {words}") from error
+        except ImageLoadError as error:
+            raise BuildError(f"docker failed {doing}: {error}") from error
+        except (DockerException, RequestException) as error:
+            self._connection = None
+            raise EngineUnavailableError(
+                f"the docker daemon at {self._host() or 'its default address'} does not answer: {_innermost(error)}",
+                hint=_HINT,
+            ) from error
+
+
+class DockerContainer:
+    """A running container that idles."""
+
+    def __init__(self, engine: DockerEngine, client: docker.DockerClient, sdk: SdkContainer) -> None:
+        """Made by ``DockerEngine.container``."""
+        self._engine = engine
+        self._client = client
+        self._sdk = sdk
+
+    @property
+    def identifier(self) -> str:
+        """The container's name."""
+        return str(self._sdk.name)
+
+    def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
+        """Run a command inside with the image's environment; 124 when it did not end in time."""
+        status, output, _ = self._execute(command, timeout=timeout, split=False)
+        return Completed(status=status, output=output.decode(errors="replace"))
+
+    def testinfra_backend(self) -> ContainerBackend:
+        """Return the testinfra backend that reaches this container."""
+        from trainworks.engine.backend import ContainerBackend
+
+        return ContainerBackend(
+            self.identifier, lambda command: self._execute(command, timeout=_SHORT_CALL * 5, split=True)
+        )
+
+    def _execute(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
+        """Run a command; the daemon has no time limit and no way to end one, so both are made here."""
+        with self._engine._asking(f"running {command[0]} in a container"):  # noqa: SLF001 (one module, one class pair)
+            api = self._client.api
+            identifier = api.exec_create(self._sdk.id, list(command))["Id"]
+            outputs: list[bytes] = []
+            errors: list[bytes] = []
+            problems: list[Exception] = []
+
+            def pump() -> None:
+                try:
+                    for output, error in api.exec_start(identifier, stream=True, demux=True):
+                        outputs.append(output or b"")
+                        (errors if split else outputs).append(error or b"")
+                except Exception as problem:  # noqa: BLE001 (raised again below, in the caller's thread)
+                    problems.append(problem)
+
+            thread = threading.Thread(target=pump, daemon=True)
+            thread.start()
+            thread.join(timeout)
+            if thread.is_alive():
+                # Ends everything inside and idles again, with the files as they are.
+                self._sdk.restart(timeout=0)
+                thread.join(_SHORT_CALL)
+                note = f"\n(stopped after {timeout:g} seconds)\n".encode()
+                return 124, b"".join(outputs) + (b"" if split else note), b"".join(errors) + (note if split else b"")
+            if problems:
+                raise problems[0]
+            status = int(api.exec_inspect(identifier)["ExitCode"])
+            return status, b"".join(outputs), b"".join(errors)
+
+
+class _ChunkReader(io.RawIOBase):
+    """Makes a file of the SDK's generator of chunks."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Return true: that is what it is for."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with what is there, at least one byte before the end."""
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+def _built(reference: str, image: SdkImage) -> BuiltImage:
+    configuration = image.attrs.get("Config") or {}
+    return BuiltImage(
+        reference=reference,
+        identifier=str(image.id),
+        size=int(image.attrs["Size"]),
+        labels=dict(configuration.get("Labels") or {}),
+        environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
+    )
+
+
+def _mount_options(mount: Mount) -> dict[str, Any]:
+    return {"target": mount.target, "source": str(mount.source.resolve()), "read_only": mount.read_only}
+
+
+def _renamed(built: BuiltImage, reference: str) -> BuiltImage:
+    return dataclasses.replace(built, reference=reference)
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the words of the cause at the bottom: requests and urllib3 wrap it three times over."""
+    while error.__cause__ is not None or error.__context__ is not None:
+        inner = error.__cause__ or error.__context__
+        if not isinstance(inner, Exception):
+            break
+        error = inner
+    return str(error) or type(error).__name__

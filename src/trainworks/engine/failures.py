@@ -1,0 +1,202 @@
+"""From a failed build to the one error that says what happened and what to do; text in, an exception value out.
+
+The classes are told apart by what tools print, because an engine reports no more than an exit status. Each pattern
+names the tool and version whose words it knows; the recorded outputs are in ``tests/engine/logs``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from trainworks.engine.progress import FailedStep
+from trainworks.errors import BuildError, EngineUnavailableError, OutputError, TrainworksError
+
+_SHORT: Final = 160
+
+_DISK_FULL: Final = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
+
+# uv 0.9 ("Hash mismatch for `six==1.16.0`"), pip 23 (a list below its headline), coreutils sha256sum ("x: FAILED").
+_HASHES: Final = (
+    re.compile(r"Hash mismatch for `(?P<what>[^`]+)`"),
+    re.compile(r"^\s{2,}(?P<what>\S+==\S+)(?: \(from .*| from .*)?:$"),
+    re.compile(r"^(?P<what>\S+): FAILED$"),
+    re.compile(r"(?P<what>[Hh]ash [Mm]ismatch|Hash Sum mismatch)"),
+)
+_HASH_HEADLINE: Final = re.compile(
+    r"hash mismatch|do not match the hashes|checksum did not match|: FAILED$|hash sum", re.IGNORECASE
+)
+
+# apt 2.6, pip 23, uv 0.9, curl 7.88, git 2.39, Go's net (docker and buildah pulling).
+_UNREACHABLE: Final = re.compile(
+    r"could not resolve|temporary failure (?:in name resolution|resolving)|name or service not known|no such host"
+    r"|dns error|failed to lookup address|connection refused|connection timed out|connection reset"
+    r"|network is unreachable|no route to host|could not connect to|failed to connect to|max retries exceeded"
+    r"|failed to fetch|newconnectionerror|tcp connect error|i/o timeout|could not fetch url|connection broken"
+    r"|operation timed out",
+    re.IGNORECASE,
+)
+_CERTIFICATE: Final = re.compile(
+    r"certificate verify failed|unknownissuer|self[- ]signed certificate|certificate signed by unknown authority"
+    r"|server certificate verification failed|ssl certificate problem|certificate verification failed",
+    re.IGNORECASE,
+)
+_HOSTS: Final = (
+    re.compile(r"https?://(?:[^@/\s'\"`]*@)?(?P<host>[^/\s'\"`:)]+(?::\d+)?)"),
+    re.compile(r"host='(?P<host>[^']+)'(?:, port=\d+)?"),
+    re.compile(r"(?:resolve host:?|resolving|connect to|lookup) '?(?P<host>[\w.-]+)"),
+)
+_DEAD: Final = re.compile(
+    r"error reading from server: EOF|code = Unavailable|error during connect|cannot connect to the docker daemon"
+    r"|transport is closing|http2: server sent goaway|failed to dial grpc|use of closed network connection",
+    re.IGNORECASE,
+)
+
+_CHANGED: Final = (
+    "the file was changed where it is published, or something between changed it: compare it with the publisher's own "
+    "hash before you run `build.py lock`"
+)
+_UNTRUSTED: Final = (
+    "the host's own CA bundle, pip and apt settings are what the build used: make the host trust it, then build again"
+)
+_NO_WAY: Final = (
+    "the host's own pip and apt settings (index, mirror, proxy, CA) are what the build used: try the same download on "
+    "this host, correct the settings, and build again: finished steps are cached"
+)
+_LOOK: Final = (
+    "`build.py ... --until render --output DIR` writes the whole Dockerfile, to read or to try the step by hand"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """All that is known of a build that failed.
+
+    Attributes:
+        target: The target's name.
+        engine: The engine's name.
+        status: The exit status of the engine's program.
+        step: The failed step, or the one that was running; ``None`` when no step began.
+        lines: The engine's last lines, for failures that belong to no step.
+    """
+
+    target: str
+    engine: str
+    status: int
+    step: FailedStep | None
+    lines: tuple[str, ...]
+
+
+def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], str]) -> TrainworksError:
+    """Return the error to raise.
+
+    Args:
+        failure: What is known.
+        alive: Asks whether the engine still answers: ``""`` when it does, else its words; asked only when needed.
+        space: Says how much is free where the engine stores images; asked only when needed.
+    """
+    step = failure.step
+    evidence = ((*step.lines, step.reason) if step is not None else ()) + failure.lines
+    if failure.engine == "docker" and (step is None or step.status is None or _found(_DEAD, evidence)):
+        words = alive()
+        dead = words or next((line for line in evidence if _DEAD.search(line)), "")
+        if dead:
+            return EngineUnavailableError(
+                f"the docker daemon stopped answering during {_during(failure)}: {dead.strip()}",
+                hint="see the daemon's own log (`journalctl -u docker`), start it (`make engine`), and build again: "
+                "finished steps are cached",
+            )
+    full = next((line for line in evidence if _DISK_FULL.search(line)), None)
+    if full is not None:
+        return OutputError(
+            f"the disk is full: {_during(failure)} could not write ({full.strip()}). {space()}",
+            hint="free some space there, or move the engine's storage to a larger disk, and build again",
+        )
+    headline, hint = _cause(evidence)
+    return BuildError(_paragraph(failure, headline), hint=hint)
+
+
+def shorten(step: str) -> str:
+    """Return an instruction on one line of bearable length."""
+    line = " ".join(step.split())
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"
+
+
+def free_space(folder: str, *, free: int, total: int) -> str:
+    """Return the sentence that says how much is free where."""
+    return f"{folder} is on a disk with {free / 1e9:.2f} GB free of {total / 1e9:.2f} GB."
+
+
+def host_in(text: str) -> str:
+    """Return the host that a line is about, without any credentials; empty when it names none."""
+    for pattern in _HOSTS:
+        found = pattern.search(text)
+        if found is not None:
+            return found["host"].rstrip(".")
+    return ""
+
+
+def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
+    """Return what the first line of the error adds, and the hint."""
+    if _found(_HASH_HEADLINE, evidence):
+        for pattern in _HASHES:
+            found = next((match for line in evidence if (match := pattern.search(line))), None)
+            if found is not None:
+                what = found["what"] if "==" in found["what"] or "/" in found["what"] else found["what"].strip()
+                return (
+                    f"the hash of {what} is not the one that is locked",
+                    _CHANGED,
+                )
+    broken = next((line for line in evidence if _CERTIFICATE.search(line)), None)
+    if broken is not None:
+        return (
+            f"the certificate of {_host(evidence, _CERTIFICATE)} is not trusted",
+            _UNTRUSTED,
+        )
+    if _found(_UNREACHABLE, evidence):
+        return (
+            f"{_host(evidence, _UNREACHABLE)} cannot be reached",
+            _NO_WAY,
+        )
+    return (
+        "",
+        "`build.py ... --until render --output DIR` writes the whole Dockerfile, to read or to try the step by hand",
+    )
+
+
+def _host(evidence: tuple[str, ...], pattern: re.Pattern[str]) -> str:
+    """Return the host that the lines name: first the lines that say what is wrong, then the others."""
+    ordered = [line for line in evidence if pattern.search(line)]
+    return next((host for line in (*ordered, *evidence) if (host := host_in(line))), "a package index")
+
+
+def _found(pattern: re.Pattern[str], evidence: tuple[str, ...]) -> bool:
+    return any(pattern.search(line) for line in evidence)
+
+
+def _during(failure: Failure) -> str:
+    step = failure.step
+    if step is None:
+        return f"the build of {failure.target}"
+    owner = f"{step.component}: " if step.component else ""
+    return f"the build of {failure.target}, {owner}{shorten(step.step)}"
+
+
+def _paragraph(failure: Failure, headline: str) -> str:
+    step = failure.step
+    component = f" in component {step.component}" if step is not None and step.component else ""
+    first = f"building {failure.target} failed{component}" + (f": {headline}" if headline else "")
+    if step is None:
+        return f"{first} ({failure.engine} ended with status {failure.status})" + _indented(failure.lines)
+    if step.status is not None:
+        end = f"exit status {step.status}"
+    else:
+        end = step.reason.strip() or f"{failure.engine} ended with status {failure.status}"
+    last = f"\n  its last lines:{_indented(step.lines)}" if step.lines else "\n  it printed nothing"
+    return f"{first}\n  step: {shorten(step.step)}\n  end: {end}{last}"
+
+
+def _indented(lines: tuple[str, ...]) -> str:
+    return "".join(f"\n    {line}" for line in lines)

@@ -1,0 +1,329 @@
+"""Child processes that end when we say so: own session, lines as they come, bounded waits, nothing left behind.
+
+Everything the engines start goes through ``run`` (short commands) or ``stream`` (builds). A child gets a session of its
+own, so that a Ctrl-C at the terminal reaches only us and we decide in which order things stop: SIGINT to its whole
+group (what docker and buildah clean up on), then SIGTERM, one shared deadline, SIGKILL, reaped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Final
+
+GRACE: Final = 10.0
+"""Seconds that a child has between the first polite signal and SIGKILL."""
+
+_CHUNK: Final = 65536
+_LONGEST_LINE: Final = 65536
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
+_TIMED_OUT: Final = 124
+_LINGER: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A child's end.
+
+    Attributes:
+        status: Its exit status; 128 + N when signal N ended it, and 124 (as ``timeout`` has it) when its time was up.
+        output: Its stdout, or stdout and stderr together when they were merged.
+        errors: Its stderr; empty when merged.
+        timed_out: Whether it was stopped because its time was up.
+    """
+
+    status: int
+    output: bytes
+    errors: bytes
+    timed_out: bool = False
+
+    @property
+    def words(self) -> str:
+        """What it said, for a message: stderr, else stdout, without empty lines at the ends."""
+        return (self.errors or self.output).decode(errors="replace").strip()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM while a short, bounded piece of work is done, and deliver them after it.
+
+    A second Ctrl-C from an impatient user must not tear down the very code that cleans up after the first. Only the
+    main thread receives signals in Python, so elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        held.append(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for each in before:
+        signal.signal(each, hold)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            # None is a handler that was not installed from Python; it cannot be put back, the default is the nearest.
+            signal.signal(each, signal.SIG_DFL if handler is None else handler)
+        for number in dict.fromkeys(held):
+            signal.raise_signal(number)
+
+
+class Child:
+    """A child process in a session of its own; leaving the ``with`` block ends it, whatever happened inside."""
+
+    def __init__(
+        self,
+        argv: tuple[str, ...],
+        *,
+        environment: Mapping[str, str] | None = None,
+        merge: bool = False,
+        grace: float = GRACE,
+    ) -> None:
+        """Describe the child; ``__enter__`` starts it.
+
+        Args:
+            argv: Program and arguments; never a shell line.
+            environment: The whole environment; ``None`` is this process's own.
+            merge: Send stderr down the same pipe as stdout, so that the order of lines is kept.
+            grace: Seconds between the first polite signal and SIGKILL.
+        """
+        self._argv = argv
+        self._environment = environment
+        self._merge = merge
+        self._grace = grace
+        self._process: subprocess.Popen[bytes] | None = None
+        self._exited = threading.Event()
+
+    def __enter__(self) -> Child:
+        """Start the child; ``OSError`` when there is no such program."""
+        try:
+            # An interrupt between fork and assignment would lose the child, hence none is taken here.
+            with uninterrupted():
+                self._process = subprocess.Popen(
+                    self._argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT if self._merge else subprocess.PIPE,
+                    env=None if self._environment is None else dict(self._environment),
+                    start_new_session=True,
+                )
+                threading.Thread(target=self._reap, args=(self._process,), daemon=True).start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the child and everything of its group; who reads the pipes closes them."""
+        self.stop()
+
+    @property
+    def identifier(self) -> int:
+        """The process id, which is the group's and the session's too."""
+        return self._started.pid
+
+    @property
+    def output(self) -> IO[bytes]:
+        """The reading end of stdout."""
+        pipe = self._started.stdout
+        assert pipe is not None
+        return pipe
+
+    @property
+    def errors(self) -> IO[bytes] | None:
+        """The reading end of stderr; ``None`` when merged."""
+        return self._started.stderr
+
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            message = "the child is not started"
+            raise RuntimeError(message)
+        return self._process
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit status (128 + N for signal N), or ``None`` when it still runs after ``timeout`` seconds."""
+        if not self._exited.wait(timeout):
+            return None
+        status = self._started.returncode
+        return 128 - status if status < 0 else status
+
+    def stop(self) -> None:
+        """End the whole group: SIGINT, SIGTERM at half time, SIGKILL at the deadline; returns when it is reaped."""
+        process = self._process
+        if process is None:
+            return
+        with uninterrupted():
+            deadline = time.monotonic() + self._grace
+            for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
+                if self._exited.is_set():
+                    break
+                self._signal(process, number)
+                self._exited.wait(max(0.0, deadline - time.monotonic() - self._grace * share))
+            # Always: the leader may have ended and left members of its group behind.
+            self._signal(process, signal.SIGKILL)
+            # Bounded although SIGKILL was sent: a process in uninterruptible sleep must not wedge us.
+            self._exited.wait(self._grace)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        self._exited.set()
+
+    @staticmethod
+    def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+
+def run(
+    argv: tuple[str, ...], *, timeout: float, environment: Mapping[str, str] | None = None, merge: bool = False
+) -> Finished:
+    """Run a command to its end, or stop it when its time is up, and return everything it printed.
+
+    Raises:
+        OSError: There is no such program.
+    """
+    with Child(argv, environment=environment, merge=merge) as child:
+        readers = [_Reader(pipe) for pipe in (child.output, child.errors) if pipe is not None]
+        status = child.wait(timeout)
+        timed_out = status is None
+        if timed_out:
+            child.stop()
+        # A daemonised grandchild may hold the pipe: what was printed by then is the answer.
+        for reader in readers:
+            reader.join(_LINGER)
+        texts = [reader.content() for reader in readers]
+    return Finished(
+        status=_TIMED_OUT if status is None else status,
+        output=texts[0],
+        errors=texts[1] if len(texts) > 1 else b"",
+        timed_out=timed_out,
+    )
+
+
+def stream(
+    argv: tuple[str, ...],
+    on_line: Callable[[str], None],
+    *,
+    environment: Mapping[str, str] | None = None,
+    grace: float = GRACE,
+) -> int:
+    """Run a command and hand each line it prints (stdout and stderr merged) to ``on_line`` as it comes.
+
+    Any exception, from ``on_line`` or from a signal handler, ends the child before it propagates.
+
+    Returns:
+        The exit status; 128 + N when signal N ended the child.
+
+    Raises:
+        OSError: There is no such program.
+    """
+    arrivals: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    splitter = LineSplitter()
+    with Child(argv, environment=environment, merge=True, grace=grace) as child:
+
+        def pump() -> None:
+            for chunk in _chunks(child.output):
+                arrivals.put(chunk)
+            arrivals.put(None)
+
+        def watch() -> None:
+            child.wait()
+            # After the end the pipe normally closes by itself; where a daemonised grandchild holds it, stop waiting.
+            reader.join(_LINGER)
+            arrivals.put(None)
+
+        reader = threading.Thread(target=pump, daemon=True)
+        reader.start()
+        threading.Thread(target=watch, daemon=True).start()
+        while (chunk := arrivals.get()) is not None:
+            for line in splitter.feed(chunk):
+                on_line(line)
+        for line in splitter.finish():
+            on_line(line)
+        status = child.wait()
+    assert status is not None
+    return status
+
+
+class LineSplitter:
+    """Cuts a byte stream into clean lines of text: no terminal escapes, of a redrawn line only the last state."""
+
+    def __init__(self) -> None:
+        """Start with nothing read."""
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """Yield the lines that this chunk completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            yield clean(line)
+        # A tool that redraws one line for ever, or writes binary data, must not fill the memory.
+        while len(self._rest) > _LONGEST_LINE:
+            head, self._rest = self._rest[:_LONGEST_LINE], self._rest[_LONGEST_LINE:]
+            yield clean(head)
+
+    def finish(self) -> Iterator[str]:
+        """Yield what is left after the last newline."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield clean(rest)
+
+
+def clean(line: bytes) -> str:
+    """Return a line as text: escapes removed, and after carriage returns what a terminal would show last."""
+    text = _ESCAPE.sub("", line.decode(errors="replace"))
+    pieces = [piece for piece in text.split("\r") if piece]
+    return pieces[-1] if pieces else ""
+
+
+def programs(name: str, path: str | None) -> tuple[str, ...]:
+    """Return every executable of this name on ``path`` (a ``PATH`` text), first one first, each real file once."""
+    found: dict[Path, str] = {}
+    for folder in (path or "").split(os.pathsep):
+        candidate = Path(folder or ".") / name
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            found.setdefault(candidate.resolve(), str(candidate.absolute()))
+    return tuple(found.values())
+
+
+class _Reader:
+    """Collects a pipe in a thread, so that two pipes and a deadline can be waited for together."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._chunks: deque[bytes] = deque()
+        self._thread = threading.Thread(target=self._pump, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def _pump(self, pipe: IO[bytes]) -> None:
+        for chunk in _chunks(pipe):
+            self._chunks.append(chunk)
+
+    def join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+    def content(self) -> bytes:
+        return b"".join(tuple(self._chunks))
+
+
+def _chunks(pipe: IO[bytes]) -> Iterator[bytes]:
+    """Yield what arrives, as soon as it arrives, and close the pipe at its end."""
+    with pipe:
+        while chunk := os.read(pipe.fileno(), _CHUNK):
+            yield chunk

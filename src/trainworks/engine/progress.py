@@ -1,0 +1,264 @@
+"""From the lines that an engine prints to the events of a build; text in, values out, no effects.
+
+A *step* is one instruction of the Dockerfile as the engine shows it. Both parsers keep only what is needed to say to
+which step a line belongs, and are tested on logs recorded from real engines (``tests/engine/logs``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from trainworks.engine.protocol import StepEvent
+
+TAIL: Final = 20
+"""Lines of a failing step's output that an error shows."""
+
+
+class Parser(Protocol):
+    """Turns one engine's lines into events."""
+
+    def feed(self, line: str) -> Iterator[StepEvent]:
+        """Yield what this line means; lines that mean nothing yield nothing."""
+
+    def finish(self) -> Iterator[StepEvent]:
+        """Yield what the end of a successful build means."""
+
+
+@dataclass(kw_only=True)
+class _Vertex:
+    """One numbered node of BuildKit's graph."""
+
+    component: str
+    step: str
+    started: bool = False
+
+
+class BuildKitParser:
+    """Reads ``docker build --progress=plain`` (BuildKit's own of 20.10, and buildx).
+
+    Steps run at the same time; each line starts with the number of the step that it belongs to.
+    """
+
+    _LINE: Final = re.compile(r"#(?P<number>\d+) (?P<rest>.*)")
+    _NAMED: Final = re.compile(r"\[(?:\S+/\S+ )?(?:(?P<stage>[^\s\]]+) +)?\d+/\d+\] (?P<step>.+)")
+    _INTERNAL: Final = re.compile(r"\[internal\] .+|\[auth\] .+|exporting .+|importing .+|resolve image config .+")
+    _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}$")
+    _OUTPUT: Final = re.compile(r"\d+\.\d+ ?(?P<text>.*)")
+    _END: Final = re.compile(
+        r"(?:DONE (?P<seconds>[\d.]+)s|(?P<cached>CACHED)|(?P<cancelled>CANCELED)|ERROR: (?P<error>.*))$"
+    )
+    _GLUED: Final = re.compile(r"#(?P<number>\d+) (?P<end>DONE [\d.]+s|CACHED|CANCELED|ERROR: .*)$")
+
+    def __init__(self, stage_components: Mapping[str, str]) -> None:
+        """Take the names of the stages."""
+        self._components = dict(stage_components)
+        self._vertices: dict[str, _Vertex] = {}
+        self._summary = False
+
+    def feed(self, line: str) -> Iterator[StepEvent]:
+        """Yield what this line means."""
+        # After a failure BuildKit repeats its last lines between two rulers, without step numbers.
+        if line == "------":
+            self._summary = True
+        match = None if self._summary else self._LINE.fullmatch(line)
+        if match is None:
+            return
+        number, rest = match["number"], match["rest"]
+        vertex = self._vertices.get(number)
+        if vertex is None:
+            vertex = self._vertices[number] = self._vertex(rest)
+            vertex.started = True
+            yield StepEvent(component=vertex.component, step=vertex.step, state="started")
+            return
+        # Output without a newline at its end is followed by the step's own end on the same line.
+        glued = self._GLUED.search(rest)
+        if glued is not None and glued["number"] == number:
+            yield from self._say(vertex, rest[: glued.start()])
+            rest = glued["end"]
+        yield from self._say(vertex, rest)
+
+    def finish(self) -> Iterator[StepEvent]:
+        """Yield nothing: BuildKit says itself when each step is done."""
+        return iter(())
+
+    def _vertex(self, text: str) -> _Vertex:
+        named = self._NAMED.fullmatch(text)
+        if named is None:
+            return _Vertex(component="", step=text)
+        return _Vertex(component=self._components.get(named["stage"] or "", ""), step=named["step"])
+
+    def _say(self, vertex: _Vertex, text: str) -> Iterator[StepEvent]:
+        def event(state: str, words: str = "", seconds: float | None = None) -> StepEvent:
+            return StepEvent(component=vertex.component, step=vertex.step, state=state, text=words, seconds=seconds)
+
+        end = self._END.match(text)
+        if end is not None:
+            if end["seconds"] is not None:
+                yield event("done", seconds=float(end["seconds"]))
+            elif end["cached"] is not None:
+                yield event("cached")
+            elif end["error"] is not None:
+                yield event("failed", end["error"])
+            return
+        if self._DIGEST.match(text) or self._NAMED.fullmatch(text) or self._INTERNAL.fullmatch(text):
+            return
+        output = self._OUTPUT.fullmatch(text)
+        if output is not None:
+            yield event("output", output["text"])
+
+
+class BuildahParser:
+    """Reads ``buildah build``: steps run one after another, their output stands between their headings.
+
+    buildah does not say how long a step took, nor when it ended: a step is done when the next one starts.
+    """
+
+    _HEADING: Final = re.compile(
+        r"(?:^|\[\d+/\d+\] )STEP \d+/\d+: (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?: .+)?)$"
+    )
+    _FROM: Final = re.compile(r"FROM \S+(?: \S+)*? AS (?P<stage>\S+)$", re.IGNORECASE)
+    _CACHED: Final = re.compile(r"--> Using cache [0-9a-f]{12,}$")
+    _LAYER: Final = re.compile(r"--> [0-9a-f]{11,}$")
+    _NOISE: Final = re.compile(
+        r"subprocess exited (?:with status \d+|on [a-z ]+)$|^Successfully tagged |^[0-9a-f]{64}$"
+    )
+    _WARNING: Final = re.compile(r'time="[^"]*" level=\w+ msg="(?P<text>.*)"$')
+    _ERROR: Final = re.compile(r"[Ee]rror: (?P<text>.*)$")
+    _BUILDING: Final = re.compile(r'(?:error )?building at STEP "')
+
+    def __init__(self, stage_components: Mapping[str, str]) -> None:
+        """Take the names of the stages."""
+        self._components = dict(stage_components)
+        self._component = ""
+        self._step = ""
+        self._ended = True
+
+    def feed(self, line: str) -> Iterator[StepEvent]:
+        """Yield what this line means."""
+        heading = self._heading(line)
+        if heading is not None:
+            start, component, step = heading
+            # Output without a newline at its end has the next heading on the same line.
+            if start:
+                yield from self._output(line[:start])
+            yield from self._end()
+            self._component, self._step, self._ended = component, step, False
+            yield self._event("started")
+            return
+        error = self._ERROR.match(line)
+        if error is not None and (self._BUILDING.match(error["text"]) or self._foreign()):
+            self._ended = True
+            yield self._event("failed", self._reason(error["text"]))
+        elif self._CACHED.match(line):
+            if not self._ended:
+                self._ended = True
+                yield self._event("cached")
+        elif not self._LAYER.match(line) and not self._ended:
+            noise = self._NOISE.search(line)
+            if noise is None:
+                yield from self._output(line)
+            elif noise.start():
+                yield from self._output(line[: noise.start()])
+
+    def finish(self) -> Iterator[StepEvent]:
+        """Yield the end of the last step, which nothing else announces."""
+        yield from self._end()
+
+    def _heading(self, line: str) -> tuple[int, str, str] | None:
+        found = self._HEADING.search(line)
+        if found is None:
+            return None
+        if found["commit"]:
+            return found.start(), "", found["commit"]
+        text = found["step"]
+        component = self._component
+        if text.upper().startswith("FROM "):
+            stage = self._FROM.fullmatch(text)
+            component = self._components.get(stage["stage"] if stage else "", "")
+        return found.start(), component, text
+
+    def _foreign(self) -> bool:
+        """Whether an ``Error:`` line is buildah's own: a RUN step's program may print such lines too."""
+        return not self._step.upper().startswith("RUN ") or self._ended
+
+    def _reason(self, text: str) -> str:
+        """Return what stands after the quoted instruction, which the event names already."""
+        if self._BUILDING.match(text):
+            _, found, reason = text.rpartition('": ')
+            return reason if found else text
+        return text
+
+    def _output(self, line: str) -> Iterator[StepEvent]:
+        warning = self._WARNING.match(line)
+        yield self._event("output", warning["text"] if warning else line)
+
+    def _end(self) -> Iterator[StepEvent]:
+        if not self._ended:
+            self._ended = True
+            yield self._event("done")
+
+    def _event(self, state: str, text: str = "") -> StepEvent:
+        return StepEvent(component=self._component, step=self._step, state=state, text=text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedStep:
+    """The first step that failed: whose it is, the instruction, the engine's words, and its last lines."""
+
+    component: str
+    step: str
+    reason: str
+    lines: tuple[str, ...]
+
+    @property
+    def status(self) -> int | None:
+        """The command's exit status, where the engine says it."""
+        # The last one: the engine quotes the command first, which may hold such words itself.
+        found = re.findall(r"(?:exit code:|exit status) (\d+)", self.reason)
+        return int(found[-1]) if found else None
+
+
+@dataclass(kw_only=True)
+class StepLog:
+    """Remembers, of the events of one build, what an error message will need: the last lines of each step.
+
+    Attributes:
+        failed: The first failed step; ``None`` while nothing failed.
+        running: The step that last said something.
+    """
+
+    failed: FailedStep | None = None
+    running: StepEvent | None = None
+    _tails: dict[tuple[str, str], deque[str]] = field(default_factory=dict)
+
+    def add(self, event: StepEvent) -> None:
+        """Take one event."""
+        key = (event.component, event.step)
+        match event.state:
+            case "output":
+                self.running = event
+                self._tails.setdefault(key, deque(maxlen=TAIL)).append(event.text)
+            case "started":
+                self.running = event
+            case "failed":
+                if self.failed is None:
+                    self.failed = FailedStep(
+                        component=event.component,
+                        step=event.step,
+                        reason=event.text,
+                        lines=tuple(self._tails.get(key, ())),
+                    )
+            case _:
+                self._tails.pop(key, None)
+
+    def broken_off(self, reason: str) -> FailedStep | None:
+        """Return the failed step, or the one that was running when the engine ended for a reason of its own."""
+        if self.failed is not None or self.running is None:
+            return self.failed
+        component, step = self.running.component, self.running.step
+        lines = tuple(self._tails.get((component, step), ()))
+        return FailedStep(component=component, step=step, reason=reason, lines=lines)
