@@ -1,0 +1,8 @@
+"""trainworks_launcher: starts, supervises and truthfully ends a distributed training job inside a container.
+
+From top to bottom, as the data flows: ``environment`` reads the world once -> ``job`` validates it -> ``modes`` plan
+one host -> ``plan`` is what is shown and what is run -> ``supervise`` runs it, with ``control`` between the hosts.
+"""
+
+__version__ = "0.1.0"
+"""The launcher's version; ``pyproject.toml`` holds the same (a test compares them)."""

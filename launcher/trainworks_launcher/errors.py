@@ -1,0 +1,59 @@
+"""The launcher's refusals: one class, every problem in it, one exit status per kind.
+
+A problem says what is wrong, where, which right value is nearest, and what to do. All problems of a job are collected
+and raised together, so that a person corrects a job once and not once per mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Iterable
+
+from trainworks_launcher import names
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a job.
+
+    what: the mistake, one sentence without a full stop. where: the file, hyperparameter or variable it is in.
+    advice: what to do about it, naming the nearest right value where there is one; may be empty.
+    """
+
+    what: str
+    where: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        """``what (where); advice`` on one line."""
+        return f"{self.what} ({self.where})" + (f"; {self.advice}" if self.advice else "")
+
+
+class RefusalError(Exception):
+    """The launcher will not start (or go on with) this job; ``status`` is the exit status, EXIT_* of names.py."""
+
+    def __init__(self, problems: Iterable[Problem], status: int = names.EXIT_NOT_STARTED) -> None:
+        """Keep the problems in the order in which they were found."""
+        self.problems = tuple(problems)
+        self.status = status
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        """The text for a person: a count, then one line per problem."""
+        if len(self.problems) == 1:
+            return f"cannot start the job: {self.problems[0]}"
+        lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
+        return f"cannot start the job, {len(self.problems)} problems:{lines}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'?`` for the known word nearest to ``word``, else what is known; empty if nothing is."""
+    candidates = sorted(known)
+    matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    if not candidates:
+        return ""
+    shown = ", ".join(repr(candidate) for candidate in candidates[:8])
+    return f"known: {shown}" + (f" and {len(candidates) - 8} more" if len(candidates) > 8 else "")

@@ -1,0 +1,71 @@
+"""Hyperparameters: decoded, split into the user's and the platform's, and turned into command line arguments. Pure.
+
+The rules are sagemaker-training's (scripts depend on them), with one difference: an argument is never quoted, joined
+or split again on its way to the script.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher import names
+from trainworks_launcher.values import Json, decode
+
+
+def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Decode every value that is JSON text; keep the others as they are.
+
+    The platform delivers strings only, which the SDK encoded as JSON; a string that is not JSON is meant as it is.
+    """
+    decoded: dict[str, Json] = {}
+    for name, value in raw.items():
+        if isinstance(value, str):
+            try:
+                decoded[name] = decode(value)
+            except ValueError:
+                decoded[name] = value
+        else:
+            decoded[name] = value
+    return MappingProxyType(decoded)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a hyperparameter is meant for the launcher and not for the script."""
+    return name in names.RESERVED_NAMES or name.startswith(names.RESERVED_PREFIX)
+
+
+def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
+    """(the user's, the reserved ones)."""
+    user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
+    reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
+    return MappingProxyType(user), MappingProxyType(reserved)
+
+
+def to_arguments(user: Mapping[str, Json]) -> tuple[str, ...]:
+    """``--name value`` pairs sorted by name; ``-n value`` for a name of one letter.
+
+    >>> to_arguments({"lr": 0.1, "n": 3, "amp": True, "tag": None})
+    ('--amp', 'True', '--lr', '0.1', '-n', '3', '--tag', '')
+    """
+    arguments: list[str] = []
+    for name in sorted(user):
+        arguments.append(f"-{name}" if len(name) == 1 else f"--{name}")
+        arguments.append(_argument(user[name]))
+    return tuple(arguments)
+
+
+def _argument(value: Json) -> str:
+    """One value: True/False, "" for null, ``k=v,k=v`` for an object, else Python's own text of it."""
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={entry}" for key, entry in sorted(value.items()))
+    return str(value)
+
+
+def truth(value: Json) -> bool:
+    """Whether a switch is on; the SDK sends ``true``, hand-written files say "True" or "1"."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("true", "1", "yes")
+    return value is True or (isinstance(value, int) and value == 1)

@@ -1,0 +1,67 @@
+"""A small event loop: file descriptors and deadlines in one thread. It wakes when something happens, never else."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import socket
+import time
+from typing import Callable, Union
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+
+Watched = Union[int, socket.socket]
+
+
+class Loop:
+    """Calls back when a descriptor is ready or a deadline has passed, until ``stop`` is called."""
+
+    def __init__(self) -> None:
+        """Open the selector; ``close`` releases it."""
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._stopped = False
+
+    def watch(self, descriptor: Watched, events: int, callback: Callable[[int], None]) -> None:
+        """Call ``callback(events)`` whenever the descriptor is ready; replaces an earlier watch of it."""
+        if descriptor in self._selector.get_map():
+            self._selector.modify(descriptor, events, callback)
+        else:
+            self._selector.register(descriptor, events, callback)
+
+    def unwatch(self, descriptor: Watched) -> None:
+        """Forget a descriptor; no error if it is not watched."""
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, this many seconds from now."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._count), callback))
+
+    def run(self) -> None:
+        """Serve events until ``stop``."""
+        while not self._is_stopped():
+            now = time.monotonic()
+            while not self._is_stopped() and self._timers and self._timers[0][0] <= now:
+                heapq.heappop(self._timers)[2]()
+            if self._is_stopped():
+                return
+            timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for key, events in self._selector.select(timeout):
+                # An earlier callback of this round may have closed the descriptor.
+                if not self._is_stopped() and key.fileobj in self._selector.get_map():
+                    key.data(events)
+
+    def stop(self) -> None:
+        """Let ``run`` return after the current callback."""
+        self._stopped = True
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    def close(self) -> None:
+        """Release the selector."""
+        self._selector.close()

@@ -1,0 +1,107 @@
+"""The image manifest: what the image consists of, as the builder wrote it down.
+
+Pure: text in, a frozen value out. ``environment`` does the reading. The launcher knows no version, no instance type
+and no program path by itself; they all come from here. Without a manifest (a foreign image) the generic one stands in
+and programs are looked for on PATH.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher import names
+from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.values import decode, mapping, number, text
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What the instance table says of one instance type. Counts are per host."""
+
+    gpus: int = 0
+    neuron_cores: int = 0
+    efa: bool = False
+    efa_rdma: bool = False
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A component that this image was built without, and what that costs its user, in words."""
+
+    component: str
+    cost: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The parts of the manifest that decide how a job is started.
+
+    name: of the image. components: component -> version. instances: instance type -> Instance. programs: program name
+    -> absolute path. hostname_shim: path of the shared library, "" for none. generic: there was no manifest.
+    """
+
+    name: str = "generic"
+    generic: bool = True
+    components: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    prefixes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    missing: tuple[Missing, ...] = ()
+    instances: Mapping[str, Instance] = field(default_factory=lambda: MappingProxyType({}))
+    programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    hostname_shim: str = ""
+
+
+def parse_manifest(document: str, where: str) -> Manifest:
+    """Read a manifest; unknown keys are ignored so that a newer builder can add to the schema.
+
+    Raises RefusalError when the text is not JSON, not an object, or of another schema number.
+    """
+    try:
+        content = decode(document)
+    except ValueError as error:
+        raise RefusalError(
+            [Problem(f"the image manifest is not JSON: {error}", where, "rebuild the image, or unset the variable")]
+        ) from error
+    if not isinstance(content, dict):
+        raise RefusalError([Problem("the image manifest is not a JSON object", where, "rebuild the image")])
+    if content.get("schema") != names.IMAGE_MANIFEST_SCHEMA:
+        raise RefusalError(
+            [
+                Problem(
+                    f"the image manifest has schema {content.get('schema')!r},"
+                    f" this launcher reads schema {names.IMAGE_MANIFEST_SCHEMA}",
+                    where,
+                    "builder and launcher in the image are of different releases; rebuild the image",
+                )
+            ]
+        )
+    components = mapping(content.get("components"))
+    listed = content.get("missing")
+    missing: list[Missing] = []
+    for entry in listed if isinstance(listed, list) else []:
+        row = mapping(entry)
+        missing.append(Missing(component=text(row.get("component")), cost=text(row.get("cost"))))
+    instances: dict[str, Instance] = {}
+    for instance_type, value in mapping(content.get("instances")).items():
+        row = mapping(value)
+        instances[instance_type] = Instance(
+            gpus=number(row.get("gpus")),
+            neuron_cores=number(row.get("neuron_cores")),
+            efa=row.get("efa") is True,
+            efa_rdma=row.get("efa_rdma") is True,
+        )
+    return Manifest(
+        name=text(content.get("name"), "unnamed"),
+        generic=False,
+        components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
+        prefixes=MappingProxyType(
+            {name: text(mapping(row).get("prefix")) for name, row in components.items() if mapping(row).get("prefix")}
+        ),
+        missing=tuple(missing),
+        instances=MappingProxyType(instances),
+        programs=MappingProxyType(
+            {name: path for name, path in mapping(content.get("programs")).items() if isinstance(path, str)}
+        ),
+        hostname_shim=text(content.get("hostname_shim")),
+    )

@@ -1,0 +1,198 @@
+"""mpi: the leader runs mpirun, which starts the ranks of every host; the other hosts serve ssh and wait.
+
+How ranks get the environment of their own host: mpirun starts ``rank.py`` on each host, and that reads the environment
+file which that host's launcher wrote, lays what mpirun and the user's ``-x`` say over it, and becomes the program. So
+nothing host-specific travels from the leader, and no value is too long for a command line.
+
+Where a parameter comes from: the reference of Open MPI (``ompi_info --all``, ``prte_info --all``), and what
+sagemaker-training gives mpirun, since jobs were tuned with that.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from trainworks_launcher import names
+from trainworks_launcher.entry import program_words
+from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.exported import HOST_SPECIFIC
+from trainworks_launcher.flags import Dialect, Setting, UserOptions, dialect_of, merge_parameters, parse_user_options
+from trainworks_launcher.job import Job
+from trainworks_launcher.modes import common
+from trainworks_launcher.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of
+
+NAME = "mpi"
+"""As Job.mode has it."""
+
+_WHERE = f"hyperparameter {names.MPI_OPTIONS}"
+
+
+def plan(job: Job) -> NodePlan:
+    """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
+    role = role_of(job)
+    wanted = ("mpirun",) if role == "alone" else ("mpirun", "ssh", "sshd", "ssh-keygen")
+    found = dict(zip(wanted, common.programs(job, wanted, "the job asks for mpi")))
+    network, network_why = network_variables(job)
+    dialect = dialect_of(job.environment.manifest.components.get("open-mpi", _GENERIC_VERSION))
+    user, problems = parse_user_options(job.custom_mpi_options, _WHERE)
+    parameters, notes, more = merge_parameters(_parameters(job, dialect), user, dialect, _WHERE)
+    if problems or more:
+        raise RefusalError([*problems, *more])
+    exports, export_notes = _exports(job, user)
+    options, option_why = _options(job, user)
+    line: list[str] = [found["mpirun"], *options]
+    for setting in parameters:
+        line += [dialect.option(setting.name), setting.name, setting.value]
+    for setting in exports:
+        line += ["-x", f"{setting.name}={setting.value}"]
+    line += user.rest
+    line += [*_rank_wrapper(job, tuple(setting.name for setting in exports)), *_program(job)]
+    worker = role == "worker"
+    why = (
+        *option_why,
+        *(Reason(f"{dialect.option(row.name)} {row.name}", f"{row.origin}: {row.why}") for row in parameters),
+        *(Reason(f"-x {row.name}", f"{row.origin}: {row.why}") for row in exports),
+        *network_why,
+    )
+    waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
+    return NodePlan(
+        mode=NAME,
+        host=job.host,
+        role=role,
+        needs=tuple(found.values()),
+        argv=() if worker else tuple(line),
+        env=MappingProxyType({**job.variables, **network}),
+        cwd=job.code.directory,
+        code=job.code,
+        requirements=common.requirements(job),
+        processes=job.processes,
+        signals="ranks",
+        control=control_of(job),
+        shell=None if role == "alone" else Shell(found["ssh"], found["sshd"], found["ssh-keygen"]),
+        limits=job.limits,
+        why=(*waiting, *network_why) if worker else why,
+        warnings=(*job.warnings, *notes, *export_notes),
+    )
+
+
+_GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
+
+
+def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
+    """Our MCA parameters, by the names of the dialect."""
+    several = len(job.hosts) > 1
+    rows: list[Setting] = [
+        Setting("pml", "ob1", "default", "plain point-to-point messages; NCCL has its own way to the fabric"),
+    ]
+    if dialect.major < 5:
+        rows.append(
+            Setting("btl", "^openib", "default", "the verbs transport only prints warnings where there is none")
+        )
+        rows.append(
+            Setting("orte_abort_on_non_zero_status", "1", "default", "a rank that fails ends the job, not only itself")
+        )
+        rows.append(
+            Setting(
+                "btl_vader_single_copy_mechanism",
+                "none",
+                "default",
+                "a container may not read another process's memory, and each try is logged",
+            )
+        )
+    else:
+        rows.append(
+            Setting(
+                "smsc", "^cma", "default", "a container may not read another process's memory, and each try is logged"
+            )
+        )
+    if job.interface and several:
+        why = f"bind MPI's traffic to this interface: {job.interface_why}"
+        rows.append(Setting("btl_tcp_if_include", job.interface, "platform", why))
+        rows.append(Setting(dialect.canonical("oob_tcp_if_include"), job.interface, "platform", why))
+    if several:
+        agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/agent.py"
+        rows.append(
+            Setting(dialect.canonical("plm_rsh_agent"), agent, "platform", "ssh with the keys made for this job only")
+        )
+        rows.append(
+            Setting(
+                dialect.canonical("plm_rsh_no_tree_spawn"),
+                "1",
+                "platform",
+                "only the leader has the key, so it contacts every host itself",
+            )
+        )
+        rows.append(
+            Setting(
+                dialect.canonical("plm_rsh_num_concurrent"),
+                str(max(len(job.hosts), 128)),
+                "platform",
+                "contact all hosts at once",
+            )
+        )
+    return tuple(rows)
+
+
+def _options(job: Job, user: UserOptions) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+    """Options that are not parameters; a user's value of the same option takes the place of ours."""
+    theirs = dict(user.keyed)
+    slots = ",".join(f"{host}:{job.processes_per_host}" for host in job.hosts)
+    keyed: dict[str, tuple[str, ...]] = {"allow-run-as-root": (), "bind-to": ("none",), "map-by": ("slot",)}
+    why = [
+        Reason("--host", f"{job.processes_per_host} process(es) on each of {len(job.hosts)} host(s)"),
+        Reason("--allow-run-as-root", "default: containers run as root, and mpirun refuses root without it"),
+        Reason("--bind-to", "default: data loaders need the cores of the whole host, so no process is pinned"),
+        Reason("--map-by", "default: fill one host before the next, so that neighbouring ranks share a host"),
+    ]
+    words: list[str] = ["--host", slots, "-np", str(job.processes)]
+    for option, value in {**keyed, **theirs}.items():
+        words += [f"--{option}", *value]
+        if option in theirs:
+            why = [reason for reason in why if reason.subject != f"--{option}"]
+            why.append(Reason(f"--{option}", "user: from the job's custom_mpi_options"))
+    return tuple(words), tuple(why)
+
+
+def _exports(job: Job, user: UserOptions) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    """The user's ``-x``: with a value as given, with a name alone the leader's value.
+
+    Everything else that a rank needs comes from its own host, so we export nothing ourselves.
+    """
+    rows: list[Setting] = []
+    notes: list[str] = []
+    known = {**job.inherited, **job.variables}
+    for name in user.forwarded:
+        if name in HOST_SPECIFIC:
+            notes.append(f"left out -x {name}: each host has its own value, and its ranks get that one")
+        elif name not in known:
+            notes.append(f"left out -x {name}: it is not set")
+        else:
+            rows.append(Setting(name, known[name], "user", "from the job's custom_mpi_options, the leader's value"))
+    rows += [Setting(name, value, "user", "from the job's custom_mpi_options") for name, value in user.exports]
+    return tuple(rows), tuple(notes)
+
+
+def _rank_wrapper(job: Job, keep: tuple[str, ...]) -> tuple[str, ...]:
+    """argv of rank.py, told which variables mpirun's ``-x`` sets over the host's own."""
+    environment = job.environment
+    return (
+        environment.launcher_python,
+        "-I",
+        f"{environment.launcher_directory}/rank.py",
+        "--keep",
+        ",".join(keep),
+        "--",
+    )
+
+
+def _program(job: Job) -> tuple[str, ...]:
+    """The program; Python programs under mpi4py where the image has it.
+
+    mpi4py's runner aborts the job on an uncaught exception. Without it Python tries to finalize MPI at its exit and
+    waits for the other ranks for ever.
+    """
+    python = job.environment.programs.get("python", "python3")
+    words = program_words(job.entry, job.code, python, common.shell_of(job))
+    if "mpi4py" in job.environment.manifest.components and job.entry.kind in ("script", "module"):
+        words = (words[0], "-m", "mpi4py", *words[1:])
+    return (*words, *job.arguments)

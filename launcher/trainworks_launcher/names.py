@@ -1,0 +1,195 @@
+"""Every name the launcher shares with the world outside: variables, hyperparameters, paths, limits.
+
+One documented constant per name, so that a name is spelled once, can be searched for, and has its unit, default and
+source in one place. "TT" below is the behaviour of sagemaker-training, which scripts were written against; "OURS" is a
+name that this launcher introduces (always with the prefix ``TRAINWORKS_``).
+"""
+
+from __future__ import annotations
+
+# ---------------------------------------------------------------------------------------------- paths below the base
+BASE_DIRECTORY = "/opt/ml"
+"""Root of the platform's directories; moved by SAGEMAKER_BASE_DIR. Source: the platform's training contract."""
+
+HYPERPARAMETERS_FILE = "input/config/hyperparameters.json"
+"""Object of hyperparameters; the platform delivers every value as a string."""
+
+RESOURCE_CONFIG_FILE = "input/config/resourceconfig.json"
+"""Object with ``current_host``, ``hosts``, ``network_interface_name``, instance types and groups."""
+
+INPUT_DATA_CONFIG_FILE = "input/config/inputdataconfig.json"
+"""Object: channel name -> settings of that channel; only the names are used (TT)."""
+
+CODE_DIRECTORY = "code"
+"""The user's code when nothing else is said."""
+
+FAILURE_FILE = "output/failure"
+"""Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters."""
+
+SUCCESS_FILE = "output/success"
+"""Empty file, written when every host ended with status 0 (TT)."""
+
+FAILURE_TEXT_LIMIT = 1024
+"""Characters of the failure file that the platform shows. Source: AWS guide, your-algorithms-training-algo-output."""
+
+# -------------------------------------------------------------------------------------------- variables that are read
+BASE_DIRECTORY_VARIABLE = "SAGEMAKER_BASE_DIR"
+"""Path that replaces /opt/ml (TT)."""
+
+PROGRAM_VARIABLE = "SAGEMAKER_PROGRAM"
+"""Entry point; wins over the hyperparameter ``sagemaker_program`` (TT)."""
+
+SUBMIT_DIRECTORY_VARIABLE = "SAGEMAKER_SUBMIT_DIRECTORY"
+"""Directory (or local tar.gz) of the user's code. TT reads and then ignores it; here it counts, below the
+hyperparameter ``sagemaker_submit_directory`` and above BASE/code."""
+
+TRAINING_MODULE_VARIABLE = "SAGEMAKER_TRAINING_MODULE"
+"""``module:function`` of a framework entry; only passed on as SM_FRAMEWORK_MODULE."""
+
+REGION_VARIABLES = ("AWS_REGION", "SAGEMAKER_REGION")
+"""Region, first one set wins (TT); passed on as SAGEMAKER_REGION."""
+
+JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
+"""Name of the job, set by the platform."""
+
+IMAGE_MANIFEST_VARIABLE = "TRAINWORKS_IMAGE_MANIFEST"
+"""OURS. Path of the image manifest; default IMAGE_MANIFEST."""
+
+CONTROL_PORT_VARIABLE = "TRAINWORKS_CONTROL_PORT"
+"""OURS. TCP port on which the leader listens for the other hosts; default CONTROL_PORT."""
+
+MASTER_PORT_VARIABLE = "MASTER_PORT"
+"""TCP port of rank 0's store; default MASTER_PORT. Read, and exported to the script."""
+
+STOP_GRACE_VARIABLE = "TRAINWORKS_STOP_GRACE_SECONDS"
+"""OURS. Seconds between a stop signal and KILL; default STOP_GRACE_SECONDS."""
+
+JOIN_LIMIT_VARIABLE = "TRAINWORKS_JOIN_LIMIT_SECONDS"
+"""OURS. Seconds within which every host has to join the leader; default JOIN_LIMIT_SECONDS."""
+
+PREPARE_LIMIT_VARIABLE = "TRAINWORKS_PREPARE_LIMIT_SECONDS"
+"""OURS. Seconds a host may take to fetch code and install requirements; default PREPARE_LIMIT_SECONDS."""
+
+HEARTBEAT_LIMIT_VARIABLE = "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS"
+"""OURS. Seconds of silence after which a host counts as lost; default HEARTBEAT_LIMIT_SECONDS."""
+
+# ----------------------------------------------------------------------------------------------- variables we hand on
+HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
+"""OURS. The name that the hostname shim makes gethostname() answer."""
+
+RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
+"""OURS. The host's private directory for the life of the job: ssh files, the ranks' environment, their process ids.
+Set by the supervisor (its name is random), read by rank.py and agent.py."""
+
+# --------------------------------------------------------------------------------------------------- the image's files
+IMAGE_MANIFEST = "/opt/trainworks/image.json"
+"""What the image consists of; written by the builder."""
+
+IMAGE_MANIFEST_SCHEMA = 1
+"""The manifest schema that this launcher reads."""
+
+# ------------------------------------------------------------------------------------------------ limits and defaults
+CONTROL_PORT = 7780
+"""Default TCP port of the control channel; beside MASTER_PORT, outside the kernel's ephemeral range."""
+
+MASTER_PORT = 7777
+"""Default of MASTER_PORT; the value the framework toolkits use (TT)."""
+
+STOP_GRACE_SECONDS = 120.0
+"""The platform sends SIGTERM, and KILL 120 s later (API reference, StopTrainingJob)."""
+
+JOIN_LIMIT_SECONDS = 600.0
+"""Hosts of one job start minutes apart when an image is large; TT waits 15 minutes for a name alone."""
+
+PREPARE_LIMIT_SECONDS = 1800.0
+"""A requirements.txt with something to compile is slow, not stuck."""
+
+HEARTBEAT_SECONDS = 2.0
+"""Interval between two signs of life on the control channel."""
+
+HEARTBEAT_LIMIT_SECONDS = 12.0
+"""Six heartbeats missed: lost. Every host must have ended within 15 s of a host's death."""
+
+FAILURE_GRACE_SECONDS = 2.0
+"""Seconds between SIGTERM and KILL for the processes of a job that has already failed on another host. Short because
+every host is to end within 5 s of the first failure, and there is no result left to save."""
+
+LEAVE_LIMIT_SECONDS = 5.0
+"""Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
+
+# ------------------------------------------------------------------------------------------------- exit status, API
+EXIT_NOT_STARTED = 64
+"""The job's inputs were refused; nothing was started."""
+
+EXIT_PREPARATION = 65
+"""Code or requirements could not be prepared; the user's program was not started."""
+
+EXIT_HOSTS = 66
+"""A host never joined, or was lost, or could not be reached."""
+
+EXIT_LAUNCHER = 70
+"""The launcher itself failed (a defect of ours, please report)."""
+
+EXIT_NOT_EXECUTABLE = 126
+"""``docker run IMAGE program``: the program exists and cannot be executed (a shell's convention)."""
+
+EXIT_NOT_FOUND = 127
+"""``docker run IMAGE program``: there is no such program (a shell's convention)."""
+
+# ------------------------------------------------------------------------------------------- reserved hyperparameters
+RESERVED_PREFIX = "sagemaker_"
+"""Hyperparameters that start with this never reach the script's arguments (TT)."""
+
+RESERVED_NAMES = frozenset(
+    (
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+        "sagemaker_enable_cloudwatch_metrics",
+        "sagemaker_region",
+        "sagemaker_container_log_level",
+        "sagemaker_job_name",
+        "default_user_module_name",
+        "_tuning_objective_metric",
+        "sagemaker_s3_output",
+    )
+)
+"""Reserved names that are settings of the platform; other reserved names become SM_FRAMEWORK_PARAMS (TT)."""
+
+PROGRAM = "sagemaker_program"
+"""Entry point, relative to the code directory."""
+
+SUBMIT_DIRECTORY = "sagemaker_submit_directory"
+"""Where the code is: a local directory or a local tar.gz (s3:// is not built yet)."""
+
+LOG_LEVEL = "sagemaker_container_log_level"
+"""Python log level, an int; exported as SM_LOG_LEVEL; default 20."""
+
+JOB_NAME = "sagemaker_job_name"
+"""Name of the job as the SDK knows it."""
+
+REGION = "sagemaker_region"
+"""Region as the SDK knows it."""
+
+MPI_ENABLED = "sagemaker_mpi_enabled"
+"""Bool: start with mpirun. From distribution={'mpi': {'enabled': True}}."""
+
+PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+"""Int: processes on each host, in every mode in spite of its name (TT). Default: GPUs, else Neuron cores, else 1."""
+
+MPI_PROCESSES = "sagemaker_mpi_num_processes"
+"""Int: total of MPI processes; default hosts x processes per host."""
+
+MPI_OPTIONS = "sagemaker_mpi_custom_mpi_options"
+"""Str: the user's own mpirun options, with shell quoting."""
+
+TORCH_DISTRIBUTED_ENABLED = "sagemaker_torch_distributed_enabled"
+"""Bool: start with torchrun. From distribution={'torch_distributed': {'enabled': True}}."""
+
+DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
+"""List of the instance groups that take part in the distributed job."""
+
+MODEL_PARALLEL_PARAMETERS = "mp_parameters"
+"""Object; a non-empty one is what switches model parallelism on (TT). Not prefixed, so it is an argument as well."""
+
+MODEL_PARALLEL_VARIABLE = "SM_HP_MP_PARAMETERS"
+"""The same as an environment variable (TT)."""

@@ -1,0 +1,117 @@
+"""How a job ended: one value for every host, and the text that a person reads. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+from trainworks_launcher import names
+
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+"""The three ends. Stopped: a stop signal came, and the program ended within its grace or was killed after it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """kind: one of the three ends. status: exit status for every host. host: where it happened. text: the failure text,
+    cause first; "" for a success."""
+
+    kind: str
+    status: int = 0
+    host: str = ""
+    text: str = ""
+
+
+def exit_status(wait_status: int) -> int:
+    """The status to exit with, from a wait status: the program's own, or 128 + signal as a shell has it."""
+    if wait_status >= 0:
+        return wait_status
+    return 128 - wait_status
+
+
+def describe_status(returncode: int) -> str:
+    """``exit status 3`` or ``killed by SIGKILL (exit status 137)`` with a hint for the commonest cause."""
+    number = -returncode if returncode < 0 else returncode - 128 if returncode > 128 else 0
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"exit status {returncode}"
+    hint = ", perhaps out of memory" if name == "SIGKILL" else ""
+    return f"killed by {name} (exit status {exit_status(returncode)}{hint})"
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_LAUNCHERS = ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError",)
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+
+
+def find_traceback(tail: str, processes: int) -> tuple[str, str]:
+    """(last line, whole text) of the traceback that explains a failure; ("", "") if there is none.
+
+    One process: its last traceback. Several: the first in the tail, for when one rank dies the others die of that. A
+    traceback of torchrun itself only says that some process failed, so it is passed over.
+    """
+    lines = [_PREFIX.sub("", line) for line in tail.splitlines()]
+    blocks: list[list[str]] = []
+    index = 0
+    while index < len(lines):
+        if lines[index].strip() != _TRACEBACK:
+            index += 1
+            continue
+        block = [lines[index]]
+        index += 1
+        while index < len(lines) and (lines[index].startswith((" ", "\t")) or not lines[index].strip()):
+            block.append(lines[index])
+            index += 1
+        if index < len(lines):
+            block.append(lines[index])  # the line that names the exception
+            index += 1
+        if blocks and _is_chained(lines, index - len(block)):
+            blocks[-1] += block
+        else:
+            blocks.append(block)
+    telling = [block for block in blocks if not block[-1].startswith(_LAUNCHERS)]
+    if not telling:
+        return "", ""
+    chosen = telling[0] if processes > 1 else telling[-1]
+    return chosen[-1].strip(), "\n".join(chosen)
+
+
+def _is_chained(lines: list[str], start: int) -> bool:
+    """Whether the traceback that starts at a line continues the one before it."""
+    before = [line for line in lines[max(0, start - 3) : start] if line.strip()]
+    return bool(before) and before[-1].startswith(_CHAINED)
+
+
+_TORCHRUN_STATUS = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+def torchrun_status(tail: bytes) -> int:
+    """The return code of the first process that failed, as torchrun reports it at its end; 0 if it reports none."""
+    found = _TORCHRUN_STATUS.findall(tail.decode("utf-8", "replace"))
+    return int(found[-1]) if found else 0
+
+
+def failure_text(*, what: str, host: str, mode: str, returncode: int, tail: bytes, processes: int) -> str:
+    """The text of a program that failed: its cause, where it happened, then as much context as fits.
+
+    what: the program as a person calls it. tail: the end of its output.
+    """
+    output = tail.decode("utf-8", "replace")
+    cause, traceback = find_traceback(output, processes)
+    place = f"{what} on host {host} (mode {mode}): {describe_status(returncode)}"
+    if cause:
+        return shorten(f"{cause}\n{place}\n{traceback}")
+    last = "\n".join([line for line in output.splitlines() if line.strip()][-12:])
+    return shorten(f"{place}\n{last}" if last else place)
+
+
+def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:
+    """At most ``limit`` characters: the beginning (the cause) and the end (the innermost frames) are kept."""
+    if len(text) <= limit:
+        return text
+    mark = "\n[...]\n"
+    head = limit * 2 // 5
+    return text[:head] + mark + text[len(text) - (limit - head - len(mark)) :]

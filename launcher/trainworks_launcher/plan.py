@@ -1,0 +1,120 @@
+"""What is done on one host, as a value that prints itself. What ``train --plan`` shows is what ``supervise`` runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher.entry import Code
+from trainworks_launcher.job import Job, Limits
+from trainworks_launcher.values import Json
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a flag, a variable or a choice is as it is. subject: what it is about. why: one sentence."""
+
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control channel of a job with several hosts: the first host listens on ``port``, the others join."""
+
+    leader: str
+    hosts: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class Shell:
+    """ssh between the hosts of one job, with keys made for it: paths of the three programs."""
+
+    ssh: str
+    sshd: str
+    ssh_keygen: str
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What one host does.
+
+    mode, host: as in the job. role: "alone", "leader" or "worker". needs: programs that have to exist, absolute paths.
+    argv: the command, () on a host whose processes another host starts. env: variables set on top of the inherited
+    environment, for the command and (in MPI jobs) for every rank on this host. cwd: where it starts. code: what is
+    unpacked there before. requirements: argv of the installation, () for none. processes: of this host, so that a
+    failure text can tell one process's traceback from many. signals: who gets a stop signal: "group" (the command's
+    process group), "children" (the command's children, not itself: torchrun would give them 30 s only) or "ranks" (what
+    rank.py noted: mpirun would give them 2 s only). status_from: "command", or "torchrun" whose own status is always 1,
+    so that the script's is read from its report. control, shell: None for a job of one host. why: reasons.
+    """
+
+    mode: str
+    host: str
+    role: str
+    needs: tuple[str, ...]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    code: Code
+    requirements: tuple[str, ...] = ()
+    processes: int = 1
+    signals: str = "group"
+    status_from: str = "command"
+    control: Control | None = None
+    shell: Shell | None = None
+    limits: Limits = field(default_factory=Limits)
+    why: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """The plan as JSON text, the same bytes for the same plan."""
+        document: dict[str, Json] = {
+            "mode": self.mode,
+            "host": self.host,
+            "role": self.role,
+            "needs": list(self.needs),
+            "argv": list(self.argv),
+            "env": dict(sorted(self.env.items())),
+            "cwd": self.cwd,
+            "code": {"directory": self.code.directory, "archive": self.code.archive},
+            "requirements": list(self.requirements),
+            "processes": self.processes,
+            "signals": self.signals,
+            "status_from": self.status_from,
+            "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
+            "shell": asdict(self.shell) if self.shell else None,
+            "limits_seconds": asdict(self.limits),
+            "why": [{"subject": reason.subject, "why": reason.why} for reason in self.why],
+            "warnings": list(self.warnings),
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def role_of(job: Job) -> str:
+    """ "alone", "leader" or "worker"."""
+    if len(job.hosts) == 1:
+        return "alone"
+    return "leader" if job.host == job.leader else "worker"
+
+
+def control_of(job: Job) -> Control | None:
+    """Every job with more than one host has a control channel, whatever its mode."""
+    return Control(job.leader, job.hosts, job.control_port) if len(job.hosts) > 1 else None
+
+
+def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
+    """Variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
+    variables: dict[str, str] = dict(job.fabric.variables)
+    why = [Reason(subject, text) for subject, text in job.fabric.reasons]
+    if job.interface:
+        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            if name not in job.inherited:
+                variables[name] = job.interface
+        why.append(Reason(f"network interface {job.interface}", job.interface_why))
+    if "NCCL_DEBUG" not in job.inherited:
+        variables["NCCL_DEBUG"] = "WARN"
+    return MappingProxyType(variables), tuple(why)
