@@ -162,7 +162,7 @@ def read_elf(path: str) -> Elf | None:
                     file.seek(offset)
                     dynamic = file.read(size)
             _read_dynamic(elf, file.fileno(), dynamic, order + ("qQ" if wide else "iI"), loads)
-        except (struct.error, IndexError, OSError, OverflowError) as error:
+        except (struct.error, ValueError, IndexError, OSError, OverflowError) as error:
             raise DamagedElfError(str(error)) from error
     return elf
 
@@ -700,6 +700,13 @@ def installed_distributions(python: str, names: list[str]) -> tuple[dict[str, li
     return {name: found.get(_canonical(name), []) for name in names}, ""
 
 
+def matching(root: str, pattern: str) -> list[str]:
+    """Return the paths that fit a pattern, dangling links too."""
+    found = glob.glob(glob.escape(root) + pattern, recursive=True)
+    # Some versions of glob answer FOLDER/ to FOLDER/** without looking whether there is such a folder.
+    return sorted(path[len(root) :] for path in found if os.path.lexists(path))
+
+
 def answer_request(request: Request) -> Answer:
     """Answer everything."""
     root = request["root"].rstrip("/")
@@ -713,10 +720,7 @@ def answer_request(request: Request) -> Answer:
         "shared_libraries": shared,
         "single_libraries": single_libraries(root, request["single_libraries"]) if request["single_libraries"] else {},
         "search_paths": {name: search_path_problems(root, name) for name in request["search_paths"]},
-        "absent": {
-            pattern: sorted(path[len(root) :] for path in glob.glob(glob.escape(root) + pattern, recursive=True))
-            for pattern in request["absent"]
-        },
+        "absent": {pattern: matching(root, pattern) for pattern in request["absent"]},
         "loaded_libraries": [loaded_library(python, question) for question in request["loaded_libraries"]],
         "distributions": distributions,
         "distributions_error": error,

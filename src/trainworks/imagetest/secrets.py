@@ -20,6 +20,8 @@ CONTENT_LIMIT = 1_000_000
 """Larger files are known by their name only: no key, no setting is that large, and models and libraries are."""
 
 _TEXT_SAMPLE = 8192
+_LAYER_NAME_LENGTH = len("sha256:") + 12
+_HOST_SETTING = "setting of the build host"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +236,7 @@ def _content_rules(data: bytes, forbidden: _Forbidden, *, allowed: bool) -> Iter
         if (b"AKIA" in data or b"ASIA" in data) and _AWS_KEY.search(data):
             yield "AWS access key", _MOUNT
     for number in forbidden.within(data):
-        yield f"setting of the build host (number {number} of the forbidden strings)", _MOUNT
+        yield f"{_HOST_SETTING} (number {number} of the forbidden strings)", _MOUNT
 
 
 @dataclass(kw_only=True)
@@ -246,29 +248,30 @@ class _LayerScanner:
 
     def scan(self, layer: Layer) -> None:
         earlier = len(self.found)
+        where = f"layer {layer.name[:_LAYER_NAME_LENGTH]}"
         for member in layer.archive:
             path = posixpath.normpath(member.name).lstrip("/")
             folder, name = posixpath.split(path)
             if name.startswith(".wh."):
                 # An opaque folder hides all that earlier layers have in it; any other whiteout hides one name.
                 hidden = folder if name == ".wh..wh..opq" else posixpath.join(folder, name[len(".wh.") :])
-                self._note_deleted(hidden, layer.name, earlier)
+                self._note_deleted(hidden, where, earlier)
                 continue
             # A link's target is a file of its own; an empty file is what a mount leaves behind as its mount point.
             if member.islnk():
-                self._check_name(layer.name, path, None)
+                self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
                 data = None
                 if member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path):
                     stream = layer.archive.extractfile(member)
                     data = stream.read() if stream is not None else None
-                self._check_name(layer.name, path, data)
+                self._check_name(where, path, data)
                 if data is not None and b"\0" not in data[:_TEXT_SAMPLE]:
-                    self._check_content(layer.name, path, data)
+                    self._check_content(where, path, data)
 
     def _check_name(self, layer: str, path: str, data: bytes | None) -> None:
         for number in self.forbidden.within(path.encode("utf-8", "surrogateescape")):
-            rule = f"setting of the build host (number {number} of the forbidden strings) in the file's name"
+            rule = f"{_HOST_SETTING} (number {number} of the forbidden strings) in the file's name"
             # The path holds the string itself: name the folder only.
             self._add(layer, posixpath.dirname(path) if "/" in path else "", rule, _CLEAN)
         if not _ANY_NAME.fullmatch(path):
@@ -329,14 +332,15 @@ def _fingerprints(data: bytes) -> set[str]:
 
 
 def summary(findings: tuple[Finding, ...], limit: int = 20) -> str:
-    """Return the findings as lines, each kind once for a folder of a layer: a cache has thousands of files."""
+    """Return the findings as lines, what opens a door first, and a crowd (a cache's files) as one line for a layer."""
     groups: dict[tuple[str, str, str, str], list[Finding]] = {}
     for finding in findings:
-        together = finding.path and finding.rule.startswith("package cache")
-        folder = "" if together else finding.path
-        groups.setdefault((finding.where, finding.rule, folder, finding.deleted_in), []).append(finding)
+        crowd = finding.rule.startswith(("package cache", _HOST_SETTING))
+        groups.setdefault((finding.where, finding.rule, "" if crowd else finding.path, finding.deleted_in), []).append(
+            finding
+        )
     lines = []
-    for members in groups.values():
+    for members in sorted(groups.values(), key=lambda group: group[0].rule.startswith("package cache")):
         more = f" (and {len(members) - 1} more like it in this layer)" if len(members) > 1 else ""
         lines.append(f"{members[0]}{more}")
     if len(lines) > limit:

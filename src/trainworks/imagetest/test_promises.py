@@ -117,9 +117,9 @@ def test_path(check: PathCheck, request: pytest.FixtureRequest) -> None:
     if not file.exists:
         _broken(f"{check.path} does not exist: the recipe of {check.component} does not bring it to the final stage")
     if check.state == "directory" and not file.is_directory:
-        _broken(f"{check.path} is a {file.type}, not a directory")
+        _broken(f"{check.path} is not a directory")
     if check.state in ("file", "executable") and not file.is_file:
-        _broken(f"{check.path} is a {file.type}, not a file")
+        _broken(f"{check.path} is not a file")
     if check.state == "executable" and not file.is_executable:
         _broken(f"{check.path} is not executable: its mode is {file.mode:o}")
 

@@ -1,0 +1,693 @@
+"""The image tests themselves: the probe over small trees of real ELF files, the scanner over real layers, whole runs.
+
+Most need no engine: the probe runs as a child process here, and ``LocalEngine`` serves this machine as image.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from testinfra.backend.local import LocalBackend  # type: ignore[import-untyped]
+
+from trainworks.engine.protocol import (
+    BuildRequest,
+    BuiltImage,
+    Completed,
+    Container,
+    EngineInformation,
+    HistoryEntry,
+    Layer,
+    Mount,
+    Progress,
+)
+from trainworks.errors import EngineUnavailableError
+from trainworks.imagetest import CheckResult, component_width, line, probe, questions, run_checks, secrets
+from trainworks.imagetest import test_promises as promises
+from trainworks.plan.checks import (
+    Check,
+    CommandCheck,
+    DebianPackageCheck,
+    ImportCheck,
+    LabelCheck,
+    PathCheck,
+    PythonPackageCheck,
+    SearchPathCheck,
+    SecretsCheck,
+    SharedLibrariesCheck,
+    SizeCheck,
+)
+
+# A key in form only: the body says what it is.
+PRIVATE_KEY = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\n" + "bm90YWtleW5vdGFrZXlub3Rha2V5bm90YWtleW5vdGFrZXk\n" * 3
+).encode() + b"-----END OPENSSH PRIVATE KEY-----\n"
+
+IMAGE = BuiltImage(
+    reference="local",
+    identifier="sha256:0",
+    size=5_000_000,
+    labels={"maker": "trainworks"},
+    environment={"PATH": "/usr/bin:/bin"},
+)
+
+
+# --- the probe -------------------------------------------------------------------------------------------------------
+
+
+def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.Answer:
+    """Run the probe as it runs in an image, in a child, with a folder as the image's root."""
+    request = questions.request_of((), IMAGE, python=sys.executable)
+    request.update(typing.cast("probe.Request", {"root": str(root), **parts}))
+    child = subprocess.run(
+        questions.command_of(request, interpreter=sys.executable),
+        env={"PATH": "/usr/bin:/bin", **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return questions.answer_of(Completed(status=child.returncode, output=child.stdout))
+
+
+def missing(
+    root: Path, *roots: str, provided: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+) -> set[tuple[str, str]]:
+    question = questions.shared_libraries_question(
+        SharedLibrariesCheck(component="c", roots=roots or ("/opt",), provided=provided)
+    )
+    answer = ask(root, environment, shared_libraries=[question])["shared_libraries"][0]
+    return {(one["file"], one["soname"]) for one in answer["missing"]}
+
+
+@dataclass
+class Tree:
+    """A folder that gets real shared libraries, which need nothing but each other (no libc)."""
+
+    root: Path
+    compiler: str
+
+    def library(self, path: str, *needed: str, rpath: str = "", inherited: bool = False) -> None:
+        """Make a library; ``rpath`` is written as RUNPATH, or as RPATH (``inherited``)."""
+        target = self.root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stubs = self.root / ".stubs"
+        stubs.mkdir(exist_ok=True)
+        options = []
+        for name in needed:
+            if not (stubs / name).exists():
+                self._compile(stubs / name, "-Wl,-soname," + name)
+            options.append(str(stubs / name))
+        if rpath:
+            options += [f"-Wl,{'--disable' if inherited else '--enable'}-new-dtags,-rpath,{rpath}"]
+        self._compile(target, f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed", *options)
+
+    def _compile(self, target: Path, *options: str) -> None:
+        command = [
+            self.compiler,
+            "-shared",
+            "-nostdlib",
+            "-x",
+            "c",
+            os.devnull,
+            "-x",
+            "none",
+            *options,
+            "-o",
+            str(target),
+        ]
+        subprocess.run(command, check=True)
+
+    def distribution(self, name: str, *files: str, requires: tuple[str, ...] = ()) -> None:
+        information = self.root / f"opt/site-packages/{name}-1.dist-info"
+        information.mkdir(parents=True)
+        lines = [f"Name: {name}", *(f"Requires-Dist: {other}>=1" for other in requires), "", "Text"]
+        (information / "METADATA").write_text("\n".join(lines))
+        (information / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe")
+    return Tree(root=tmp_path, compiler=compiler)
+
+
+def test_probe_runs_on_an_old_python_with_nothing_installed() -> None:
+    source = Path(probe.__file__).read_text(encoding="utf-8")
+    module = ast.parse(source, feature_version=(3, 9))
+    imported = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
+    # One argument of a command line has at most 128 KiB.
+    assert all(len(argument) < 100_000 for argument in questions.command_of(questions.request_of((), IMAGE)))
+
+
+def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> None:
+    tree.library("/opt/a/liba.so", "libb.so", "libc.so")
+    tree.library("/opt/b/libb.so")
+    question = questions.shared_libraries_question(SharedLibrariesCheck(component="c", roots=("/opt",)))
+    answer = ask(tree.root, shared_libraries=[question])["shared_libraries"][0]
+    assert answer["files"] == 2
+    places = {one["soname"]: one["lies_in"] for one in answer["missing"]}
+    assert set(places) == {"libb.so", "libc.so"}
+    assert "/opt/b" in places["libb.so"]
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+@pytest.mark.parametrize("rpath", ["$ORIGIN/../b", "${ORIGIN}/../b", "/nowhere:/opt/b"])
+def test_library_is_found_by_rpath_and_runpath(tree: Tree, rpath: str, inherited: bool) -> None:
+    tree.library("/opt/a/liba.so", "libb.so", rpath=rpath, inherited=inherited)
+    tree.library("/opt/b/libb.so")
+    assert missing(tree.root) == set()
+
+
+def test_origin_is_the_folder_of_the_link_that_was_found(tree: Tree) -> None:
+    tree.library("/opt/a/liba.so", "libb.so", rpath="$ORIGIN/links")
+    tree.library("/opt/real/libb.so", "libc.so", rpath="$ORIGIN")
+    tree.library("/opt/a/links/libc.so")
+    (tree.root / "opt/a/links/libb.so").symlink_to("../../real/libb.so")
+    assert missing(tree.root, "/opt/a") == set()
+    # By itself, where nobody's link leads to it, the file finds nothing; as liba's dependency it does.
+    assert missing(tree.root, "/opt/real") == {("/opt/real/libb.so", "libc.so")}
+
+
+def test_rpath_holds_for_dependencies_of_dependencies_and_runpath_does_not(tree: Tree) -> None:
+    tree.library("/opt/a/liba.so", "libb.so", rpath="/opt/b", inherited=True)
+    tree.library("/opt/b/libb.so", "libc.so")
+    tree.library("/opt/b/libc.so")
+    assert missing(tree.root, "/opt/a") == set()
+    tree.library("/opt/a/liba.so", "libb.so", rpath="/opt/b", inherited=False)
+    assert missing(tree.root, "/opt/a") == {("/opt/b/libb.so", "libc.so")}
+
+
+def test_library_path_default_folders_loader_cache_and_driver(tree: Tree) -> None:
+    tree.library("/opt/liba.so", "libb.so", "libc.so", "libd.so", "libcuda.so.1")
+    tree.library("/srv/b/libb.so")
+    tree.library("/usr/lib/libc.so")
+    tree.library("/srv/d/libd.so")
+    assert missing(tree.root) == {("/opt/liba.so", name) for name in ("libb.so", "libd.so", "libcuda.so.1")}
+    write_loader_cache(tree.root / "etc/ld.so.cache", {"libd.so": "/srv/d/libd.so"})
+    environment = {"LD_LIBRARY_PATH": "/nowhere:/srv/b"}
+    assert missing(tree.root, provided=("libcuda.so.1",), environment=environment) == set()
+
+
+def write_loader_cache(path: Path, entries: Mapping[str, str]) -> None:
+    """Write a cache as ldconfig does (glibc-ld.so.cache1.1)."""
+    start = 48 + 24 * len(entries)
+    strings, table = b"", b""
+    for name, target in entries.items():
+        positions = []
+        for text in (name, target):
+            positions.append(start + len(strings))
+            strings += text.encode() + b"\0"
+        table += struct.pack("=iIIIQ", 0x0303, *positions, 0, 0)
+    path.parent.mkdir()
+    header = b"glibc-ld.so.cache1.1" + struct.pack("=II", len(entries), len(strings)) + bytes(20)
+    path.write_bytes(header + table + strings)
+
+
+def test_preloaded_library_counts_for_its_package_and_those_that_require_it(tree: Tree) -> None:
+    packages = "/opt/site-packages"
+    tree.library(f"{packages}/nvidia/lib/libcudart.so.12")
+    tree.library(f"{packages}/torch/lib/libtorch.so", "libcudart.so.12", rpath="$ORIGIN/../../nvidia/lib")
+    for user in ("torch/lib/plugin.so", "vision/_C.so", "stranger/_C.so"):
+        tree.library(f"{packages}/{user}", "libcudart.so.12")
+    tree.distribution("torch", "torch/lib/libtorch.so", "torch/lib/plugin.so")
+    tree.distribution("vision", "vision/_C.so", requires=("Torch",))
+    tree.distribution("stranger", "stranger/_C.so")
+    assert missing(tree.root) == {(f"{packages}/stranger/_C.so", "libcudart.so.12")}
+
+
+def test_preload_needs_a_library_that_finds_it(tree: Tree) -> None:
+    packages = "/opt/site-packages"
+    tree.library(f"{packages}/nvidia/lib/libcudart.so.12")
+    tree.library(f"{packages}/torch/one.so", "libcudart.so.12")
+    tree.library(f"{packages}/torch/two.so", "libcudart.so.12", rpath="$ORIGIN/wrong")
+    assert len(missing(tree.root)) == 2
+
+
+def test_damaged_file_is_told_and_other_machines_are_passed_by(tree: Tree) -> None:
+    tree.library("/opt/ours.so", "libnone.so")
+    content = bytearray((tree.root / "opt/ours.so").read_bytes())
+    content[18:20] = struct.pack("<H", 190)  # EM_CUDA
+    (tree.root / "opt/gpu.so").write_bytes(content)
+    (tree.root / "opt/damaged.so").write_bytes(
+        b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HH", 3, 62) + b"\xff" * 44
+    )
+    (tree.root / "opt/text.so").write_text("INPUT(libc.so)")
+    question = questions.shared_libraries_question(SharedLibrariesCheck(component="c", roots=("/opt", "/none")))
+    answer = ask(tree.root, shared_libraries=[question])["shared_libraries"][0]
+    assert [one["file"] for one in answer["missing"]] == ["/opt/ours.so"]
+    assert [one.split(":")[0] for one in answer["damaged"]] == ["/opt/damaged.so"]
+    assert answer["absent_roots"] == ["/none"]
+
+
+def test_two_libraries_of_one_name_are_found(tree: Tree) -> None:
+    tree.library("/usr/lib/libnccl.so.2.20.5")
+    (tree.root / "usr/lib/libnccl.so.2").symlink_to("libnccl.so.2.20.5")
+    (tree.root / "usr/lib/libnccl.so.2.txt").write_text("not a library")
+    name = "libnccl.so.2"
+    assert ask(tree.root, single_libraries=[name])["single_libraries"] == {name: ["/usr/lib/libnccl.so.2.20.5"]}
+    tree.library("/opt/wheel.libs/libnccl-0a1b2c3d.so.2")
+    found = ask(tree.root, single_libraries=[name])["single_libraries"][name]
+    assert set(found) == {"/usr/lib/libnccl.so.2.20.5", "/opt/wheel.libs/libnccl-0a1b2c3d.so.2"}
+
+
+def test_loaded_library_is_read_from_the_process(tree: Tree) -> None:
+    tree.library("/opt/libfine.so.1")
+    library = tree.root / "opt/libfine.so.1"
+    (tree.root / "loads.py").write_text(f"import ctypes\nctypes.CDLL({str(library)!r})\nprint('loud')\n")
+    wanted = [
+        {"module": "loads", "library": str(library)},
+        {"module": "json", "library": str(library)},
+        {"module": "no_such_module", "library": str(library)},
+    ]
+    loads, other, absent = ask(tree.root, {"PYTHONPATH": str(tree.root)}, loaded_libraries=wanted)["loaded_libraries"]
+    assert loads["mapped"] == [loads["expected"]]
+    assert other["mapped"] == []
+    assert "no_such_module" in absent["error"]
+
+
+def test_search_path_entries(tmp_path: Path) -> None:
+    (tmp_path / "opt/bin").mkdir(parents=True)
+    (tmp_path / "opt/file").touch()
+    environment = {"GOOD": "/opt/bin:/opt", "BAD": "/opt/bin::bin:/opt/none:/opt/file", "EMPTY": ""}
+    found = ask(tmp_path, environment, search_paths=["GOOD", "BAD", "EMPTY", "UNSET"])["search_paths"]
+    assert found["GOOD"] == found["EMPTY"] == found["UNSET"] == []
+    assert [problem.split()[-1] for problem in found["BAD"]] == ["colon", "program", "exist", "folder"]
+
+
+def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
+    (tmp_path / "usr/lib/deep/site-packages/big").mkdir(parents=True)
+    (tmp_path / "usr/lib/deep/site-packages/big/file").write_bytes(bytes(1000))
+    (tmp_path / "usr/gcc-12").symlink_to("nowhere")
+    answer = ask(tmp_path, absent=["/usr/gcc*", "/opt/**"], distributions=["pytest", "No_Such.thing"], sizes=True)
+    assert answer["absent"] == {"/usr/gcc*": ["/usr/gcc-12"], "/opt/**": []}
+    assert answer["distributions"] == {"pytest": [pytest.__version__], "No_Such.thing": []}
+    assert [tuple(size) for size in answer["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def layer(name: str, files: Mapping[str, bytes]) -> Layer:
+    """Return a layer as an engine streams it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    packed.seek(0)
+    return Layer(name=name, archive=tarfile.open(fileobj=packed, mode="r|"))
+
+
+def rules(files: Mapping[str, bytes], forbidden: tuple[str, ...] = ()) -> set[str]:
+    return {finding.rule for finding in secrets.scan_layers([layer("one", files)], forbidden)}
+
+
+def certificate(text: str) -> bytes:
+    import base64
+
+    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(text.encode() * 9) + b"-----END CERTIFICATE-----\n"
+
+
+def test_clean_layers_have_no_finding() -> None:
+    files = {
+        "etc/passwd": b"root:x:0:0\n",
+        # Programs that read keys, AWS's example, public test data, mount points, locks: none of them opens anything.
+        "usr/lib/python3/dist-packages/reader.py": b'START = b"-----BEGIN OPENSSH PRIVATE KEY-----"\n',
+        "opt/venv/lib/python3.11/site-packages/botocore/examples.json": b'"AKIAIOSFODNN7EXAMPLE"',
+        "opt/venv/lib/python3.11/site-packages/tornado/test/test.key": PRIVATE_KEY,
+        "root/.netrc": b"",
+        "var/lib/apt/lists/lock": b"",
+        "etc/pip.conf": b"[global]\nindex-url = https://pypi.org/simple\n",
+        "usr/share/ca-certificates/mozilla/A.crt": certificate("A"),
+        "etc/ssl/certs/ca-certificates.crt": certificate("A"),
+        "opt/model.bin": b"\0" + PRIVATE_KEY,
+    }
+    assert secrets.scan_layers([layer("one", files)], ("http://proxy.example:3128", "", " ")) == ()
+
+
+def test_key_that_a_later_layer_deletes_is_found() -> None:
+    layers = [
+        layer("sha256:aaa", {"etc/ssh/ssh_host_rsa_key": PRIVATE_KEY, "srv/keys/one": PRIVATE_KEY}),
+        layer("sha256:bbb", {"etc/ssh/.wh.ssh_host_rsa_key": b"", "srv/keys/.wh..wh..opq": b""}),
+    ]
+    found = secrets.scan_layers(layers)
+    assert {(one.path, one.where, one.deleted_in) for one in found} == {
+        ("etc/ssh/ssh_host_rsa_key", "layer sha256:aaa", "layer sha256:bbb"),
+        ("srv/keys/one", "layer sha256:aaa", "layer sha256:bbb"),
+    }
+    assert "deletes it again" in secrets.summary(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "rule"),
+    [
+        ("srv/key.pem", PRIVATE_KEY, "private key"),
+        ("srv/account.json", PRIVATE_KEY.replace(b"\n", b"\\n"), "private key"),
+        ("srv/settings.py", b"KEY = 'AKIA" + b"Z" * 16 + b"'", "AWS access key"),
+        ("root/.ssh/id_ed25519", b"x", "ssh key or authorization of a user"),
+        ("root/.ssh/authorized_keys", b"x", "ssh key or authorization of a user"),
+        ("root/.netrc", b"machine x", "credentials (.netrc)"),
+        ("home/user/.aws/credentials", b"x", "AWS credentials"),
+        ("etc/apt/auth.conf.d/90private", b"x", "apt credentials"),
+        ("root/.docker/config.json", b'{"auths": {"r": {"auth": "eDp5"}}}', "registry credentials"),
+        ("root/.config/pip/pip.conf", b"index-url = https://me:word@index.example/", "package index credentials"),
+        ("etc/apt/apt.conf.d/01proxy", b'Acquire::http::Proxy "http://p.example";', "proxy of the build host"),
+        ("etc/environment", b"PATH=/bin\nhttps_proxy=http://p.example\n", "proxy of the build host"),
+        ("usr/local/share/ca-certificates/x.crt", b"x", "certificate authority of the build host"),
+        ("var/lib/apt/lists/index_main", b"x", "package cache (apt)"),
+        ("var/cache/apt/pkgcache.bin", b"x", "package cache (apt)"),
+        ("root/.cache/pip/http/0/1", b"x", "package cache"),
+        ("opt/.cache/uv/archive/1", b"x", "package cache"),
+    ],
+)
+def test_rules(path: str, content: bytes, rule: str) -> None:
+    assert rules({path: content}) == {rule}
+
+
+def test_certificates_that_no_package_brought() -> None:
+    bundle = {"etc/ssl/certs/ca-certificates.crt": certificate("A") + certificate("private")}
+    package = {"usr/share/ca-certificates/mozilla/A.crt": certificate("A")}
+    (found,) = secrets.scan_layers([layer("one", bundle), layer("two", package)])
+    assert found.rule.startswith("1 of 2 certificates")
+    assert found.where == "layer one"
+
+
+def test_forbidden_string_is_found_and_never_shown() -> None:
+    word = "http://proxy.example:3128"
+    layers = [layer("one", {"srv/a.conf": f"x {word} y".encode(), f"srv/list_{word.replace('/', '_')}": b"x"})]
+    found = secrets.scan_layers(layers, ("other", word, word.replace("/", "_")))
+    found += secrets.scan_texts([("step 1 of the history", f"RUN fetch {word}")], ("other", word))
+    assert len(found) == 3
+    text = secrets.summary(found)
+    assert "number 2" in text
+    assert "proxy.example" not in text
+
+
+def test_history_labels_and_environment() -> None:
+    texts = [
+        ("step 1 of the history", "|1 http_proxy=http://p.example /bin/sh -c true"),
+        ("step 2 of the history", "ENV AWS_SECRET_ACCESS_KEY=abcdefghijklmnop"),
+        ("step 3 of the history", "RUN pip install -i https://me:word@index.example/simple x"),
+        ("step 4 of the history", 'RUN http_proxy= HTTPS_PROXY="$proxy" TOKEN=$(cat /run/secrets/token) true'),
+    ]
+    assert [(one.where[5], one.rule) for one in secrets.scan_texts(texts)] == [
+        ("1", "proxy of the build host"),
+        ("2", "secret in a variable"),
+        ("3", "credentials in a URL"),
+    ]
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LocalContainer:
+    """This machine as a container; its Python stands for the image's own."""
+
+    identifier: str = "this machine"
+    interrupt: bool = False
+
+    def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
+        if self.interrupt:
+            raise KeyboardInterrupt
+        program = sys.executable if command[0].startswith(("/usr/bin/python3", "/opt/venv/bin/")) else command[0]
+        child = subprocess.run(
+            (program, *command[1:]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Completed(status=child.returncode, output=child.stdout)
+
+    def testinfra_backend(self) -> object:
+        return LocalBackend()
+
+
+@dataclass
+class LocalEngine:
+    """An engine whose only image is this machine, with layers and a history that the test gives."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    steps: tuple[HistoryEntry, ...] = ()
+    starts: bool = True
+    ends: bool = True
+    interrupt: bool = False
+    open_containers: int = 0
+    name: str = "local"
+
+    @contextlib.contextmanager
+    def container(self, reference: str) -> Iterator[Container]:
+        if not self.starts:
+            raise EngineUnavailableError(f"{reference} does not start", hint="Look at its entry point.")
+        self.open_containers += 1
+        try:
+            yield LocalContainer(interrupt=self.interrupt)
+        finally:
+            self.open_containers -= 1
+        if not self.ends:
+            raise EngineUnavailableError("the container does not end")
+
+    @contextlib.contextmanager
+    def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
+        yield iter([layer(reference, self.files)])
+
+    def history(self, reference: str) -> tuple[HistoryEntry, ...]:
+        return self.steps if reference == "local" else ()
+
+    def probe(self) -> EngineInformation:
+        raise NotImplementedError
+
+    def inspect(self, reference: str) -> BuiltImage | None:
+        raise NotImplementedError
+
+    def load(self, archive: Path) -> None:
+        raise NotImplementedError
+
+    def pull(self, reference: str, *, timeout: float) -> bool:
+        raise NotImplementedError
+
+    def tag(self, reference: str, name: str) -> None:
+        raise NotImplementedError
+
+    def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
+        raise NotImplementedError
+
+    def run(
+        self,
+        reference: str,
+        command: tuple[str, ...],
+        *,
+        mounts: tuple[Mount, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+    ) -> Completed:
+        raise NotImplementedError
+
+    def remove(self, reference: str) -> None:
+        raise NotImplementedError
+
+
+def run(engine: LocalEngine, *checks: Check, forbidden: tuple[str, ...] = ()) -> tuple[CheckResult, ...]:
+    reported: list[CheckResult] = []
+    results = run_checks(engine, IMAGE, checks, forbidden=forbidden, report=reported.append)
+    assert list(results) == reported
+    return results
+
+
+def test_every_kind_of_promise_has_its_function() -> None:
+    kinds = {kind.__dataclass_fields__["kind"].default for kind in typing.get_args(Check)}
+    assert set(promises.PROMISES) == kinds
+    for kind, function in promises.PROMISES.items():
+        assert function.__name__ == f"test_{kind.replace('-', '_')}"
+
+
+def test_kept_and_broken_promises_in_the_order_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "program").touch(mode=0o755)
+    path = functools.partial(PathCheck, component="files")
+    expected: list[tuple[Check, bool]] = [
+        (LabelCheck(component="labels", label="maker", value="trainworks"), True),
+        (path(path=str(tmp_path), state="directory"), True),
+        (SizeCheck(component="image", megabytes=5), True),
+        (path(path=str(tmp_path / "file"), state="file"), True),
+        (path(path=str(tmp_path / "file"), state="executable"), False),
+        (path(path=str(tmp_path / "file"), state="directory"), False),
+        (path(path=str(tmp_path / "program"), state="executable"), True),
+        (path(path=str(tmp_path / "no*"), state="absent"), True),
+        (path(path=str(tmp_path / "fi*"), state="absent"), False),
+        (path(path=str(tmp_path / "none"), state="file"), False),
+        (CommandCheck(component="c", command=("sh", "-c", "echo out; echo err >&2"), expect="out\nerr"), True),
+        (CommandCheck(component="c", command=("sh", "-c", "echo some; exit 3")), False),
+        (CommandCheck(component="c", command=("echo", "some"), expect="other"), False),
+        (ImportCheck(component="python", module="json"), True),
+        (ImportCheck(component="python", module="no_such_module"), False),
+        (PythonPackageCheck(component="python", distribution="pytest", version=pytest.__version__), False),
+        (SearchPathCheck(component="c", variable="NO_SUCH_VARIABLE"), True),
+        (LabelCheck(component="labels", label="maker", value="other"), False),
+        (LabelCheck(component="labels", label="none", value=""), False),
+        (SecretsCheck(component="secrets"), True),
+    ]
+    results = run(LocalEngine(), *(check for check, _ in expected))
+    assert [(result.component, result.passed) for result in results] == [
+        (check.component, passed) for check, passed in expected
+    ]
+    details = "\n".join(result.detail for result in results)
+    for part in (
+        "status 3",
+        "its mode is 644",
+        "is not a directory",
+        "no_such_module",
+        "it is 'trainworks'",
+        "no label",
+    ):
+        assert part in details
+    assert all(bool(result.detail) != result.passed for result in results)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_for_a_person() -> None:
+    checks = (
+        PythonPackageCheck(component="torch", distribution="torch", version="2.4.1"),
+        SecretsCheck(component="image"),
+    )
+    assert component_width(checks) == 5
+    result = CheckResult(component="torch", title="torch 2.4.1 is installed", passed=True, detail="", seconds=0.0)
+    assert line(result, width=5) == "ok    torch  torch 2.4.1 is installed"
+    result = CheckResult(component="torch", title="t", passed=False, detail="one\ntwo", seconds=0.0)
+    assert line(result, width=5) == "FAIL  torch  t\n      one\n      two"
+
+
+def test_secrets_of_layers_and_history_reach_the_report() -> None:
+    engine = LocalEngine(
+        files={"root/.netrc": b"machine x"},
+        steps=(HistoryEntry(created_by="RUN true", size=0), HistoryEntry(created_by="RUN fetch index.example", size=0)),
+    )
+    (result,) = run(engine, SecretsCheck(component="image"), forbidden=("index.example",))
+    assert not result.passed
+    assert "/root/.netrc" in result.detail
+    assert "step 2 of the history" in result.detail
+    assert "index.example" not in result.detail
+
+
+def test_container_that_does_not_start_breaks_the_promises_that_need_it() -> None:
+    size = SizeCheck(component="image", megabytes=4)
+    label = LabelCheck(component="labels", label="maker", value="trainworks")
+    *broken, oversized, kept = run(
+        LocalEngine(starts=False),
+        PathCheck(component="a", path="/", state="directory"),
+        PathCheck(component="a", path="/none", state="absent"),
+        CommandCheck(component="a", command=("true",)),
+        size,
+        label,
+    )
+    for result in (*broken, oversized):
+        assert not result.passed
+        assert "local does not start" in result.detail
+    assert "5 MB" in oversized.detail
+    assert kept.passed
+
+
+def test_container_that_does_not_end_is_told() -> None:
+    first, last = run(
+        LocalEngine(ends=False),
+        CommandCheck(component="a", command=("true",)),
+        CommandCheck(component="b", command=("true",)),
+    )
+    assert first.passed
+    assert "the container does not end" in last.detail
+
+
+def test_interrupt_ends_the_run_and_the_container() -> None:
+    engine = LocalEngine(interrupt=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine, CommandCheck(component="a", command=("true",)))
+    assert engine.open_containers == 0
+
+
+def test_image_without_python_says_so() -> None:
+    (result,) = run(LocalEngine(), CommandCheck(component="a", command=("/no/such/program",)))
+    assert "FileNotFoundError" in result.detail
+    with pytest.raises(Exception, match="no such file"):
+        questions.answer_of(Completed(status=127, output="exec: /usr/bin/python3: no such file"))
+
+
+def test_equal_promises_are_asked_once() -> None:
+    check = CommandCheck(component="a", command=("true",))
+    assert len(run(LocalEngine(), check, check)) == 1
+    assert run(LocalEngine()) == ()
+
+
+def test_folder_and_environment_of_the_caller_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise SystemExit('loaded')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--collect-only -k nothing")
+    monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
+    before = dict(os.environ)
+    (result,) = run(LocalEngine(), CommandCheck(component="a", command=("true",)))
+    assert result.passed
+    assert dict(os.environ) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"pytest.ini", "conftest.py"}
+
+
+def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import test_imagetest as tests\n"
+        "from trainworks.imagetest import line, run_checks\n"
+        "from trainworks.plan.checks import CommandCheck\n"
+        "checks = (CommandCheck(component='a', command=('true',)), CommandCheck(component='b', command=('false',)))\n"
+        "run_checks(tests.LocalEngine(), tests.IMAGE, checks, report=lambda result: print(line(result, width=1)))\n"
+    )
+    child = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stderr == ""
+    assert child.stdout == (
+        "ok    a  true succeeds\nFAIL  b  false succeeds\n      it ended with status 1 and printed\n"
+        "      (it printed nothing)\n"
+    )
+
+
+def test_junit_report(tmp_path: Path) -> None:
+    file = tmp_path / "results.xml"
+    checks = (CommandCheck(component="a", command=("true",)), CommandCheck(component="b", command=("false",)))
+    run_checks(LocalEngine(), IMAGE, checks, report=lambda _: None, junit=file)
+    cases = list(ElementTree.parse(file).iter("testcase"))
+    assert [case.get("name") for case in cases] == ["test_command[a: true succeeds]", "test_command[b: false succeeds]"]
+    assert [len(case) for case in cases] == [0, 1]
+
+
+def test_upstream_versions() -> None:
+    assert promises.upstream_version("1:9.2p1-2+deb12u3") == "9.2p1"
+    assert promises.upstream_version("5.1.0.dfsg-7") == "5.1.0.dfsg"
+    assert promises.upstream_version("2.0") == "2.0"
+    assert DebianPackageCheck(component="c", package="p").version == ""
