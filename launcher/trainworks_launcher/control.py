@@ -60,10 +60,11 @@ class Peer:
 
 @dataclass
 class Events:
-    """What a role tells the supervisor. welcome: the leader's public key is here. peers: all hosts are ready, before
+    """What a role tells the supervisor. welcome: the channel stands; on a worker with the leader's public key, the
+    leader's address and this host's own, as the connection has them. peers: all hosts are ready, before
     ``go``. go: start. stop: forward a stop signal. finish: the outcome of the job. left: everybody knows it."""
 
-    welcome: Callable[[str, str], None]
+    welcome: Callable[[str, str, str], None]
     peers: Callable[[Sequence[Peer]], None]
     go: Callable[[], None]
     stop: Callable[[], None]
@@ -114,8 +115,8 @@ class Connection:
     ) -> None:
         """Take over a connected socket. ``on_lost`` is called once, with the reason, unless ``close`` came first."""
         self.host = ""
-        self.address = str(opened.getpeername()[0])
-        self.local_address = str(opened.getsockname()[0])
+        self.address = _plain(str(opened.getpeername()[0]))
+        self.local_address = _plain(str(opened.getsockname()[0]))
         self.heard = time.monotonic()
         self._loop = loop
         self._socket = opened
@@ -187,12 +188,12 @@ class Connection:
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
     """An outcome as the fields of a message."""
-    return {"kind": outcome.kind, "status": outcome.status, "host": outcome.host, "text": outcome.text}
+    return {"outcome": outcome.kind, "status": outcome.status, "host": outcome.host, "text": outcome.text}
 
 
 def read_outcome(message: Message) -> Outcome:
     """The outcome in a message; an unreadable one is a failure."""
-    kind = text(message.get("kind"), FAILED)
+    kind = text(message.get("outcome"), FAILED)
     status = number(message.get("status")) & 0xFF
     if kind not in (SUCCEEDED, FAILED, STOPPED) or (kind == FAILED and not status):
         kind, status = FAILED, status or names.EXIT_LAUNCHER
@@ -209,7 +210,7 @@ class Alone:
 
     def begin(self) -> None:
         """There is nobody to wait for."""
-        self._events.welcome("", "")
+        self._events.welcome("", "", "")
 
     def ready(self, ssh_port: int) -> None:
         """Prepared: start. No other host needs to know the port."""
@@ -273,7 +274,7 @@ class Leader:
         self._loop.watch(self._server, READ, self._accept)
         self._loop.after(self._limits.join, self._join_time_out)
         self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
-        self._events.welcome("", "")
+        self._events.welcome("", "", "")
 
     def ready(self, ssh_port: int) -> None:
         """This host is prepared. Nobody reaches the leader by ssh."""
@@ -599,7 +600,8 @@ class Worker:
         if kind == "welcome":
             connection.host = self._control.leader
             self._events.log(f"joined {self._control.leader}")
-            self._events.welcome(text(message.get("public_key")), connection.local_address)
+            key = text(message.get("public_key"))
+            self._events.welcome(key, connection.address, connection.local_address)
         elif kind == "go":
             self._events.go()
         elif kind == "stop":
@@ -653,6 +655,11 @@ def _listen(port: int) -> socket.socket:
         opened.close()
         raise
     return opened
+
+
+def _plain(address: str) -> str:
+    """An address without the form that a dual-stack socket gives to IPv4."""
+    return address[len("::ffff:") :] if address.startswith("::ffff:") else address
 
 
 def _some(hosts: Sequence[str]) -> str:

@@ -114,6 +114,10 @@ FAILURE_GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and KILL for the processes of a job that has already failed on another host. Short because
 every host is to end within 5 s of the first failure, and there is no result left to save."""
 
+KILL_LIMIT_SECONDS = 10.0
+"""Seconds after KILL in which a process has to be gone; one that hangs in the kernel (a dead network file system, a
+stuck device) is left behind."""
+
 LEAVE_LIMIT_SECONDS = 5.0
 """Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
 

@@ -44,22 +44,29 @@ def describe_status(returncode: int) -> str:
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LAUNCHERS = ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError",)
-_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_RUNNERS = ('  File "<frozen runpy>"',)
+_MPI4PY = "/site-packages/mpi4py/"
+_PREFIX = re.compile(r"^\[rank(\d+)\]: ?")
 
 
-def find_traceback(tail: str, processes: int) -> tuple[str, str]:
+def find_traceback(tail: str, processes: int, first_rank: str = "") -> tuple[str, str]:
     """(last line, whole text) of the traceback that explains a failure; ("", "") if there is none.
 
-    One process: its last traceback. Several: the first in the tail, for when one rank dies the others die of that. A
-    traceback of torchrun itself only says that some process failed, so it is passed over.
+    One process: its last traceback. Several: the first in the tail, for when one rank dies the others die of that; or
+    the one of ``first_rank``, where it is known which rank failed first and lines say whose they are. A traceback of
+    torchrun itself only says that some process failed, so it is passed over.
     """
+    marked = [_PREFIX.match(line) for line in tail.splitlines()]
+    ranks = [match.group(1) if match else "" for match in marked]
     lines = [_PREFIX.sub("", line) for line in tail.splitlines()]
     blocks: list[list[str]] = []
+    owners: list[str] = []
     index = 0
     while index < len(lines):
         if lines[index].strip() != _TRACEBACK:
             index += 1
             continue
+        owner = ranks[index]
         block = [lines[index]]
         index += 1
         while index < len(lines) and (lines[index].startswith((" ", "\t")) or not lines[index].strip()):
@@ -72,11 +79,30 @@ def find_traceback(tail: str, processes: int) -> tuple[str, str]:
             blocks[-1] += block
         else:
             blocks.append(block)
-    telling = [block for block in blocks if not block[-1].startswith(_LAUNCHERS)]
+            owners.append(owner)
+    telling = [
+        block
+        for block, owner in zip(blocks, owners)
+        if not block[-1].startswith(_LAUNCHERS) and (not first_rank or owner in ("", first_rank))
+    ]
     if not telling:
         return "", ""
-    chosen = telling[0] if processes > 1 else telling[-1]
+    chosen = _without_runner(telling[0] if processes > 1 else telling[-1])
     return chosen[-1].strip(), "\n".join(chosen)
+
+
+def _without_runner(block: list[str]) -> list[str]:
+    """A traceback without the frames of the program that ran the script (``python -m mpi4py``): they say nothing."""
+    kept: list[str] = []
+    dropping = False
+    for line in block:
+        if line.startswith('  File "'):
+            dropping = line.startswith(_RUNNERS) or _MPI4PY in line
+        elif not line.startswith("    "):
+            dropping = False
+        if not dropping:
+            kept.append(line)
+    return kept
 
 
 def _is_chained(lines: list[str], start: int) -> bool:
@@ -85,22 +111,24 @@ def _is_chained(lines: list[str], start: int) -> bool:
     return bool(before) and before[-1].startswith(_CHAINED)
 
 
-_TORCHRUN_STATUS = re.compile(r"Root Cause.*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+_TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
-def torchrun_status(tail: bytes) -> int:
-    """The return code of the first process that failed, as torchrun reports it at its end; 0 if it reports none."""
-    found = _TORCHRUN_STATUS.findall(tail.decode("utf-8", "replace"))
-    return int(found[-1]) if found else 0
+def torchrun_report(tail: bytes) -> tuple[str, int]:
+    """(rank, return code) of the process that failed first, as torchrun reports it at its end; ("", 0) if it does not."""
+    found = _TORCHRUN_REPORT.findall(tail.decode("utf-8", "replace"))
+    return (found[-1][0], int(found[-1][1])) if found else ("", 0)
 
 
-def failure_text(*, what: str, host: str, mode: str, returncode: int, tail: bytes, processes: int) -> str:
+def failure_text(
+    *, what: str, host: str, mode: str, returncode: int, tail: bytes, processes: int, first_rank: str = ""
+) -> str:
     """The text of a program that failed: its cause, where it happened, then as much context as fits.
 
-    what: the program as a person calls it. tail: the end of its output.
+    what: the program as a person calls it. tail: the end of its output. first_rank: that failed first, if known.
     """
     output = tail.decode("utf-8", "replace")
-    cause, traceback = find_traceback(output, processes)
+    cause, traceback = find_traceback(output, processes, first_rank)
     place = f"{what} on host {host} (mode {mode}): {describe_status(returncode)}"
     if cause:
         return shorten(f"{cause}\n{place}\n{traceback}")

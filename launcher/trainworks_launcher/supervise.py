@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import traceback
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
@@ -32,7 +33,8 @@ from trainworks_launcher.outcome import (
     describe_status,
     exit_status,
     failure_text,
-    torchrun_status,
+    shorten,
+    torchrun_report,
 )
 from trainworks_launcher.plan import NodePlan
 
@@ -104,7 +106,7 @@ class _Supervisor:
         self._leader_key = ""
         self._leader_address = ""
         self._local_address = ""
-        self._prepared = False
+        self._went = False
         self._stop_signal = 0
         self._outcome: Outcome | None = None
         self._leaving = False
@@ -122,6 +124,8 @@ class _Supervisor:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
             self._guard(self._begin)
             self._loop.run()
+        except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
+            self._broken(traceback.format_exc())
         finally:
             self._clean_up()
             signal.set_wakeup_fd(kept_descriptor)
@@ -134,6 +138,13 @@ class _Supervisor:
         )
         output.log(_last_words(outcome))
         return outcome.status
+
+    def _broken(self, trace: str) -> None:
+        """A defect of the launcher: an outcome of its own kind, with the traceback for the report."""
+        output.log(trace)
+        text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
+        self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
+        output.write_outcome_files(self._base, self._outcome)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -152,7 +163,7 @@ class _Supervisor:
     def _make_role(self) -> control.Alone | control.Leader | control.Worker:
         plan = self._plan
         events = control.Events(
-            welcome=lambda key, address: self._guard(lambda: self._welcome(key, address)),
+            welcome=lambda key, leader, own: self._guard(lambda: self._welcome(key, leader, own)),
             peers=lambda peers: self._guard(lambda: self._peers(peers)),
             go=self._go,
             stop=lambda: self._stop(signal.SIGTERM),
@@ -175,9 +186,9 @@ class _Supervisor:
         return control.Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, events)
 
     # ---------------------------------------------------------------------------------------------------- preparation
-    def _welcome(self, leader_key: str, local_address: str) -> None:
+    def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
-        self._leader_key, self._local_address = leader_key, local_address
+        self._leader_key, self._leader_address, self._local_address = leader_key, leader_address, local_address
         plan = self._plan
         if plan.code.archive:
             words = (*self._launcher, f"{self._launcher_directory}/unpack.py", plan.code.archive, plan.code.directory)
@@ -212,12 +223,16 @@ class _Supervisor:
             from trainworks_launcher import ssh
 
             server = ssh.Server(
-                self._plan.shell.sshd, self._directory, self._local_address, self._leader_key, "", self._env
+                self._plan.shell.sshd,
+                self._directory,
+                self._local_address,
+                self._leader_key,
+                self._leader_address,
+                self._env,
             )
             self._ssh_server = server
             self._loop.watch(server.fileno(), READ, lambda _: self._read_ssh_log(server.fileno()))
             port = server.port
-        self._prepared = True
         if self._role is not None:
             self._role.ready(port)
 
@@ -242,6 +257,7 @@ class _Supervisor:
         """Start the command; a host without one has nothing to fail, and waits for the job's outcome."""
         if self._outcome is not None or self._stop_signal:
             return
+        self._went = True
         if not self._plan.argv:
             self._report(Outcome(SUCCEEDED, 0, self._plan.host))
             return
@@ -265,19 +281,27 @@ class _Supervisor:
             text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
             return
+        first_rank = ""
         if self._plan.status_from == "torchrun" and command is not None:
-            code = torchrun_status(command.tail.read()) or code
-        text = output.users_own_failure(self._base) or self._text(_name_of_program(self._plan), code)
+            first_rank, reported = torchrun_report(command.tail.read())
+            code = reported or code
+        text = output.users_own_failure(self._base) or self._text(_name_of_program(self._plan), code, first_rank)
         kind = STOPPED if self._stop_signal else FAILED
         if self._stop_signal:
             text = f"stopped by {signal.Signals(self._stop_signal).name}\n{text}"
         self._report(Outcome(kind, exit_status(code), self._plan.host, text))
 
-    def _text(self, what: str, code: int) -> str:
+    def _text(self, what: str, code: int, first_rank: str = "") -> str:
         tail = self._command.tail.read() if self._command is not None else b""
         plan = self._plan
         return failure_text(
-            what=what, host=plan.host, mode=plan.mode, returncode=code, tail=tail, processes=plan.processes
+            what=what,
+            host=plan.host,
+            mode=plan.mode,
+            returncode=code,
+            tail=tail,
+            processes=plan.processes,
+            first_rank=first_rank,
         )
 
     def _report(self, outcome: Outcome) -> None:
@@ -332,14 +356,10 @@ class _Supervisor:
             grace = self._plan.limits.stop_grace
             output.log(f"{signal.Signals(number).name}: passed on; KILL follows in {grace:g} s")
             self._loop.after(grace, self._kill)
-        if self._command is None or self._command.process.returncode is not None:
-            # Nothing of ours runs. An MPI worker's ranks are mpirun's to report, so it only waits for the outcome.
-            self._signal_processes(number)
-            if self._plan.argv or not self._prepared:
-                text = f"stopped by {signal.Signals(self._stop_signal).name} before the program was started"
-                self._report(Outcome(STOPPED, 128 + self._stop_signal, self._plan.host, text))
-            return
         self._signal_processes(number)
+        if not self._went and (self._command is None or self._command.process.returncode is not None):
+            text = f"stopped by {signal.Signals(self._stop_signal).name} before the program was started"
+            self._report(Outcome(STOPPED, 128 + self._stop_signal, self._plan.host, text))
 
     def _signal_processes(self, number: int) -> None:
         """Send a signal to those who are meant to get it."""
@@ -385,6 +405,18 @@ class _Supervisor:
                 command.signal_group(signal.SIGKILL)
         for pid in self._ranks():
             _send(pid, signal.SIGKILL)
+        self._loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
+
+    def _abandon(self) -> None:
+        """KILL did not end the command: it hangs inside the kernel. The job ends without it."""
+        command = self._command
+        if command is not None and command.process.returncode is None:
+            output.log(f"process {command.process.pid} does not end after KILL; leaving without it")
+            self._command = None
+            text = f"{_name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
+            self._report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
+            if self._outcome is not None:
+                self._maybe_leave()
 
     # -------------------------------------------------------------------------------------------------------- the end
     def _finish(self, outcome: Outcome) -> None:
