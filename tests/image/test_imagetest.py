@@ -14,8 +14,10 @@ import shutil
 import struct
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import typing
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +26,20 @@ from xml.etree import ElementTree
 import pytest
 from testinfra.backend.local import LocalBackend  # type: ignore[import-untyped]
 
+from trainworks import engine as engines
+from trainworks.engine.archive import write_archive
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
     Completed,
     Container,
+    Engine,
     EngineInformation,
     HistoryEntry,
     Layer,
     Mount,
     Progress,
+    StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
 from trainworks.imagetest import CheckResult, component_width, line, probe, questions, run_checks, secrets
@@ -49,6 +55,7 @@ from trainworks.plan.checks import (
     SearchPathCheck,
     SecretsCheck,
     SharedLibrariesCheck,
+    SingleLibraryCheck,
     SizeCheck,
 )
 
@@ -346,17 +353,18 @@ def test_clean_layers_have_no_finding() -> None:
     assert secrets.scan_layers([layer("one", files)], ("http://proxy.example:3128", "", " ")) == ()
 
 
-def test_key_that_a_later_layer_deletes_is_found() -> None:
+@pytest.mark.parametrize("backwards", [False, True])
+def test_key_that_another_layer_deletes_is_found(backwards: bool) -> None:
     layers = [
         layer("sha256:aaa", {"etc/ssh/ssh_host_rsa_key": PRIVATE_KEY, "srv/keys/one": PRIVATE_KEY}),
         layer("sha256:bbb", {"etc/ssh/.wh.ssh_host_rsa_key": b"", "srv/keys/.wh..wh..opq": b""}),
     ]
-    found = secrets.scan_layers(layers)
+    found = secrets.scan_layers(reversed(layers) if backwards else layers)
     assert {(one.path, one.where, one.deleted_in) for one in found} == {
         ("etc/ssh/ssh_host_rsa_key", "layer sha256:aaa", "layer sha256:bbb"),
         ("srv/keys/one", "layer sha256:aaa", "layer sha256:bbb"),
     }
-    assert "deletes it again" in secrets.summary(found)
+    assert "deletes it" in secrets.summary(found)
 
 
 @pytest.mark.parametrize(
@@ -691,3 +699,89 @@ def test_upstream_versions() -> None:
     assert promises.upstream_version("5.1.0.dfsg-7") == "5.1.0.dfsg"
     assert promises.upstream_version("2.0") == "2.0"
     assert DebianPackageCheck(component="c", package="p").version == ""
+
+
+# --- a real image ----------------------------------------------------------------------------------------------------
+
+
+def copy_program(root: Path, program: Path, *, name: str = "") -> None:
+    """Copy a program or library of this machine with all that it is linked to."""
+    linked = subprocess.run(("ldd", str(program)), capture_output=True, text=True, check=False).stdout
+    for source in (program, *(Path(word) for word in linked.split() if word.startswith("/"))):
+        target = root / (name or str(source)).lstrip("/") if source == program else root / str(source).lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source.resolve(), target)
+
+
+def small_root(root: Path) -> None:
+    """Make a file system of nothing but this machine's shell and Python: enough to be asked, made without a network."""
+    for folder in ("tmp", "etc", "proc", "sys", "dev", "run", "usr/lib", "usr/bin", "bin", "lib", "lib64"):
+        (root / folder).mkdir(parents=True)
+    # testinfra asks with uname, stat and test, the last of which the shell has.
+    for program in ("sh", "rm", "uname", "stat", "cat"):
+        copy_program(root, Path(shutil.which(program) or f"/bin/{program}"), name=f"/bin/{program}")
+    python = Path(sys.executable).resolve()
+    copy_program(root, python)
+    if not (root / "usr/bin/python3").exists():
+        (root / "usr/bin/python3").symlink_to(python)
+    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+    unused = shutil.ignore_patterns("test", "site-packages", "dist-packages", "__pycache__", "config-*", "idlelib")
+    shutil.copytree(library, root / str(library).lstrip("/"), ignore=unused, symlinks=True, dirs_exist_ok=True)
+    for extension in library.glob("lib-dynload/*.so"):
+        copy_program(root, extension)
+    (root / "etc/ssh").mkdir()
+    (root / "etc/ssh/ssh_host_rsa_key").write_bytes(PRIVATE_KEY)
+
+
+def ignore(event: StepEvent) -> None:
+    """Take no notice of a build's progress."""
+
+
+@pytest.fixture(params=sorted(engines.ENGINES))
+def engine(request: pytest.FixtureRequest) -> Engine:
+    made = engines.create(request.param)
+    try:
+        made.probe()
+    except EngineUnavailableError as error:
+        pytest.skip(f"NOT TESTED with {request.param}: {error.message}")
+    return made
+
+
+@pytest.mark.engine
+def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
+    base, name = (f"localhost/trainworks-imagetest-{uuid.uuid4().hex[:12]}:test" for _ in range(2))
+    small_root(tmp_path / "root")
+    archive = tmp_path / "image.tar"
+    environment = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/usr/lib:/none"}
+    write_archive(
+        tmp_path / "root", archive, name=base, environment=environment, command=("/bin/sh",), created=1_700_000_000
+    )
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text(f"FROM {base}\nLABEL maker=trainworks\nRUN rm /etc/ssh/ssh_host_rsa_key\n")
+    expected: list[tuple[Check, str]] = [
+        (PathCheck(component="a", path="/etc/ssh", state="directory"), ""),
+        (PathCheck(component="a", path="/usr/bin/python3", state="executable"), ""),
+        (PathCheck(component="a", path="/etc/ssh/ssh_host_*", state="absent"), ""),
+        (PathCheck(component="a", path="/opt/ml", state="directory"), "/opt/ml does not exist"),
+        (CommandCheck(component="a", command=("python3", "-c", "print(6 * 7)"), expect="42"), ""),
+        (CommandCheck(component="a", command=("no-such-program",)), "no-such-program"),
+        (ImportCheck(component="a", module="json"), "/opt/venv/bin/python"),
+        (SharedLibrariesCheck(component="a", roots=(sys.base_prefix,)), ""),
+        (SingleLibraryCheck(component="a", soname="libc.so.6"), ""),
+        (SearchPathCheck(component="a", variable="PATH"), ""),
+        (SearchPathCheck(component="a", variable="LD_LIBRARY_PATH"), "/none does not exist"),
+        (LabelCheck(component="a", label="maker", value="trainworks"), ""),
+        (SizeCheck(component="a", megabytes=1), "MB  /"),
+        (SecretsCheck(component="a"), "deletes it"),
+    ]
+    try:
+        engine.load(archive)
+        image = engine.build(BuildRequest(name="test", context=context, tags=(name,)), ignore)
+        results = run_checks(engine, image, tuple(check for check, _ in expected), report=lambda _: None)
+    finally:
+        engine.remove(name)
+        engine.remove(base)
+    for result, (_, reason) in zip(results, expected, strict=True):
+        assert result.passed == (not reason), f"{result.title}: {result.detail}"
+        assert reason in result.detail

@@ -261,11 +261,13 @@ class Loader:
         self.cache = read_loader_cache(self.root + "/etc/ld.so.cache")
         self.environment_folders = [entry for entry in re.split("[:;]", environment_path) if entry.startswith("/")]
         machine = os.uname().machine
-        self.library_folder = f"lib/{machine}-linux-gnu"
-        if not os.path.isdir(f"{self.root}/usr/{self.library_folder}"):
-            self.library_folder = "lib64" if sys.maxsize > 2**32 else "lib"
+        multiarch = f"lib/{machine}-linux-gnu"
+        debian = os.path.isdir(f"{self.root}/{multiarch}") or os.path.isdir(f"{self.root}/usr/{multiarch}")
+        self.library_folder = multiarch if debian else "lib64" if sys.maxsize > 2**32 else "lib"
         self.machine = machine
-        self.default_folders = [f"/{self.library_folder}", f"/usr/{self.library_folder}", "/lib", "/usr/lib"]
+        # Compiled into the loader: those of Debian, then those of the others, which Debian has empty.
+        folders = (multiarch, "lib", "lib64") if debian else ("lib64", "lib")
+        self.default_folders = [f"{prefix}/{folder}" for folder in folders for prefix in ("", "/usr")]
         own = read_elf("/proc/self/exe")
         self.identity = own.identity if own else None
         self._elves: dict[str, Elf | None] = {}

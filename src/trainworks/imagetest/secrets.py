@@ -33,7 +33,7 @@ class Finding:
         path: The file inside the layer; empty outside of layers.
         rule: What it is.
         advice: What to do.
-        deleted_in: The later layer that deletes the file again, which does not take it out of the image.
+        deleted_in: Another layer that deletes the file, which does not take it out of the image.
     """
 
     where: str
@@ -45,7 +45,7 @@ class Finding:
     def __str__(self) -> str:
         """Return one line for a report; never the secret itself."""
         place = f"{self.where}: /{self.path}" if self.path else self.where
-        late = f" ({self.deleted_in} deletes it again, but everybody can unpack this layer)" if self.deleted_in else ""
+        late = f" ({self.deleted_in} deletes it, but everybody can unpack this layer)" if self.deleted_in else ""
         return f"{place}: {self.rule}{late}; {self.advice}"
 
 
@@ -176,7 +176,7 @@ def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> 
 
 
 def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """Look through layers, in order, each read once."""
+    """Look through layers, each read once; their order does not matter."""
     scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden))
     for layer in layers:
         scanner.scan(layer)
@@ -245,9 +245,9 @@ class _LayerScanner:
     found: list[Finding] = field(default_factory=list)
     packaged: set[str] = field(default_factory=set)
     bundled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    deleted: dict[str, str] = field(default_factory=dict)
 
     def scan(self, layer: Layer) -> None:
-        earlier = len(self.found)
         where = f"layer {layer.name[:_LAYER_NAME_LENGTH]}"
         for member in layer.archive:
             path = posixpath.normpath(member.name).lstrip("/")
@@ -255,7 +255,7 @@ class _LayerScanner:
             if name.startswith(".wh."):
                 # An opaque folder hides all that earlier layers have in it; any other whiteout hides one name.
                 hidden = folder if name == ".wh..wh..opq" else posixpath.join(folder, name[len(".wh.") :])
-                self._note_deleted(hidden, where, earlier)
+                self.deleted[hidden] = where
                 continue
             # A link's target is a file of its own; an empty file is what a mount leaves behind as its mount point.
             if member.islnk():
@@ -297,10 +297,15 @@ class _LayerScanner:
         if finding not in self.found[-1:]:
             self.found.append(finding)
 
-    def _note_deleted(self, hidden: str, layer: str, earlier: int) -> None:
-        for position, finding in enumerate(self.found[:earlier]):
-            if not finding.deleted_in and (finding.path == hidden or finding.path.startswith(hidden + "/")):
-                self.found[position] = replace(finding, deleted_in=layer)
+    def _deleted_in(self, finding: Finding) -> str:
+        path = finding.path
+        while path:
+            # Not the layer itself: it empties a folder before it fills it. Which of two layers is the later one is not
+            # asked: an archive has them in any order.
+            if self.deleted.get(path, finding.where) != finding.where:
+                return self.deleted[path]
+            path = posixpath.dirname(path)
+        return ""
 
     def finish(self) -> tuple[Finding, ...]:
         """Add what can be said only when all layers are known: certificates that no package brought."""
@@ -317,7 +322,7 @@ class _LayerScanner:
                         advice="use the host's CA bundle as a build secret for the time of the step",
                     )
                 )
-        return tuple(self.found)
+        return tuple(replace(finding, deleted_in=self._deleted_in(finding)) for finding in self.found)
 
 
 def _fingerprints(data: bytes) -> set[str]:
