@@ -1,0 +1,5 @@
+"""The command line: what was asked for, one path through the layers, one exit status."""
+
+from trainworks.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,75 @@
+"""The command line's grammar."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+STAGES = ("plan", "render", "build", "test")
+"""How far ``--until`` goes; each includes those before it."""
+
+DESCRIPTION = """\
+Builds a container image for training on Amazon SageMaker and clusters like it, and proves what is in it.
+
+  python build.py --list                                     what can be built
+  python build.py --framework pytorch --cuda cu121           build and test the newest PyTorch for CUDA 12.1
+  python build.py --framework pytorch --cuda cu121 --until plan        show what it would be made of
+  python build.py --framework pytorch --cuda cpu --until render --output context   write its Dockerfile and files
+"""
+
+EPILOG = """\
+Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
+4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
+130 interrupted.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to build")
+    what.add_argument("--framework", metavar="NAME", help="for example pytorch")
+    what.add_argument("--cuda", metavar="CELL", help="cpu, or for example cu121")
+    what.add_argument("--framework-version", metavar="VERSION", help="default: the newest for this CUDA")
+    what.add_argument("--python", metavar="VERSION", help="for example 3.13; default: the oldest of the target")
+    what.add_argument(
+        "--sources",
+        choices=("packages", "vendor"),
+        default="packages",
+        help="packages: Debian and Python packages only (default); vendor: the vendors' own installers",
+    )
+    what.add_argument(
+        "--with", dest="with_components", action="append", default=[], metavar="COMPONENT", help="add an optional one"
+    )
+    what.add_argument(
+        "--without", dest="without_components", action="append", default=[], metavar="COMPONENT", help="leave one out"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
+    how.add_argument("--until", choices=STAGES, default="test", help="stop after this stage (default: test)")
+    how.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
+    how.add_argument("--output", type=Path, metavar="DIR", help="leave the build context in this folder")
+    how.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
+    how.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
+    how.add_argument("--no-cache", action="store_true", help="build every step again")
+    how.add_argument("--verbose", action="store_true", help="show every line that the build prints")
+    how.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser
+
+
+def lock_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py lock``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py lock",
+        description="Resolves the Python files of targets and writes them to images/lock, pinned by hash.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
+    parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,128 @@
+"""The main job: from a plan to a tested image. Each stage's value is shown or handed on; effects are only here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.cli.context import add_local_wheels, replace_output, write_context
+from trainworks.cli.report import BuildProgress, megabytes
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
+from trainworks.engine.scratch import private_folder
+from trainworks.host.bootstrap import bootstrap
+from trainworks.host.settings import HostSettings
+from trainworks.plan.model import ImagePlan
+from trainworks.plan.resolve import base_reference
+from trainworks.render.dockerfile import Rendering
+
+PULL_SECONDS = 300.0
+"""How long a pull of a base image may take before it is bootstrapped instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """What a build came to: the image, and how long it took in seconds (base image included)."""
+
+    image: BuiltImage
+    seconds: float
+    base_seconds: float
+
+
+def build_image(
+    plan: ImagePlan,
+    rendering: Rendering,
+    engine: Engine,
+    settings: HostSettings,
+    *,
+    output: Path | None = None,
+    no_cache: bool = False,
+    verbose: bool = False,
+) -> BuildResult:
+    """Build the image of a plan; the base image is made first where it is not there yet.
+
+    Args:
+        plan: What to build.
+        rendering: Its build context.
+        engine: What builds it.
+        settings: This machine's settings, passed to the steps that download.
+        output: Folder to leave the context in; default: a private one that is removed.
+        no_cache: Build every step again.
+        verbose: Show every line that the steps print.
+
+    Raises:
+        BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
+    """
+    started = time.monotonic()
+    progress = BuildProgress(verbose=verbose)
+    ensure_base(plan, engine, settings, progress)
+    based = time.monotonic()
+    with ExitStack() as stack:
+        if output is None:
+            folder = stack.enter_context(private_folder())
+        else:
+            replace_output(output)
+            folder = output
+        write_context(rendering, folder)
+        found = add_local_wheels(plan, settings.pip, folder)
+        if found:
+            progress.line(f"  from this machine's own folders: {', '.join(found)}")
+        image = engine.build(
+            BuildRequest(
+                name=plan.target.name,
+                context=folder,
+                tags=plan.tags,
+                secrets=tuple(
+                    Secret(identifier=name, content=content)
+                    for name, content in settings.secrets(plan.base.suite, plan.wheel_index).items()
+                ),
+                arguments=settings.proxies,
+                stage_components=rendering.stage_components,
+                no_cache=no_cache,
+            ),
+            progress,
+        )
+    progress.wipe()
+    return BuildResult(image=image, seconds=time.monotonic() - started, base_seconds=based - started)
+
+
+def ensure_base(plan: ImagePlan, engine: Engine, settings: HostSettings, progress: BuildProgress) -> None:
+    """Have the base image under its local name: from the store, else pulled by digest, else bootstrapped."""
+    name = base_reference(plan.base)
+    if engine.inspect(name) is not None:
+        return
+    if plan.base.digest:
+        reference = f"{plan.base.image}@{plan.base.digest}"
+        progress.line(f"  pulling {reference}")
+        if engine.pull(reference, timeout=PULL_SECONDS):
+            engine.tag(reference, name)
+            return
+        progress.line("  no registry answers: the base image is bootstrapped instead")
+    started = time.monotonic()
+    progress.line(f"  bootstrapping {name} from the {plan.base.suite} package archive")
+    with private_folder() as folder:
+        archive = folder / "base.tar"
+
+        def note(line: str) -> None:
+            if progress.verbose:
+                progress.line(f"  {'base':<20} {line}")
+
+        bootstrap(plan.base, name, archive, settings, note)
+        engine.load(archive)
+    progress.line(f"  {'base':<20} {time.monotonic() - started:6.1f} s  {name}")
+
+
+def describe_result(plan: ImagePlan, result: BuildResult, engine: Engine) -> str:
+    """Return the line that ends a build: the image's name first, because that is what the user goes on with."""
+    return (
+        f"{plan.tags[0]}  {result.image.identifier}  {megabytes(result.image.size)}"
+        f"  built in {result.seconds:.1f} s with {engine.name}"
+    )
+
+
+def say(text: str) -> None:
+    """Write a line for people; results for programs go to stdout instead."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

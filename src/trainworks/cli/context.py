@@ -1,0 +1,86 @@
+"""Writes a rendering to a folder: the build context, which is also what ``--output`` shows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from trainworks.errors import OutputError
+from trainworks.facts.rows import SourceFile
+from trainworks.host.bootstrap import EPOCH
+from trainworks.host.pip import PipSettings, find_local_file
+from trainworks.plan.model import ImagePlan
+from trainworks.render.dockerfile import Rendering
+
+MARK = "# Written by trainworks"
+"""Stands in every Dockerfile of ours: a folder that has one may be replaced."""
+
+
+def write_context(rendering: Rendering, folder: Path) -> None:
+    """Write the Dockerfile and all files into an empty or new folder; the same rendering gives the same folder.
+
+    Raises:
+        OutputError: Something cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        dockerfile = SourceFile(path="Dockerfile", content=rendering.dockerfile.encode())
+        for file in (dockerfile, *rendering.files):
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.content)
+            target.chmod(file.mode)
+        for path in sorted(folder.rglob("*"), reverse=True):
+            os.utime(path, (EPOCH, EPOCH))
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename or folder}: {error.strerror or error}", hint="choose another --output"
+        ) from error
+
+
+def replace_output(folder: Path) -> None:
+    """Clear ``--output`` for a new context: it may be new, empty, or an earlier context of ours.
+
+    Raises:
+        OutputError: The folder has anything else in it, or cannot be changed; nothing was removed then.
+    """
+    try:
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return
+        dockerfile = folder / "Dockerfile"
+        if not dockerfile.is_file() or MARK not in dockerfile.read_text(encoding="utf-8", errors="replace"):
+            raise OutputError(
+                f"{folder} has files that are not ours", hint="name a new or an empty folder with --output"
+            )
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise OutputError(f"{folder}: {error.strerror or error}") from error
+
+
+def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
+    """Put this machine's own copies of locked files into the context, each where its step mounts it.
+
+    Returns:
+        The names of the files that were found, in the order of the plan.
+
+    Raises:
+        OutputError: A file cannot be copied.
+    """
+    found = []
+    for step in plan.steps:
+        for package in step.python:
+            source = find_local_file(package, settings)
+            if source is None:
+                continue
+            target = folder / "wheels" / step.component / package.file
+            try:
+                # A hard link costs nothing; across file systems only a copy is possible.
+                try:
+                    os.link(source, target)
+                except OSError:
+                    shutil.copyfile(source, target)
+            except OSError as error:
+                raise OutputError(f"{target}: {error.strerror or error}") from error
+            found.append(package.file)
+    return tuple(found)

@@ -1,0 +1,64 @@
+"""``build.py --list``: every target, from the facts alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from trainworks.facts.rows import Facts, TargetRow
+from trainworks.plan.select import version_key
+
+COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
+
+
+def sorted_rows(facts: Facts) -> list[TargetRow]:
+    """Return all targets, by framework, version and Python."""
+    return sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
+
+
+def _cells(row: TargetRow, facts: Facts) -> tuple[str, ...]:
+    built = row.built
+    real = f"{built.date}, {built.engine}, {built.seconds} s, {built.megabytes} MB" if built else "no: rendered only"
+    return (
+        row.framework,
+        row.version,
+        row.cuda,
+        facts.base_by_name[row.base].python,
+        row.base,
+        facts.sources_of(row),
+        real,
+    )
+
+
+def list_text(facts: Facts) -> str:
+    """Return the table for people."""
+    table = [COLUMNS, *(_cells(row, facts) for row in sorted_rows(facts))]
+    widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
+    return "\n".join(lines) + "\n"
+
+
+def list_markdown(facts: Facts) -> str:
+    """Return the table for the documentation."""
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(_cells(row, facts) for row in sorted_rows(facts))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def list_json(facts: Facts) -> str:
+    """Return the table for programs: one object for each target, with its name and its versions."""
+    rows = [
+        {
+            "name": facts.name_of(row),
+            "framework": row.framework,
+            "version": row.version,
+            "cuda": row.cuda,
+            "python": facts.base_by_name[row.base].python,
+            "base": row.base,
+            "sources": facts.sources_of(row),
+            "stack": row.stack,
+            "versions": {**facts.stack_by_name[row.stack].components, **row.versions},
+            "built": asdict(row.built) if row.built else None,
+        }
+        for row in sorted_rows(facts)
+    ]
+    return json.dumps(rows, indent=2) + "\n"

@@ -1,0 +1,176 @@
+"""``build.py lock``: resolves the Python files of targets into ``images/lock``, one file each, pinned by hash."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from packaging.tags import Tag, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from trainworks.errors import LockError, OutputError
+from trainworks.facts.rows import Base, Facts, LockedPackage, TargetRow
+from trainworks.host.pip import uv_configuration
+from trainworks.host.settings import HostSettings
+from trainworks.plan.resolve import python_patterns
+
+HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
+
+ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
+
+
+def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> str:
+    """Resolve one target and return the text of its lock.
+
+    Raises:
+        LockError: When no set of versions fits, or the index does not answer; with uv's own words.
+    """
+    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
+    versions = {**facts.stack_by_name[row.stack].components, **row.versions}
+    runtime: list[str] = []
+    build: list[str] = []
+    for component in facts.components:
+        if component.vendor or (component.needs_cuda and row.cuda == "cpu"):
+            continue
+        for number, name in enumerate(python_patterns(component, cuda)):
+            if "*" not in name:
+                version = versions.get(component.name, "") if number == 0 else ""
+                (build if component.name == "builder" else runtime).append(f"{name}=={version}" if version else name)
+    tags = {tag: rank for rank, tag in enumerate(_tags(base))}
+    packages = [
+        *_resolve(runtime, base, tags, row, settings, environment, build=False),
+        *_resolve(build, base, tags, row, settings, environment, build=True),
+    ]
+    return HEADER + "".join(map(_as_toml, packages))
+
+
+def _tags(base: Base) -> list[Tag]:
+    """Return the wheel tags that a base can load, best first: from its own C library down to the oldest one."""
+    major, minor = (int(part) for part in base.glibc.split("."))
+    platforms = [f"manylinux_{major}_{number}_x86_64" for number in range(minor, 4, -1)]
+    for number, legacy in ((17, "manylinux2014_x86_64"), (12, "manylinux2010_x86_64"), (5, "manylinux1_x86_64")):
+        platforms.insert(platforms.index(f"manylinux_{major}_{number}_x86_64") + 1, legacy)
+    version = tuple(int(part) for part in base.python.split("."))
+    interpreter = f"cp{base.python.replace('.', '')}"
+    tags = list(cpython_tags(version, platforms=[*platforms, "linux_x86_64"]))
+    for platform in ("any",):
+        tags += [Tag(interpreter, "none", platform)]
+        tags += [Tag(f"py3{number}", "none", platform) for number in range(version[1], -1, -1)]
+        tags += [Tag("py3", "none", platform), Tag("py2.py3", "none", platform)]
+    tags += [Tag("py3", "none", platform) for platform in platforms]
+    return tags
+
+
+def _resolve(
+    requirements: Sequence[str],
+    base: Base,
+    tags: Mapping[Tag, int],
+    row: TargetRow,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    *,
+    build: bool,
+) -> list[LockedPackage]:
+    with tempfile.TemporaryDirectory(prefix="trainworks-lock-") as name:
+        folder = Path(name)
+        (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        local = [str(path) for path in settings.pip.local_folders]
+        configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
+        (folder / "uv.toml").write_text(configuration, encoding="utf-8")
+        arguments = (
+            *("uv", "pip", "compile", "requirements.in", "--quiet", "--no-header"),
+            *("--python-version", base.python),
+            *("--python-platform", f"x86_64-manylinux_{base.glibc.replace('.', '_')}"),
+            *("--config-file", "uv.toml"),
+        )
+        lock_path = folder / "pylock.toml"
+        _uv((*arguments, "--format", "pylock.toml", "--output-file", lock_path.name), folder, row, environment)
+        edges = _uv((*arguments, "--annotation-style", "line"), folder, row, environment)
+        content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
+    requires: dict[str, list[str]] = {}
+    for line in edges.splitlines():
+        match = ANNOTATION.match(line)
+        if match:
+            for parent in match["via"].split(", "):
+                requires.setdefault(canonicalize_name(parent), []).append(canonicalize_name(match["name"]))
+    found = []
+    for package in content["packages"]:
+        name = canonicalize_name(package["name"])
+        file, sha256 = _best_file(package, tags)
+        found.append(
+            LockedPackage(
+                name=name,
+                version=package["version"],
+                file=file,
+                sha256=sha256,
+                requires=tuple(sorted(requires.get(name, ()))),
+                build=build,
+            )
+        )
+    return found
+
+
+def _uv(arguments: Sequence[str], folder: Path, row: TargetRow, environment: Mapping[str, str]) -> str:
+    # pip's own variables would be read a second time, and differently, by uv.
+    clean = {name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))}
+    try:
+        done = subprocess.run(
+            arguments, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=600
+        )
+    except FileNotFoundError as error:
+        raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
+    if done.returncode != 0:
+        words = done.stderr.strip()
+        raise LockError(f"{row.framework} {row.version} {row.cuda} on {row.base} cannot be resolved:\n{words}")
+    return done.stdout
+
+
+def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
+    """Return name and hash of the file that an installer on the base would take: the best wheel, else the source."""
+    ranked: list[tuple[int, str, str]] = []
+    for wheel in package.get("wheels", ()):
+        file = unquote(wheel["url"]).rsplit("/", 1)[-1]
+        try:
+            ranks = [tags[tag] for tag in parse_wheel_filename(file)[3] if tag in tags]
+        except InvalidWheelFilename:
+            continue
+        ranked += [(min(ranks), file, wheel["hashes"]["sha256"])] if ranks else []
+    if ranked:
+        return min(ranked)[1:]
+    source = package.get("sdist")
+    if source is None:
+        raise LockError(f"{package['name']} {package['version']} has no file for this Python and C library")
+    return unquote(source["url"]).rsplit("/", 1)[-1], source["hashes"]["sha256"]
+
+
+def _as_toml(package: LockedPackage) -> str:
+    requires = ", ".join(f'"{name}"' for name in package.requires)
+    return (
+        f'\n[[package]]\nname = "{package.name}"\nversion = "{package.version}"\nfile = "{package.file}"\n'
+        f'sha256 = "{package.sha256}"\n'
+        + (f"requires = [{requires}]\n" if requires else "")
+        + ("build = true\n" if package.build else "")
+    )
+
+
+def write_locks(
+    rows: Iterable[TargetRow], facts: Facts, settings: HostSettings, environment: Mapping[str, str], root: Path
+) -> list[Path]:
+    """Lock targets into ``images/lock`` below ``root``; returns the paths. Raises ``LockError``, ``OutputError``."""
+    written = []
+    for row in rows:
+        path = root / "images" / "lock" / f"{facts.name_of(row)}.toml"
+        text = lock_target(row, facts, settings, environment)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        written.append(path)
+    return written

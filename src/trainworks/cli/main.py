@@ -1,0 +1,214 @@
+"""Reads the command line and walks the layers as far as ``--until`` says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+
+from trainworks.cli.arguments import build_parser, lock_parser
+from trainworks.cli.listing import list_json, list_text
+from trainworks.errors import TrainworksError
+from trainworks.facts.load import load
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import make_plan
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
+    """Run ``build.py``.
+
+    Args:
+        arguments: Those of the command line, without the program; default: the process's own.
+        root: The checkout; default: the current folder.
+
+    Returns:
+        The exit status; see the end of ``--help``.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_lock = words[:1] == ["lock"]
+    parser = lock_parser() if is_lock else build_parser()
+    options = parser.parse_args(words[1:] if is_lock else words)
+    checkout = options.root or root or Path.cwd()
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        if is_lock:
+            return _lock(options, checkout)
+        return _main(options, parser, checkout)
+    except TrainworksError as error:
+        _say_error(error, as_json=not is_lock and options.format == "json")
+        return error.exit_status
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted: everything that was started has been stopped\n")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Make SIGTERM end a build as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def _say_error(error: TrainworksError, *, as_json: bool) -> None:
+    from trainworks.cli.report import describe
+
+    if as_json:
+        content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+        sys.stdout.write(json.dumps({**content, "exit_status": error.exit_status}, indent=2) + "\n")
+    sys.stderr.write(describe(error) + "\n")
+
+
+def _main(options: Namespace, parser: ArgumentParser, root: Path) -> int:
+    if options.list:
+        facts = load(root)
+        sys.stdout.write(list_json(facts) if options.format == "json" else list_text(facts))
+        return 0
+    missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
+    if missing:
+        parser.error(f"{' and '.join(missing)} must be given; --list shows what there is")
+    request = Request(
+        framework=options.framework,
+        cuda=options.cuda,
+        version=options.framework_version,
+        python=options.python,
+        sources=options.sources,
+        with_components=tuple(options.with_components),
+        without_components=tuple(options.without_components),
+    )
+    facts = load(root)
+    plan = make_plan(request, facts)
+    if options.until == "plan":
+        sys.stdout.write(plan.as_json() if options.format == "json" else describe_plan(plan))
+        return 0
+    # Each later layer is imported when it is reached: planning stays quick, and needs no engine's libraries.
+    from trainworks.render.dockerfile import render
+
+    rendering = render(plan, facts)
+    if options.until == "render":
+        return _show_rendering(plan, rendering, options)
+    return _build(plan, rendering, options)
+
+
+def describe_plan(plan: ImagePlan) -> str:
+    """Return a plan for people: target, components with their versions, what is missing and what that costs."""
+    lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.base.image}, Python {plan.base.python}"]
+    width = max(len(step.component) for step in plan.steps)
+    lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
+    lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
+    lines.append(f"  {len(plan.checks)} checks after the build; at most {plan.budget_megabytes} MB")
+    return "\n".join(lines) + "\n"
+
+
+def _show_rendering(plan: ImagePlan, rendering: object, options: Namespace) -> int:
+    from trainworks.cli.context import replace_output, write_context
+    from trainworks.render.dockerfile import Rendering
+
+    assert isinstance(rendering, Rendering)
+    if options.output is not None:
+        replace_output(options.output)
+        write_context(rendering, options.output)
+    if options.format == "json":
+        content = {
+            "name": plan.target.name,
+            "tags": plan.tags,
+            "dockerfile": rendering.dockerfile,
+            "files": [file.path for file in rendering.files],
+        }
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+    elif options.output is None:
+        sys.stdout.write(rendering.dockerfile)
+    else:
+        sys.stdout.write(f"{options.output}\n")
+    return 0
+
+
+def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
+    from trainworks.cli.build import build_image, describe_result, say
+    from trainworks.engine import choose
+    from trainworks.host.settings import read_host_settings
+    from trainworks.render.dockerfile import Rendering
+
+    assert isinstance(rendering, Rendering)
+    settings = read_host_settings(os.environ)
+    engine = choose(options.engine)
+    information = engine.probe()
+    say(f"{plan.target.name}: building with {information.name} {information.version}")
+    result = build_image(
+        plan,
+        rendering,
+        engine,
+        settings,
+        output=options.output,
+        no_cache=options.no_cache,
+        verbose=options.verbose,
+    )
+    report: dict[str, object] = {
+        "name": plan.target.name,
+        "tags": plan.tags,
+        "identifier": result.image.identifier,
+        "size": result.image.size,
+        "seconds": round(result.seconds, 2),
+        "base_seconds": round(result.base_seconds, 2),
+        "engine": asdict(information),
+    }
+    say(describe_result(plan, result, engine))
+    status = 0
+    if options.until == "test":
+        from trainworks.errors import ImageTestError
+        from trainworks.imagetest.results import component_width, line
+        from trainworks.imagetest.run import run_checks
+
+        width = component_width(plan.checks)
+        results = run_checks(
+            engine,
+            result.image,
+            plan.checks,
+            forbidden=settings.forbidden_texts(),
+            report=lambda outcome: say(line(outcome, width=width)),
+            junit=options.junit,
+        )
+        failed = [outcome for outcome in results if not outcome.passed]
+        say(f"{len(results) - len(failed)} checks passed, {len(failed)} failed")
+        report["checks"] = [asdict(outcome) for outcome in results]
+        status = ImageTestError.exit_status if failed else 0
+    if options.format == "json":
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        sys.stdout.write(f"{plan.tags[0]}\n")
+    if status:
+        raise ImageTestError(
+            f"{plan.tags[0]} was built and breaks {len(failed)} of its promises: "
+            + ", ".join(sorted({outcome.component for outcome in failed})),
+            hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
+        )
+    return 0
+
+
+def _lock(options: Namespace, root: Path) -> int:
+    from trainworks.cli.lock import write_locks
+    from trainworks.host.settings import read_host_settings
+    from trainworks.plan.names import unknown
+
+    facts = load(root)
+    rows = {facts.name_of(row): row for row in facts.targets}
+    for name in options.only:
+        if name not in rows:
+            raise unknown("target", name, rows)
+    chosen = [rows[name] for name in options.only or rows]
+    settings = read_host_settings(os.environ)
+    for row in chosen:
+        for path in write_locks([row], facts, settings, os.environ, root):
+            sys.stdout.write(f"{path}\n")
+    return 0

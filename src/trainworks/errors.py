@@ -1,0 +1,94 @@
+"""Every error a user can cause or meet, in one file: one class is one exit status.
+
+An error is a paragraph: what is wrong and where (``message``), then what to do next (``hint``). The exit statuses are
+part of the command line's contract; ``0`` is success, ``2`` is argparse's own for a wrong command line, and ``130``
+means interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class TrainworksError(Exception):
+    """A problem the user can act on.
+
+    Attributes:
+        message: What is wrong, and where.
+        hint: What to do next; empty where the message says it all.
+        exit_status: The process's exit status when this error ends the command.
+    """
+
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        """Store the two halves of the text; ``str()`` of the error shows both."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Return the message, and the hint on a line of its own."""
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class FactsError(TrainworksError):
+    """Rows in ``images/`` or the front matter of a recipe are malformed; ``problems`` has every one of them."""
+
+    exit_status = 3
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        """Join all problems, one a line, each with its file, row and key."""
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} in the facts:{lines}")
+
+
+class UnknownNameError(TrainworksError):
+    """A framework, version, CUDA, Python, component or engine was asked for that does not exist."""
+
+    exit_status = 4
+
+
+class RecipeError(TrainworksError):
+    """A recipe and the values it is given do not fit each other."""
+
+    exit_status = 5
+
+
+class EngineUnavailableError(TrainworksError):
+    """No container engine answers, or the one asked for does not."""
+
+    exit_status = 6
+
+
+class BuildError(TrainworksError):
+    """The engine refused or failed a step; says which component, which command, and its last lines."""
+
+    exit_status = 7
+
+
+class ImageTestError(TrainworksError):
+    """The image was built, and does not keep every promise of its plan."""
+
+    exit_status = 8
+
+
+class OutputError(TrainworksError):
+    """A file or folder cannot be written or read: wrong permissions, or the disk is full."""
+
+    exit_status = 9
+
+
+class HostError(TrainworksError):
+    """This machine lacks something other than an engine that the build needs (a bootstrap tool, a local file)."""
+
+    exit_status = 10
+
+
+class LockError(TrainworksError):
+    """A lock cannot be made, or does not fit the row that it is for."""
+
+    exit_status = 11

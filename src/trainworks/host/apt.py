@@ -1,0 +1,141 @@
+"""apt's settings on this machine, and how an apt inside a build of another suite is told the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+KEPT_SETTINGS = re.compile(
+    r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Proxy|Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
+    r"|Acquire::(http|https|ftp)::Proxy|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
+)
+"""Settings of apt that say how to reach an archive; everything else (hooks, paths) stays on this machine."""
+
+ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AptSource:
+    """One archive that this machine installs from; ``trusted``: it said to skip the signature check."""
+
+    uri: str
+    suite: str
+    components: str
+    trusted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AptSettings:
+    """apt's settings: lines ``Name "value";`` and the archives, empty on a machine that has no apt."""
+
+    lines: tuple[str, ...] = ()
+    sources: tuple[AptSource, ...] = ()
+
+
+def read_apt_settings(root: Path = Path("/")) -> AptSettings:
+    """Read this machine's apt configuration and sources; empty where there is no apt."""
+    try:
+        dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        dump = ""
+    lines = tuple(
+        line
+        for line in dump.splitlines()
+        if KEPT_SETTINGS.fullmatch(line.split(" ", 1)[0]) and not line.endswith('"";')
+    )
+    folder = root / "etc" / "apt"
+    files = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
+    sources: list[AptSource] = []
+    for path in files:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            sources += parse_deb822(text) if path.suffix == ".sources" else parse_one_line(text)
+    return AptSettings(lines=lines, sources=tuple(sources))
+
+
+def parse_one_line(text: str) -> list[AptSource]:
+    """Parse a ``sources.list``: lines ``deb [options] uri suite components``."""
+    found = []
+    for line in text.splitlines():
+        match = ONE_LINE.match(line.split("#", 1)[0].strip())
+        if match:
+            found.append(
+                AptSource(
+                    uri=match["uri"],
+                    suite=match["suite"],
+                    components=match["components"].strip(),
+                    trusted="trusted=yes" in (match["options"] or ""),
+                )
+            )
+    return found
+
+
+def parse_deb822(text: str) -> list[AptSource]:
+    """Parse a ``.sources`` file: paragraphs of ``Key: value``."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        fields: dict[str, str] = {}
+        key = ""
+        for line in paragraph.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1] in " \t" and key:
+                fields[key] += " " + line.strip()
+            elif ":" in line:
+                key, value = line.split(":", 1)
+                key = key.strip().lower()
+                fields[key] = value.strip()
+        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() == "no":
+            continue
+        found += [
+            AptSource(
+                uri=uri, suite=suite, components=fields.get("components", ""), trusted=fields.get("trusted") == "yes"
+            )
+            for uri in fields.get("uris", "").split()
+            for suite in fields.get("suites", "").split()
+        ]
+    return found
+
+
+def host_suite(release: str) -> str:
+    """Return ``VERSION_CODENAME`` of the text of an ``os-release`` whose ``ID`` is debian, else ``""``."""
+    values = dict(line.split("=", 1) for line in release.splitlines() if "=" in line)
+    if values.get("ID", "").strip('"') != "debian":
+        return ""
+    return values.get("VERSION_CODENAME", "").strip('"')
+
+
+def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
+    """Return the lines of a ``sources.list`` that serve ``suite`` from the archives that this machine uses.
+
+    Only archives of the machine's own Debian suite are taken (``bookworm``, ``bookworm-updates``, ...), with the suite
+    replaced; vendors' archives that a machine may have besides say nothing about Debian. Empty where none fits: then
+    the bootstrap tool's and the base image's own defaults hold.
+    """
+    lines = []
+    for source in sources:
+        if own_suite and (source.suite == own_suite or source.suite.startswith(f"{own_suite}-")):
+            wanted = suite + source.suite[len(own_suite) :]
+            options = "[trusted=yes] " if source.trusted else ""
+            if "main" in source.components.split():
+                lines.append(f"deb {options}{source.uri} {wanted} main")
+    return tuple(dict.fromkeys(lines))
+
+
+def apt_configuration(settings: AptSettings, *, sources_path: str = "", ca_path: str = "") -> str:
+    """Return an ``apt.conf`` for inside a build.
+
+    Args:
+        settings: This machine's.
+        sources_path: Where the ``sources.list`` for the build is, ``""`` to keep the image's own.
+        ca_path: Where the CA bundle is, ``""`` for none.
+    """
+    lines = list(settings.lines)
+    if sources_path:
+        lines += [f'Dir::Etc::SourceList "{sources_path}";', 'Dir::Etc::SourceParts "-";']
+    if ca_path:
+        lines.append(f'Acquire::https::CAInfo "{ca_path}";')
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,138 @@
+"""Makes a base image from the distribution's package archive, where no image registry can be reached.
+
+The same archive state gives the same bytes: times are clamped to one moment, logs and this machine's names are taken
+out. The archive used is the one that this machine's apt uses, and the image is left with the distribution's default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from trainworks.engine.archive import write_archive
+from trainworks.engine.processes import stream
+from trainworks.engine.scratch import private_folder
+from trainworks.errors import HostError
+from trainworks.facts.rows import Base
+from trainworks.host.apt import apt_configuration, sources_for
+from trainworks.host.settings import HostSettings
+
+TOOL = "mmdebstrap"
+
+MERGED_USR_HOOKS = Path("/usr/share/mmdebstrap/hooks/merged-usr")
+"""Lays out /bin, /lib and /sbin as links, as Debian's own images do, without pulling in the converter and its Perl."""
+
+EPOCH = 1_700_000_000
+"""Time of all files and of the image, in seconds since 1970: any fixed moment before the packages were installed."""
+
+SLIM = (
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    # Default archives, from which the image's own list is made below.
+    "path-include=/usr/share/doc/apt/examples/*.list",
+    "path-include=/usr/share/doc/apt/examples/*.sources",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+)
+"""dpkg options, kept in the image: manuals and translations are left out, licences stay (as in ``debian:*-slim``)."""
+
+CLEAN = r"""
+set -eu
+root=$1
+examples=$root/usr/share/doc/apt/examples
+rm -f "$root"/etc/apt/sources.list "$root"/etc/apt/sources.list.d/*
+if [ -e "$examples/debian.sources" ]; then
+    cp "$examples/debian.sources" "$root/etc/apt/sources.list.d/debian.sources"
+else
+    cp "$examples/sources.list" "$root/etc/apt/sources.list"
+fi
+mv "$root"/etc/dpkg/dpkg.cfg.d/99mmdebstrap "$root"/etc/dpkg/dpkg.cfg.d/slim
+rm -rf "$root"/var/log/* "$root"/var/cache/ldconfig/* "$root"/var/cache/debconf/*-old "$root"/var/lib/dpkg/*-old
+rm -f "$root"/etc/apt/apt.conf.d/99mmdebstrap "$root"/etc/machine-id
+echo localhost > "$root"/etc/hostname
+: > "$root"/etc/resolv.conf
+"""
+"""Run by the tool when everything is installed: this machine's mirror, names and logs go, the defaults come."""
+
+
+def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_line: Callable[[str], None]) -> str:
+    """Make a base image and write it as a ``docker save`` archive.
+
+    Args:
+        base: Which distribution.
+        name: The image's name with its tag.
+        archive: The file to write.
+        settings: This machine's settings: its mirror, proxies and CA are used.
+        on_line: Called with each line that the tool prints.
+
+    Returns:
+        The image's identifier.
+
+    Raises:
+        HostError: The tool is missing, may not make file systems, or fails; with its last lines.
+        OutputError: The archive cannot be written.
+    """
+    tool = shutil.which(TOOL)
+    if tool is None:
+        raise HostError(
+            f"the base image {base.image} is not there and {TOOL} is not installed to make it",
+            hint=f"`make engine` installs it (`apt-get install {TOOL}` on Debian and Ubuntu)",
+        )
+    sources = sources_for(base.suite, settings.apt.sources, settings.suite)
+    last: deque[str] = deque(maxlen=15)
+
+    def note(line: str) -> None:
+        last.append(line)
+        on_line(line)
+
+    with private_folder() as folder:
+        # apt drops its rights when it downloads, and must then still reach the folders below.
+        folder.chmod(0o755)
+        root = folder / "root"
+        hook = folder / "clean"
+        hook.write_text(f"#!/bin/sh\n{CLEAN}", encoding="utf-8")
+        hook.chmod(0o755)
+        certificate = folder / "ca.pem"
+        certificate.write_bytes(settings.ca)
+        configuration = folder / "apt.conf"
+        ca_path = str(certificate) if settings.ca else ""
+        configuration.write_text(apt_configuration(settings.apt, ca_path=ca_path), encoding="utf-8")
+        argv = [tool, "--variant=minbase", f"--aptopt={configuration}", f"--customize-hook={hook}"]
+        argv += [f"--dpkgopt={option}" for option in SLIM]
+        argv += ["--include=usr-is-merged"]
+        if MERGED_USR_HOOKS.is_dir():
+            argv.append(f"--hook-dir={MERGED_USR_HOOKS}")
+        argv += [base.suite, str(root), *sources]
+        environment = {**os.environ, **settings.proxies, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
+        try:
+            status = stream(tuple(argv), note, environment=environment)
+            if status != 0:
+                raise HostError(
+                    f"{TOOL} {base.suite} ended with status {status}:\n  " + "\n  ".join(last),
+                    hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses",
+                )
+            return write_archive(
+                root, archive, name=name, environment={"PATH": IMAGE_PATH}, command=("bash",), created=EPOCH
+            )
+        finally:
+            # A killed tool may leave its mounts of /dev behind; removing files through one would remove this machine's.
+            unmount_below(root)
+
+
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def unmount_below(root: Path) -> None:
+    """Detach everything that is mounted below a folder, deepest first; nothing where nothing is."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.is_file():
+        return
+    points = [line.split(" ")[1].replace("\\040", " ") for line in mounts.read_text(encoding="utf-8").splitlines()]
+    for point in sorted((point for point in points if point.startswith(f"{root}/")), reverse=True):
+        with contextlib.suppress(OSError):
+            stream(("umount", "--lazy", point), lambda _line: None)

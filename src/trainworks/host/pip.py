@@ -1,0 +1,198 @@
+"""pip's settings on this machine, and how uv is told the same (https://pip.pypa.io/en/stable/topics/configuration)."""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+from trainworks.errors import HostError
+from trainworks.facts.rows import LockedPackage
+
+FILE_SECTIONS = ("global", "install")
+"""Sections of a pip.conf that hold for installs; the later one wins."""
+
+HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipSettings:
+    """What the user's pip would do.
+
+    Attributes:
+        index_url: The main index, ``""`` for pip's default.
+        extra_index_urls: Further indexes, web addresses or local ``file://`` ones.
+        find_links: Folders or pages with files.
+        trusted_hosts: Hosts whose certificate is not checked.
+        certificate: CA bundle, ``""`` for the default.
+        timeout_seconds: Time-out of a connection, 0 for the default.
+        no_index: Only ``find_links`` count.
+    """
+
+    index_url: str = ""
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    trusted_hosts: tuple[str, ...] = ()
+    certificate: str = ""
+    timeout_seconds: float = 0
+    no_index: bool = False
+
+    @property
+    def local_folders(self) -> tuple[Path, ...]:
+        """Folders of ``find_links`` on this machine."""
+        return tuple(path for path in map(local_path, self.find_links) if path is not None and path.is_dir())
+
+    @property
+    def local_indexes(self) -> tuple[Path, ...]:
+        """Root folders of indexes on this machine."""
+        urls = (self.index_url, *self.extra_index_urls)
+        return tuple(path for path in map(local_path, urls) if path is not None and path.is_dir())
+
+    @property
+    def names_a_source(self) -> bool:
+        """Whether the user said where packages come from, beyond pip's default index."""
+        return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
+
+
+def local_path(address: str) -> Path | None:
+    """Return the folder or file that an address of this machine means, ``None`` for one on the network."""
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return Path(address).expanduser() if address and not parts.scheme else None
+
+
+def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | None = None) -> PipSettings:
+    """Read pip's configuration: files from general to specific, then ``PIP_*`` variables, each overriding the last.
+
+    Args:
+        environment: The process's environment.
+        files: The configuration files; default: those that pip reads on this platform.
+
+    Raises:
+        HostError: When a file cannot be parsed; pip itself refuses it too.
+    """
+    values: dict[str, str] = {}
+    for path in pip_files(environment) if files is None else files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise HostError(
+                f"{path} cannot be read: {error}", hint="`pip config debug` shows what pip makes of it"
+            ) from error
+        for section in FILE_SECTIONS:
+            if parser.has_section(section):
+                values |= {name.replace("_", "-"): value for name, value in parser.items(section)}
+    values |= {
+        name[4:].lower().replace("_", "-"): value for name, value in environment.items() if name.startswith("PIP_")
+    }
+    return PipSettings(
+        index_url=values.get("index-url", "").strip(),
+        extra_index_urls=tuple(values.get("extra-index-url", "").split()),
+        find_links=tuple(values.get("find-links", "").split()),
+        trusted_hosts=tuple(values.get("trusted-host", "").split()),
+        certificate=values.get("cert", "").strip(),
+        timeout_seconds=float(values.get("timeout", values.get("default-timeout", "0")) or 0),
+        no_index=values.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"),
+    )
+
+
+def pip_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the configuration files that pip reads on this platform, general ones first."""
+    chosen = environment.get("PIP_CONFIG_FILE", "")
+    if chosen == "/dev/null":
+        return ()
+    home = Path.home()
+    config_home = Path(environment.get("XDG_CONFIG_HOME", "") or home / ".config")
+    config_dirs = (environment.get("XDG_CONFIG_DIRS", "") or "/etc/xdg").split(":")
+    return tuple(
+        path
+        for path in (
+            *(Path(folder) / "pip" / "pip.conf" for folder in config_dirs),
+            Path("/etc/pip.conf"),
+            home / ".pip" / "pip.conf",
+            home / "Library" / "Application Support" / "pip" / "pip.conf",
+            config_home / "pip" / "pip.conf",
+            Path(sys.prefix) / "pip.conf",
+            *([Path(chosen)] if chosen else []),
+        )
+        if path.is_file()
+    )
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def uv_configuration(settings: PipSettings, *, vendor_index: str = "", folders: Iterable[str] = ()) -> str:
+    """Return a ``uv.toml`` that makes uv look where the user's pip looks.
+
+    Every candidate is judged by its locked hash, so which index answers first decides nothing: all are asked, as pip
+    does (``unsafe-best-match`` is uv's name for that).
+
+    Args:
+        settings: pip's settings; addresses on this machine are left out, they do not exist inside a build.
+        vendor_index: A framework vendor's own index; used only where the user named no source of packages.
+        folders: Folders with files, as seen from where uv runs.
+    """
+    lines = ['index-strategy = "unsafe-best-match"']
+    links = [*folders, *(link for link in settings.find_links if local_path(link) is None)]
+    if links:
+        lines.append(f"find-links = [{', '.join(map(_quoted, links))}]")
+    if settings.no_index:
+        lines.append("no-index = true")
+    if settings.trusted_hosts:
+        lines.append(f"allow-insecure-host = [{', '.join(map(_quoted, settings.trusted_hosts))}]")
+    indexes = [(url, False) for url in settings.extra_index_urls if local_path(url) is None]
+    if vendor_index and not settings.names_a_source:
+        indexes.append((vendor_index, False))
+    if settings.index_url and local_path(settings.index_url) is None:
+        indexes.append((settings.index_url, True))
+    if not settings.no_index:
+        for url, default in indexes:
+            lines += ["", "[[index]]", f"url = {_quoted(url)}", *(["default = true"] if default else [])]
+    return "\n".join(lines) + "\n"
+
+
+def pip_configuration(settings: PipSettings) -> str:
+    """Return a ``pip.conf`` with the settings that mean something inside a build."""
+    lines = ["[global]"]
+    if settings.index_url and local_path(settings.index_url) is None:
+        lines.append(f"index-url = {settings.index_url}")
+    extra = [url for url in settings.extra_index_urls if local_path(url) is None]
+    if extra:
+        lines.append(f"extra-index-url = {' '.join(extra)}")
+    links = [link for link in settings.find_links if local_path(link) is None]
+    if links:
+        lines.append(f"find-links = {' '.join(links)}")
+    if settings.trusted_hosts:
+        lines.append(f"trusted-host = {' '.join(settings.trusted_hosts)}")
+    if settings.timeout_seconds:
+        lines.append(f"timeout = {settings.timeout_seconds:g}")
+    if settings.no_index:
+        lines.append("no-index = true")
+    return "\n".join(lines) + "\n"
+
+
+def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | None:
+    """Return this machine's own copy of a locked file: same name and same hash, from the user's folders and indexes."""
+    candidates = [folder / package.file for folder in settings.local_folders]
+    for index in settings.local_indexes:
+        page = index / package.name / "index.html"
+        if page.is_file():
+            for link in HREF.findall(page.read_text(encoding="utf-8", errors="replace")):
+                if unquote(link).rsplit("/", 1)[-1] == package.file:
+                    path = local_path(urljoin(page.as_uri(), link))
+                    candidates += [path] if path is not None else []
+    for path in candidates:
+        if path.is_file():
+            with path.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() == package.sha256:
+                    return path
+    return None

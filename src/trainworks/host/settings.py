@@ -1,0 +1,73 @@
+"""Everything of this machine that a build needs, read once, as one value that turns into secrets and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainworks.host.apt import AptSettings, apt_configuration, host_suite, read_apt_settings, sources_for
+from trainworks.host.pip import PipSettings, pip_configuration, read_pip_settings, uv_configuration
+from trainworks.host.trust import ca_bundle, proxy_arguments
+
+SECRETS_FOLDER = "/run/secrets"
+"""Where a build step sees its secrets, under every engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings:
+    """This machine's settings.
+
+    Attributes:
+        pip: pip's.
+        apt: apt's.
+        suite: Code name of the machine's Debian, ``""`` on another system.
+        ca: Content of the CA bundle, empty where there is none.
+        netrc: Content of ``~/.netrc`` (credentials of private indexes), empty where there is none.
+        proxies: Proxy variables as build arguments.
+    """
+
+    pip: PipSettings
+    apt: AptSettings = field(default_factory=AptSettings)
+    suite: str = ""
+    ca: bytes = field(default=b"", repr=False)
+    netrc: bytes = field(default=b"", repr=False)
+    proxies: Mapping[str, str] = field(default_factory=dict)
+
+    def secrets(self, suite: str, vendor_index: str) -> dict[str, bytes]:
+        """Return the secrets of a build: file name below ``/run/secrets`` to content, all present, some empty."""
+        sources = sources_for(suite, self.apt.sources, self.suite)
+        return {
+            "apt.conf": apt_configuration(
+                self.apt,
+                sources_path=f"{SECRETS_FOLDER}/sources.list" if sources else "",
+                ca_path=f"{SECRETS_FOLDER}/ca.pem" if self.ca else "",
+            ).encode(),
+            "sources.list": "".join(f"{line}\n" for line in sources).encode(),
+            "ca.pem": self.ca,
+            "netrc": self.netrc,
+            "pip.conf": pip_configuration(self.pip).encode(),
+            "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
+            "timeout": f"{self.pip.timeout_seconds or 30:g}\n".encode(),
+        }
+
+    def forbidden_texts(self) -> tuple[str, ...]:
+        """Return texts of this machine that must not be found in any image: proxies, private indexes."""
+        addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links)
+        return tuple(sorted({text for text in (*self.proxies.values(), *addresses) if len(text) > 8 and "/" in text}))
+
+
+def read_host_settings(environment: Mapping[str, str]) -> HostSettings:
+    """Read this machine's settings; raises ``HostError`` for a configuration that pip would refuse too."""
+    pip = read_pip_settings(environment)
+    bundle = ca_bundle(environment, pip.certificate)
+    netrc = Path(environment.get("NETRC", "") or Path.home() / ".netrc")
+    release = Path("/etc/os-release")
+    return HostSettings(
+        pip=pip,
+        apt=read_apt_settings(),
+        suite=host_suite(release.read_text(encoding="utf-8")) if release.is_file() else "",
+        ca=bundle.read_bytes() if bundle else b"",
+        netrc=netrc.read_bytes() if netrc.is_file() else b"",
+        proxies=proxy_arguments(environment),
+    )

@@ -1,0 +1,36 @@
+"""Whom this machine trusts, and through whom it talks: CA bundle and proxies."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
+"""Variables that name a CA bundle, the most specific to package downloads first."""
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+"""Proxy variables that Docker and buildah know as predefined arguments: kept out of history and of cache keys."""
+
+
+def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path | None:
+    """Return the CA bundle that this machine's clients use, or ``None`` where none can be found.
+
+    Args:
+        environment: The process's environment.
+        pip_certificate: pip's own ``cert`` setting, which wins over everything but ``PIP_CERT``.
+    """
+    named = [environment.get("PIP_CERT", ""), pip_certificate, *(environment.get(name, "") for name in CA_VARIABLES)]
+    defaults = ssl.get_default_verify_paths()
+    # A Python that was not built by the distribution may look elsewhere than the system's programs do.
+    named += [defaults.cafile or "", defaults.openssl_cafile, "/etc/ssl/certs/ca-certificates.crt"]
+    return next((Path(name) for name in named if name and Path(name).is_file()), None)
+
+
+def proxy_arguments(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the proxy variables that are set, in both spellings' own case, as build arguments."""
+    return {
+        name: value
+        for name in sorted(environment)
+        if name.lower() in PROXY_VARIABLES and (value := environment[name].strip())
+    }

@@ -1,0 +1,120 @@
+"""What a plan is made of. Everything is frozen, ordered, and prints itself as JSON: what is shown is what is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from trainworks.facts.rows import Base, LockedPackage, Source
+from trainworks.plan.checks import Check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user asked for on the command line; ``None`` means "the default", which ``plan.select`` explains.
+
+    Attributes:
+        framework: For example ``pytorch``.
+        cuda: ``cpu`` or for example ``cu121``.
+        version: The framework's version; default: the newest that has the other values.
+        python: ``MAJOR.MINOR``; default: the oldest base's, which most wheels are made for.
+        sources: ``packages`` (default) or ``vendor``.
+        with_components: Optional components to add.
+        without_components: Default components to leave out.
+    """
+
+    framework: str
+    cuda: str
+    version: str | None = None
+    python: str | None = None
+    sources: Source = "packages"
+    with_components: tuple[str, ...] = ()
+    without_components: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The cell of the matrix that a request came down to."""
+
+    name: str
+    framework: str
+    version: str
+    cuda: str
+    python: str
+    base: str
+    sources: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One component of an image.
+
+    Attributes:
+        component: Its name, also the name of its recipe and of its build stage.
+        version: What is promised to be installed; ``""`` where the component has no version of its own.
+        summary: What it is, for people.
+        debian: Packages of the distribution (the step ``system`` has those of all steps).
+        python: Files of the package index, in the lock's order (those of ``builder`` serve all build stages).
+    """
+
+    component: str
+    version: str
+    summary: str
+    debian: tuple[str, ...] = ()
+    python: tuple[LockedPackage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """A component that this image lacks, and what that costs its user."""
+
+    component: str
+    cost: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceShape:
+    """What one host of an instance type has; the launcher's fallback where it cannot look at the hardware."""
+
+    gpus: int
+    neuron_cores: int
+    efa: bool
+    efa_rdma: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePlan:
+    """An image, complete: the same plan always renders to the same bytes.
+
+    Attributes:
+        target: Which cell.
+        base: The base image's row.
+        steps: Components, in the order of their layers.
+        environment: Variables of the image.
+        labels: Labels of the image.
+        tags: References it gets, the one to print first.
+        programs: Programs that the launcher starts, by name.
+        checks: Every promise, tested after each build.
+        missing: What an image of this kind could have and this one has not.
+        instances: Instance types known to the launcher.
+        budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
+        wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
+    """
+
+    target: Target
+    base: Base
+    steps: tuple[Step, ...]
+    environment: Mapping[str, str]
+    labels: Mapping[str, str]
+    tags: tuple[str, ...]
+    programs: Mapping[str, str]
+    checks: tuple[Check, ...]
+    missing: tuple[Missing, ...]
+    instances: Mapping[str, InstanceShape] = field(repr=False)
+    budget_megabytes: int
+    wheel_index: str
+
+    def as_json(self) -> str:
+        """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""
+        return json.dumps(asdict(self), indent=2) + "\n"

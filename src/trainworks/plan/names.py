@@ -1,0 +1,48 @@
+"""Helps people who mistype: the nearest existing name, and the list of what exists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+from itertools import takewhile
+
+from trainworks.errors import UnknownNameError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like ``name``, ``""`` where none is; of equals the one that begins alike."""
+    ranked = [
+        (SequenceMatcher(None, name, candidate).ratio(), _common_prefix(name, candidate), candidate)
+        for candidate in known
+    ]
+    ratio, _, best = max(ranked, key=lambda rank: rank[:2], default=(0.0, 0, ""))
+    return best if ratio >= LIKE_ENOUGH else ""
+
+
+def _common_prefix(one: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+LIKE_ENOUGH = 0.4
+"""Below this share of common letters a suggestion confuses more than it helps."""
+
+
+def unknown(
+    kind: str, name: str, known: Iterable[str], *, hidden: Iterable[str] = (), more: str = ""
+) -> UnknownNameError:
+    """Return the error for a name that does not exist: what was asked for, the nearest match, and all there is.
+
+    Args:
+        kind: What was named, for people: ``framework``, ``--cuda``.
+        name: What was asked for.
+        known: All names that would have been right, in the order to show them.
+        hidden: Further names that may have been meant; suggested, not listed.
+        more: A further sentence of advice.
+    """
+    names = list(dict.fromkeys(known))
+    near = nearest(name, [*names, *hidden])
+    advice = [f"did you mean {near}?"] if near else []
+    advice.append(f"there is: {', '.join(names)}" if names else "there is none")
+    if more:
+        advice.append(more)
+    return UnknownNameError(f"unknown {kind} {name!r}", hint="; ".join(advice))

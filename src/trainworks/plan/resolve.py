@@ -1,0 +1,327 @@
+"""From a row and its components to the plan of an image: versions, files, environment, labels, tags, promises."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+from trainworks.errors import FactsError, LockError
+from trainworks.facts.rows import Base, CheckRow, Component, Cuda, Facts, LockedPackage, Recipe, TargetRow
+from trainworks.plan import checks
+from trainworks.plan.checks import Check
+from trainworks.plan.model import ImagePlan, InstanceShape, Missing, Request, Step, Target
+from trainworks.plan.select import select_components, select_row
+
+IMAGE = "image"
+"""The name under which promises that belong to no single component are reported."""
+
+CHECK_TYPES: Mapping[str, type[Any]] = {check_type.kind: check_type for check_type in get_args(Check)}
+"""Kinds of promises that a front matter may declare, by the word it uses."""
+
+ENVIRONMENT: Mapping[str, str] = {
+    "PATH": "/opt/venv/bin:/opt/ml/code:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "1",
+    "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
+}
+"""What every image sets (design.md section 6); components add theirs in the front matter of their recipes."""
+
+CUDA_ENVIRONMENT: Mapping[str, str] = {
+    # The NVIDIA container runtime gives devices and driver libraries only to containers that ask with these two.
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+}
+
+DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""Libraries that come with the host's driver and are never in an image."""
+
+
+def make_plan(request: Request, facts: Facts) -> ImagePlan:
+    """Return the plan of the image that a request means.
+
+    Raises:
+        UnknownNameError: See ``plan.select``.
+        LockError: The target has no lock, or the lock does not fit the row.
+        FactsError: A promise in a recipe's front matter is malformed.
+    """
+    row = select_row(request, facts)
+    return plan_row(row, select_components(request, row, facts), facts)
+
+
+def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> ImagePlan:
+    """Return the plan of one row of the matrix with these components; raises as ``make_plan`` does."""
+    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
+    target = Target(
+        name=facts.name_of(row),
+        framework=row.framework,
+        version=row.version,
+        cuda=row.cuda,
+        python=base.python,
+        base=base.name,
+        sources=facts.sources_of(row),
+    )
+    versions = {**facts.stack_by_name[row.stack].components, **row.versions}
+    steps = _steps(components, row, cuda, versions, _lock_of(row, facts), facts)
+    recipes = [facts.recipes[step.component] for step in steps]
+    labels = _labels(target, base.image)
+    plan_checks = (
+        *_declared_checks(steps, facts.recipes),
+        *_image_checks(steps, labels, row, cuda),
+    )
+    chosen = {step.component for step in steps}
+    return ImagePlan(
+        target=target,
+        base=base,
+        steps=steps,
+        environment=_environment(cuda, recipes),
+        labels=labels,
+        tags=(f"trainworks/{row.framework}-training:{_tag(target)}",),
+        programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
+        checks=plan_checks,
+        missing=tuple(
+            Missing(component=component.name, cost=component.without)
+            for component in facts.components
+            if component.name not in chosen and component.without and (row.cuda != "cpu" or not component.needs_cuda)
+        ),
+        instances={
+            row.name: InstanceShape(gpus=row.gpus, neuron_cores=row.neuron_cores, efa=row.efa, efa_rdma=row.efa_rdma)
+            for row in facts.instances
+        },
+        budget_megabytes=row.size_budget_megabytes,
+        wheel_index=row.wheel_index,
+    )
+
+
+def _tag(target: Target) -> str:
+    return f"{target.version}-{target.cuda}-py{target.python.replace('.', '')}-{target.base}"
+
+
+def _environment(cuda: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:
+    environment = dict(ENVIRONMENT)
+    if cuda.version:
+        environment |= CUDA_ENVIRONMENT
+    for recipe in recipes:
+        environment |= recipe.environment
+    return environment
+
+
+def _labels(target: Target, base_image: str) -> dict[str, str]:
+    device = "cpu" if target.cuda == "cpu" else f"gpu.{target.cuda}"
+    aws = "com.amazonaws.ml.engines.sagemaker.dlc"
+    return {
+        "org.opencontainers.image.title": target.name,
+        "org.opencontainers.image.version": target.version,
+        "org.opencontainers.image.base.name": base_image,
+        # AWS reads these to know what a training image is; at most 10 of them (images.md section 1d).
+        f"{aws}.framework.{target.framework}.{target.version}": "true",
+        f"{aws}.device.{device}": "true",
+        f"{aws}.python.py{target.python.replace('.', '')}": "true",
+        f"{aws}.os.{target.base}": "true",
+        f"{aws}.arch.x86": "true",
+        f"{aws}.job.training": "true",
+    }
+
+
+# Python files: the lock of a target is shared out among its components.
+
+
+def _lock_of(row: TargetRow, facts: Facts) -> Mapping[str, LockedPackage]:
+    name = facts.name_of(row)
+    if name not in facts.locks:
+        raise LockError(
+            f"target {name} has no lock", hint=f"`python build.py lock --only {name}` makes images/lock/{name}.toml"
+        )
+    return {package.name: package for package in facts.locks[name].packages}
+
+
+def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
+    """Return the names of a component's distributions for a CUDA cell; a name may have ``*``."""
+    return tuple(pattern.replace("{wheel_suffix}", cuda.wheel_suffix) for pattern in component.python)
+
+
+def _steps(
+    components: Sequence[Component],
+    row: TargetRow,
+    cuda: Cuda,
+    versions: Mapping[str, str],
+    lock: Mapping[str, LockedPackage],
+    facts: Facts,
+) -> tuple[Step, ...]:
+    shares = share_packages(components, cuda, lock)
+    steps = [
+        Step(
+            component=component.name,
+            version=versions.get(component.name, ""),
+            summary=component.summary,
+            debian=component.debian,
+            python=shares[component.name],
+        )
+        for component in components
+    ]
+    every_debian = tuple(sorted({package for component in components for package in component.debian}))
+    steps = [replace(step, debian=every_debian) if step.component == "system" else step for step in steps]
+    _compare_versions(steps, {component.name: component for component in components}, row, cuda, facts)
+    return tuple(steps)
+
+
+def share_packages(
+    components: Sequence[Component], cuda: Cuda, lock: Mapping[str, LockedPackage]
+) -> dict[str, tuple[LockedPackage, ...]]:
+    """Share the files of a lock out among components: every file belongs to exactly one, in the order of components.
+
+    Each component takes what its row names (exact names before patterns); what is left goes to the first component
+    that depends on it. What no chosen component needs is left out. Build files belong to ``builder``.
+    """
+    runtime = {name: package for name, package in lock.items() if not package.build}
+    roots = {
+        component.name: [name for name in python_patterns(component, cuda) if name in runtime]
+        for component in components
+    }
+    needed = _closure([name for names in roots.values() for name in names], runtime)
+    owner = {name: "builder" for name, package in lock.items() if package.build}
+    for exact in (True, False):
+        for component in components:
+            for pattern in python_patterns(component, cuda):
+                if ("*" not in pattern) is exact:
+                    for name in needed:
+                        if fnmatchcase(name, pattern):
+                            owner.setdefault(name, component.name)
+    for component in components:
+        own = [name for name in needed if owner.get(name) == component.name]
+        for name in _closure(own, runtime):
+            owner.setdefault(name, component.name)
+    return {
+        component.name: tuple(package for name, package in lock.items() if owner.get(name) == component.name)
+        for component in components
+    }
+
+
+def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
+    """Return these packages and all that they depend on, in a stable order."""
+    found = dict.fromkeys(names)
+    pending = list(found)
+    while pending:
+        for need in packages[pending.pop(0)].requires:
+            if need in packages and need not in found:
+                found[need] = None
+                pending.append(need)
+    return list(found)
+
+
+def _compare_versions(
+    steps: Sequence[Step], components: Mapping[str, Component], row: TargetRow, cuda: Cuda, facts: Facts
+) -> None:
+    """Refuse a lock that has other versions than the rows declare: the two must move together."""
+    problems = []
+    for step in steps:
+        patterns = python_patterns(components[step.component], cuda)
+        if not patterns or not step.version:
+            continue
+        # The first distribution that a component's row names is the one whose version is the component's.
+        locked = {package.name: package.version for package in step.python if fnmatchcase(package.name, patterns[0])}
+        if step.version not in locked.values():
+            found = ", ".join(f"{name} {version}" for name, version in locked.items()) or f"no {patterns[0]}"
+            problems.append(f"{step.component}: the rows say {step.version}, the lock has {found}")
+    if problems:
+        name = facts.name_of(row)
+        raise LockError(
+            f"images/lock/{name}.toml does not fit its rows:\n  " + "\n  ".join(problems),
+            hint=f"`python build.py lock --only {name}` makes it again",
+        )
+
+
+# Promises.
+
+
+def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> list[Check]:
+    found: list[Check] = []
+    problems: list[str] = []
+    for step in steps:
+        for number, check_row in enumerate(recipes[step.component].checks, start=1):
+            where = f"templates/components/{step.component}.j2: check {number} (kind = {check_row.kind!r})"
+            try:
+                found.append(_check(check_row, step))
+            except (KeyError, TypeError) as error:
+                problems.append(f"{where}: {error}")
+    if problems:
+        raise FactsError(problems)
+    return found
+
+
+def _check(row: CheckRow, step: Step) -> Check:
+    check_type = CHECK_TYPES.get(row.kind)
+    if check_type is None:
+        raise KeyError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
+    values = {key: _fill(value, step.version) for key, value in row.values.items()}
+    check: Check = check_type(component=step.component, **values)
+    return check
+
+
+def _fill(value: object, version: str) -> object:
+    """Put the component's version into a text, and make lists of TOML the tuples of our values."""
+    if isinstance(value, str):
+        return value.replace("{version}", version)
+    if isinstance(value, list):
+        return tuple(_fill(item, version) for item in value)
+    return value
+
+
+def _image_checks(steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, cuda: Cuda) -> list[Check]:
+    """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
+    found: list[Check] = []
+    for step in steps:
+        if step.component == "builder":
+            continue
+        found += [
+            checks.PythonPackageCheck(component=step.component, distribution=package.name, version=package.version)
+            for package in step.python
+        ]
+    system = next(step for step in steps if step.component == "system")
+    found += [checks.DebianPackageCheck(component="system", package=package) for package in system.debian]
+    found += [
+        checks.SharedLibrariesCheck(
+            component=IMAGE,
+            roots=("/opt",),
+            provided=DRIVER_LIBRARIES if cuda.version else (),
+        ),
+        checks.SearchPathCheck(component=IMAGE, variable="PATH"),
+        checks.SearchPathCheck(component=IMAGE, variable="LD_LIBRARY_PATH"),
+    ]
+    found += [
+        checks.PathCheck(component=IMAGE, path=path, state="directory")
+        for path in ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output", "/opt/ml/input")
+    ]
+    found += [
+        checks.PathCheck(component=IMAGE, path=path, state="absent")
+        for path in (
+            "/usr/bin/*gcc*",
+            "/usr/bin/cc",
+            "/usr/include/python3*",
+            "/opt/builder",
+            "/var/lib/apt/lists/*_Packages*",
+            "/var/cache/apt/*.bin",
+            "/root/.cache",
+        )
+    ]
+    found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
+    found += [
+        checks.SecretsCheck(component=IMAGE),
+        checks.SizeCheck(component=IMAGE, megabytes=row.size_budget_megabytes),
+    ]
+    return found
+
+
+def base_reference(base: Base) -> str:
+    """Return the local name of a base image; pulled or bootstrapped, it gets this name before a build.
+
+    The name changes with everything that decides the content, so that an old base is never taken for a new one.
+    """
+    decides = f"{base.suite} {base.image} {base.digest} {BOOTSTRAP_REVISION}"
+    return f"trainworks/base:{base.suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
+
+
+BOOTSTRAP_REVISION = 1
+"""To be raised when ``host.bootstrap`` makes other bytes from the same row."""

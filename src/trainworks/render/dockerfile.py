@@ -1,0 +1,165 @@
+"""Puts the recipes of a plan's components together to one Dockerfile and collects the files that it copies.
+
+A recipe has two Jinja blocks: ``stage`` builds its component in a stage of its own, ``image`` takes the result over
+into the final stage. What a recipe reads without defining it is its signature: a value that it lacks, or that its row
+gives and it ignores, is an error before any engine starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, meta
+
+from trainworks.errors import RecipeError
+from trainworks.facts.rows import Facts, Recipe, SourceFile
+from trainworks.plan.model import ImagePlan, Step
+from trainworks.plan.resolve import base_reference
+from trainworks.render.manifest import render_manifest
+
+FRAME = "Dockerfile.j2"
+MACROS = "macros.j2"
+"""Its macros can be called in every recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendering:
+    """A build context as values.
+
+    Attributes:
+        dockerfile: Its text.
+        files: Every other file of the context, sorted by path.
+        stage_components: Stage name to component.
+    """
+
+    dockerfile: str
+    files: tuple[SourceFile, ...]
+    stage_components: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    component: str
+    version: str
+    summary: str
+    text: str
+
+
+def render(plan: ImagePlan, facts: Facts) -> Rendering:
+    """Return the build context of a plan: same plan and facts, same bytes.
+
+    Raises:
+        RecipeError: A recipe and the values of its component do not fit, or a template is malformed.
+    """
+    environment = Environment(
+        loader=DictLoader(
+            {**facts.templates, **{f"components/{name}": row.text for name, row in facts.recipes.items()}}
+        ),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quoted"] = _quoted
+    environment.globals.update(_public(environment.get_template(MACROS).module))
+    stages: list[_Stage] = []
+    layers: list[str] = []
+    for step in plan.steps:
+        values = _values(step, plan)
+        _check_signature(environment, facts.recipes[step.component], values)
+        blocks = _blocks(environment, step.component, values)
+        if "stage" in blocks:
+            stages.append(
+                _Stage(component=step.component, version=step.version, summary=step.summary, text=blocks["stage"])
+            )
+        if "image" in blocks:
+            layers.append(blocks["image"])
+    dockerfile = environment.get_template(FRAME).render(
+        target=plan.target,
+        stages=stages,
+        layers=layers,
+        environment=plan.environment.items(),
+        labels=plan.labels.items(),
+    )
+    return Rendering(
+        dockerfile=dockerfile,
+        files=_context_files(plan, facts),
+        stage_components={stage.component: stage.component for stage in stages} | {"image": "image"},
+    )
+
+
+def _quoted(text: str) -> str:
+    """Quote a value for ENV and LABEL; ``$`` would be expanded there."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
+
+
+def _requirements_path(step: Step) -> str:
+    return f"requirements/{step.component}.txt"
+
+
+def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
+    """Return what a recipe may read. ``requirements`` and ``debian`` are there only where the step has any."""
+    values: dict[str, object] = {
+        "component": step.component,
+        "version": step.version,
+        "suite": plan.base.suite,
+        "base_reference": base_reference(plan.base),
+    }
+    if step.python:
+        values["requirements"] = _requirements_path(step)
+    if step.component == "system":
+        values["debian"] = step.debian
+    return values
+
+
+MUST_BE_READ = frozenset({"requirements", "debian"})
+"""Values that a recipe must not ignore: they stand for packages that the plan promises."""
+
+
+def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
+    where = f"templates/components/{recipe.name}.j2"
+    try:
+        signature = meta.find_undeclared_variables(environment.parse(recipe.text))
+    except TemplateError as error:
+        raise RecipeError(f"{where}: {error}") from error
+    missing = sorted(signature - values.keys() - environment.globals.keys())
+    unused = sorted((MUST_BE_READ & values.keys()) - signature)
+    problems = [f"it reads `{name}`, which its component does not have" for name in missing]
+    problems += [f"it ignores `{name}`, which its row gives" for name in unused]
+    if problems:
+        raise RecipeError(f"{where}: {'; '.join(problems)}", hint=f"it may read: {', '.join(sorted(values))}")
+
+
+def _blocks(environment: Environment, component: str, values: Mapping[str, object]) -> dict[str, str]:
+    template = environment.get_template(f"components/{component}")
+    try:
+        context = template.new_context(dict(values))
+        return {name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()}
+    except TemplateError as error:
+        raise RecipeError(f"templates/components/{component}.j2: {error}") from error
+
+
+def _public(module: object) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if not name.startswith("_")}
+
+
+def _context_files(plan: ImagePlan, facts: Facts) -> tuple[SourceFile, ...]:
+    files = [SourceFile(path="image.json", content=render_manifest(plan).encode())]
+    for step in plan.steps:
+        if step.python:
+            lines = [f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n" for package in step.python]
+            files.append(SourceFile(path=_requirements_path(step), content="".join(lines).encode()))
+            # The folder must exist to be mounted; local copies of the step's files are put there before a build.
+            files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))
+    chosen = {step.component for step in plan.steps}
+    for file in facts.files:
+        top, name = file.path.split("/", 2)[:2]
+        if (top == "files" and name in chosen) or (top == "launcher" and name in LAUNCHER_FOLDERS):
+            files.append(file)
+    return tuple(sorted(files, key=lambda file: file.path))
+
+
+LAUNCHER_FOLDERS = frozenset({"trainworks_launcher", "entrypoint", "hostname_shim"})
+"""What of ``launcher/`` goes into an image; its packaging stays outside."""

@@ -1,0 +1,29 @@
+"""The image's own plan as the launcher reads it: ``/opt/trainworks/image.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from trainworks.plan.model import ImagePlan
+
+SCHEMA = 1
+"""Number of the manifest's shape; the launcher refuses one that it does not know."""
+
+HOSTNAME_SHIM = "hostname-shim"
+
+
+def render_manifest(plan: ImagePlan) -> str:
+    """Return the manifest's JSON text: target, versions, programs, what is missing, instance types."""
+    programs = {name: path for name, path in plan.programs.items() if name != HOSTNAME_SHIM}
+    content = {
+        "schema": SCHEMA,
+        "name": plan.target.name,
+        "target": asdict(plan.target),
+        "components": {step.component: {"version": step.version} for step in plan.steps if step.version},
+        "missing": [asdict(missing) for missing in plan.missing],
+        "programs": programs,
+        "hostname_shim": plan.programs.get(HOSTNAME_SHIM, ""),
+        "instances": {name: asdict(shape) for name, shape in plan.instances.items()},
+    }
+    return json.dumps(content, indent=2) + "\n"
