@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainworks.engine import processes, progress
 from trainworks.engine.archive import images_in, layers_of
+from trainworks.engine.bindings import with_content_keys
 from trainworks.engine.failures import Failure, explain, free_space
 from trainworks.engine.protocol import (
     BuildRequest,
@@ -146,9 +147,11 @@ class BuildahEngine:
             marker = folder / _MARKER
             marker.write_bytes(b"")
             identifier_file = folder / "image-id"
+            dockerfile = folder / "Dockerfile"
+            dockerfile.write_text(self._keyed(request.context))
             argv = [
                 *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
-                *("--format", _format(request.context), "--timestamp", str(TIMESTAMP)),
+                *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(TIMESTAMP)),
                 *("--iidfile", str(identifier_file)),
                 # Written by buildah into every working container's description: how ours are told from others'.
                 *("--secret", f"id={_MARKER},src={marker}"),
@@ -172,7 +175,7 @@ class BuildahEngine:
                 self._run_build(self._argv(*argv), environment, request, progress)
                 image = identifier_file.read_text().strip()
             finally:
-                self._sweep(folder, marker)
+                self._sweep(marker)
         built = self.inspect(image)
         if built is None:
             raise BuildError(f"buildah says that it built {image}, and does not have it")
@@ -252,10 +255,9 @@ class BuildahEngine:
             for name in _PROXIES:
                 environment.pop(name, None)
             argv = self._argv("run", "--isolation", "chroot", *options, container, "--", *command)
-            try:
-                done = processes.run(argv, timeout=timeout, environment=environment, merge=not split)
-            finally:
-                self._end_strays(folder)
+            done = processes.run(
+                argv, timeout=timeout, environment=environment, merge=not split, strays=lambda: _rooted_in(folder)
+            )
         said = done.errors if split else done.output
         if done.timed_out:
             status, said = done.status, _NOISE.sub(b"", said) + f"\n(stopped after {timeout:g} seconds)\n".encode()
@@ -280,8 +282,9 @@ class BuildahEngine:
                 last.append(line)
             hand_on(parser.feed(line))
 
+        folder = Path(environment["TMPDIR"])
         try:
-            status = processes.stream(argv, take, environment=environment)
+            status = processes.stream(argv, take, environment=environment, strays=lambda: _rooted_in(folder))
         except OSError as error:
             raise EngineUnavailableError(f"cannot run {argv[0]}: {error.strerror}", hint=_HINT) from error
         if status == 0:
@@ -318,6 +321,18 @@ class BuildahEngine:
             EngineInformation(name=self.name, version=found["version"], program=program),
             _Store(root=Path(store["GraphRoot"]), driver=store["GraphDriverName"]),
         )
+
+    def _keyed(self, context: Path) -> str:
+        """Return the Dockerfile with what buildah's cache keys lack."""
+
+        def identify(reference: str) -> str:
+            description = self._describe(reference)
+            return "" if description is None else str(description["FromImageID"])
+
+        try:
+            return with_content_keys((context / "Dockerfile").read_text(), context, identify=identify)
+        except OSError as error:
+            raise OutputError(f"cannot read {error.filename or context}: {error.strerror or error}") from error
 
     def _argv(self, *arguments: str) -> tuple[str, ...]:
         return (self.probe().program, *self._options, *arguments)
@@ -403,10 +418,9 @@ class BuildahEngine:
             with processes.uninterrupted():
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
-    def _sweep(self, folder: Path, marker: Path) -> None:
-        """Remove what this build left: stray processes, then working containers; others' are not touched."""
+    def _sweep(self, marker: Path) -> None:
+        """Remove the working containers that this build left; others' are not touched."""
         with processes.uninterrupted():
-            self._end_strays(folder)
             assert self._store is not None
             listed = processes.run(self._argv("containers", "--quiet", "--notruncate"), timeout=_SHORT_CALL)
             for identifier in listed.output.decode().split():
@@ -417,15 +431,6 @@ class BuildahEngine:
                     continue
                 if str(marker) in description:
                     processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
-
-    @staticmethod
-    def _end_strays(folder: Path) -> None:
-        """Kill processes whose root lies in our temporary folder: started by a step, in a session of their own."""
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                root = str((process / "root").readlink())
-                if root.startswith(f"{folder}/"):
-                    os.kill(int(process.name), signal.SIGKILL)
 
 
 class BuildahContainer:
@@ -504,3 +509,14 @@ def _verdict(status: int, said: bytes) -> tuple[int, bytes]:
         names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
         return 128 + names.get(signalled[1].decode(), 0), own
     return (status, own) if noise["exits"] is not None else (status, said)
+
+
+def _rooted_in(folder: Path) -> Iterator[int]:
+    """Yield the processes whose root lies in our temporary folder: all that a step started, whatever its session.
+
+    To be asked while buildah still runs: it unmounts, and then the root of what it left behind reads ``/``.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str((process / "root").readlink()).startswith(f"{folder}/"):
+                yield int(process.name)

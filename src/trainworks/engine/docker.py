@@ -14,6 +14,7 @@ import re
 import shutil
 import threading
 import uuid
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -298,6 +299,8 @@ class DockerEngine:
                 self._connection = docker.DockerClient(
                     base_url=host or None, timeout=int(_SHORT_CALL), use_ssh_client=host.startswith("ssh://")
                 )
+            # Connections are kept open between calls, and belong to this engine for as long as it lives.
+            weakref.finalize(self, self._connection.close)
         return self._connection
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
@@ -427,6 +430,8 @@ class DockerContainer:
 
     def _execute(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
         """Run a command; the daemon has no time limit and no way to end one, so both are made here."""
+        from docker.utils.socket import STDERR, frames_iter
+
         with self._engine._asking(f"running {command[0]} in a container"):  # noqa: SLF001 (one module, one class pair)
             api = self._client.api
             identifier = api.exec_create(self._sdk.id, list(command))["Id"]
@@ -436,9 +441,14 @@ class DockerContainer:
 
             def pump() -> None:
                 try:
-                    for output, error in api.exec_start(identifier, stream=True, demux=True):
-                        outputs.append(output or b"")
-                        (errors if split else outputs).append(error or b"")
+                    # Not ``stream=True``: that leaves the connection open for ever.
+                    with contextlib.closing(api.exec_start(identifier, socket=True)) as connection:
+                        for stream, content in frames_iter(connection, tty=False):  # type: ignore[no-untyped-call]
+                            (errors if split and stream == STDERR else outputs).append(content)
+                        # Else the pool keeps the connection open for ever; the SDK hands out no other way to it.
+                        response = getattr(connection, "_response", None)
+                        if response is not None:
+                            response.close()
                 except Exception as problem:  # noqa: BLE001 (raised again below, in the caller's thread)
                     problems.append(problem)
 

@@ -38,6 +38,13 @@ _UNREACHABLE: Final = re.compile(
     r"|operation timed out",
     re.IGNORECASE,
 )
+_FETCH: Final = re.compile(r"fetch|error sending request|requested url|https?://", re.IGNORECASE)
+_ANSWER: Final = re.compile(r"(?<![\d.])(?P<answer>[45]\d\d (?:[A-Z][A-Za-z]+)(?: [A-Z][A-Za-z]+)*)")
+# pip, uv, apt: nothing has that name, or what would have it did not answer and the tool does not say so.
+_ABSENT: Final = re.compile(
+    r"No matching distribution found for (\S+)|Because (\S+) was not found in|Unable to locate package (\S+)"
+)
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 _CERTIFICATE: Final = re.compile(
     r"certificate verify failed|unknownissuer|self[- ]signed certificate|certificate signed by unknown authority"
     r"|server certificate verification failed|ssl certificate problem|certificate verification failed",
@@ -98,8 +105,9 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
         space: Says how much is free where the engine stores images; asked only when needed.
     """
     step = failure.step
-    evidence = ((*step.lines, step.reason) if step is not None else ()) + failure.lines
-    if failure.engine == "docker" and (step is None or step.status is None or _found(_DEAD, evidence)):
+    # Where the command's own status is known, its output is the evidence: the engine's words quote the whole command.
+    evidence = step.lines if step is not None and step.status is not None else _all_words(failure)
+    if failure.engine == "docker" and (step is None or step.status is None):
         words = alive()
         dead = words or next((line for line in evidence if _DEAD.search(line)), "")
         if dead:
@@ -115,7 +123,7 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
             hint="free some space there, or move the engine's storage to a larger disk, and build again",
         )
     headline, hint = _cause(evidence)
-    return BuildError(_paragraph(failure, headline), hint=hint)
+    return BuildError(_CREDENTIALS.sub("//", _paragraph(failure, headline)), hint=hint)
 
 
 def shorten(step: str) -> str:
@@ -138,6 +146,11 @@ def host_in(text: str) -> str:
     return ""
 
 
+def _all_words(failure: Failure) -> tuple[str, ...]:
+    step = failure.step
+    return ((*step.lines, step.reason) if step is not None else ()) + failure.lines
+
+
 def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
     """Return what the first line of the error adds, and the hint."""
     if _found(_HASH_HEADLINE, evidence):
@@ -155,15 +168,19 @@ def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
             f"the certificate of {_host(evidence, _CERTIFICATE)} is not trusted",
             _UNTRUSTED,
         )
+    refused = next((found for line in evidence if _FETCH.search(line) and (found := _ANSWER.search(line))), None)
+    if refused is not None:
+        return f"{_host(evidence, _FETCH)} answers {refused['answer']}", _NO_WAY
     if _found(_UNREACHABLE, evidence):
         return (
             f"{_host(evidence, _UNREACHABLE)} cannot be reached",
             _NO_WAY,
         )
-    return (
-        "",
-        "`build.py ... --until render --output DIR` writes the whole Dockerfile, to read or to try the step by hand",
-    )
+    absent = next((found for line in evidence if (found := _ABSENT.search(line))), None)
+    if absent is not None:
+        what = next(name for name in absent.groups() if name)
+        return f"no package index that answers has {what}", _NO_WAY
+    return "", _LOOK
 
 
 def _host(evidence: tuple[str, ...], pattern: re.Pattern[str]) -> str:

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -92,6 +92,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         merge: bool = False,
         grace: float = GRACE,
+        strays: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         """Describe the child; ``__enter__`` starts it.
 
@@ -100,8 +101,10 @@ class Child:
             environment: The whole environment; ``None`` is this process's own.
             merge: Send stderr down the same pipe as stdout, so that the order of lines is kept.
             grace: Seconds between the first polite signal and SIGKILL.
+            strays: Finds processes that belong to the child and left its group; asked before the first signal.
         """
         self._argv = argv
+        self._strays = strays
         self._environment = environment
         self._merge = merge
         self._grace = grace
@@ -170,6 +173,8 @@ class Child:
         if process is None:
             return
         with uninterrupted():
+            # Held by descriptor, not by number: a number may be another process's by the time of the kill.
+            descriptors = [] if self._exited.is_set() else list(_opened(self._strays()))
             deadline = time.monotonic() + self._grace
             for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
                 if self._exited.is_set():
@@ -178,6 +183,10 @@ class Child:
                 self._exited.wait(max(0.0, deadline - time.monotonic() - self._grace * share))
             # Always: the leader may have ended and left members of its group behind.
             self._signal(process, signal.SIGKILL)
+            for descriptor in descriptors:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
             # Bounded although SIGKILL was sent: a process in uninterruptible sleep must not wedge us.
             self._exited.wait(self._grace)
 
@@ -192,14 +201,19 @@ class Child:
 
 
 def run(
-    argv: tuple[str, ...], *, timeout: float, environment: Mapping[str, str] | None = None, merge: bool = False
+    argv: tuple[str, ...],
+    *,
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    merge: bool = False,
+    strays: Callable[[], Iterable[int]] = tuple,
 ) -> Finished:
     """Run a command to its end, or stop it when its time is up, and return everything it printed.
 
     Raises:
         OSError: There is no such program.
     """
-    with Child(argv, environment=environment, merge=merge) as child:
+    with Child(argv, environment=environment, merge=merge, strays=strays) as child:
         readers = [_Reader(pipe) for pipe in (child.output, child.errors) if pipe is not None]
         status = child.wait(timeout)
         timed_out = status is None
@@ -223,6 +237,7 @@ def stream(
     *,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE,
+    strays: Callable[[], Iterable[int]] = tuple,
 ) -> int:
     """Run a command and hand each line it prints (stdout and stderr merged) to ``on_line`` as it comes.
 
@@ -236,7 +251,7 @@ def stream(
     """
     arrivals: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     splitter = LineSplitter()
-    with Child(argv, environment=environment, merge=True, grace=grace) as child:
+    with Child(argv, environment=environment, merge=True, grace=grace, strays=strays) as child:
 
         def pump() -> None:
             for chunk in _chunks(child.output):
@@ -327,3 +342,10 @@ def _chunks(pipe: IO[bytes]) -> Iterator[bytes]:
     with pipe:
         while chunk := os.read(pipe.fileno(), _CHUNK):
             yield chunk
+
+
+def _opened(identifiers: Iterable[int]) -> Iterator[int]:
+    """Yield a process descriptor for each process that still exists."""
+    for identifier in identifiers:
+        with contextlib.suppress(OSError):
+            yield os.pidfd_open(identifier)

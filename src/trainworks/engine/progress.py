@@ -89,6 +89,9 @@ class BuildKitParser:
         named = self._NAMED.fullmatch(text)
         if named is None:
             return _Vertex(component="", step=text)
+        if named["stage"] is None and len(self._components) == 1:
+            # BuildKit leaves the name out where the Dockerfile has one stage only.
+            return _Vertex(component=next(iter(self._components.values())), step=named["step"])
         return _Vertex(component=self._components.get(named["stage"] or "", ""), step=named["step"])
 
     def _say(self, vertex: _Vertex, text: str) -> Iterator[StepEvent]:
@@ -122,9 +125,8 @@ class BuildahParser:
     )
     _FROM: Final = re.compile(r"FROM \S+(?: \S+)*? AS (?P<stage>\S+)$", re.IGNORECASE)
     _CACHED: Final = re.compile(r"--> Using cache [0-9a-f]{12,}$")
-    _LAYER: Final = re.compile(r"--> [0-9a-f]{11,}$")
     _NOISE: Final = re.compile(
-        r"subprocess exited (?:with status \d+|on [a-z ]+)$|^Successfully tagged |^[0-9a-f]{64}$"
+        r"--> [0-9a-f]{11,}$|subprocess exited (?:with status \d+|on [a-z ]+)$|^Successfully tagged |^[0-9a-f]{64}$"
     )
     _WARNING: Final = re.compile(r'time="[^"]*" level=\w+ msg="(?P<text>.*)"$')
     _ERROR: Final = re.compile(r"[Ee]rror: (?P<text>.*)$")
@@ -157,7 +159,7 @@ class BuildahParser:
             if not self._ended:
                 self._ended = True
                 yield self._event("cached")
-        elif not self._LAYER.match(line) and not self._ended:
+        elif not self._ended:
             noise = self._NOISE.search(line)
             if noise is None:
                 yield from self._output(line)

@@ -120,7 +120,7 @@ class StepEvent:
         component: Whose step it is; ``""`` for the engine's own work (context, export).
         step: The instruction's text, or the engine's own words.
         state: ``started``, ``output`` (``text`` is one line), ``cached``, ``done`` or ``failed``.
-        text: A line of output; empty otherwise.
+        text: A line of output, or the engine's words on why a step failed; empty otherwise.
         seconds: How long a done step took, where the engine says.
     """
 
@@ -134,7 +134,7 @@ class StepEvent:
 class Progress(Protocol):
     """Receives the events of a build as they happen."""
 
-    def __call__(self, event: StepEvent) -> None:
+    def __call__(self, event: StepEvent, /) -> None:
         """Take one event; must not block for long and must not raise."""
 
 
@@ -146,7 +146,7 @@ class Container(Protocol):
         """The engine's name for it."""
 
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
-        """Run a command inside with the image's environment."""
+        """Run a command inside with the image's environment; 124 is the status of one that did not end in time."""
 
     def testinfra_backend(self) -> object:
         """Return the testinfra backend (``testinfra.backend.base.BaseBackend``) that reaches this container."""
@@ -183,7 +183,7 @@ class Engine(Protocol):
         """Return the steps of an image, first step first."""
 
     def layers(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
-        """Stream every layer of an image, in order, without keeping a copy on disk where the engine allows it."""
+        """Stream every layer of an image once, in the order of the engine's archive, with no copy on our side."""
 
     def container(self, reference: str) -> AbstractContextManager[Container]:
         """Start a container that idles (or mount the image) for the time of the ``with`` block."""
@@ -197,7 +197,10 @@ class Engine(Protocol):
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> Completed:
-        """Run the image as a job would be run: its entry point, then ``command`` as arguments."""
+        """Run the image as a job would be run: its entry point, then ``command`` as arguments.
+
+        A job that does not end in time is killed; its status is 124, and the last line of its output says so.
+        """
 
     def remove(self, reference: str) -> None:
         """Remove one name (and the image, when it was its last)."""

@@ -1,0 +1,410 @@
+"""What every engine must do, done for real."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testinfra.host import Host  # type: ignore[import-untyped]
+
+from engine.helpers import BASE, request
+from trainworks.engine import processes
+from trainworks.engine.docker import DockerEngine
+from trainworks.engine.protocol import Engine, Mount, Secret, StepEvent
+from trainworks.errors import BuildError, OutputError
+
+pytestmark = pytest.mark.engine
+
+FULL = f"""\
+FROM {BASE} AS compiler
+RUN --mount=type=cache,target=/cache,id=trainworks-conformance,sharing=locked date >> /cache/runs; echo compiling
+RUN --mount=type=secret,id=token --mount=type=secret,id=other sha256sum < /run/secrets/token > /digest && echo hidden
+FROM {BASE} AS tools
+RUN --mount=type=bind,source=files,target=/context cat /context/data > /data
+FROM {BASE} AS final
+COPY --from=compiler /digest /digest
+COPY --from=tools /data /data
+COPY --chmod=0755 files/tool /usr/bin/tool
+ENV ANSWER=42
+LABEL org.example.flavour="tiny"
+ENTRYPOINT ["/usr/bin/tool"]
+CMD ["by", "default"]
+"""
+FILES = {
+    "files/tool": '#!/bin/sh\necho "arguments: $*"\necho "answer $ANSWER mode $MODE"\ncat /given/text 2>/dev/null\n'
+    'test "$1" != fail || exit 5\ntest "$1" != wait || sleep 600\n',
+    "files/data": "data\n",
+}
+SECRET = b"a secret that nobody may find " + b"0123456789abcdef" * 4
+COMPONENTS = {"compiler": "metis", "tools": "python", "final": "launcher"}
+
+
+def ignore(_: StepEvent) -> None:
+    pass
+
+
+def full_build(engine: Engine, folder: Path, tag: str, **options: Any) -> tuple[list[StepEvent], Any]:
+    events: list[StepEvent] = []
+    secrets = (Secret(identifier="token", content=SECRET), Secret(identifier="other", content=b"x"))
+    built = engine.build(
+        request(
+            folder,
+            options.pop("dockerfile", FULL),
+            files=options.pop("files", FILES),
+            tags=(tag,),
+            secrets=secrets,
+            components=COMPONENTS,
+            **options,
+        ),
+        events.append,
+    )
+    return events, built
+
+
+@pytest.fixture(scope="module")
+def image(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[StepEvent]]]:
+    tag = f"trainworks-conformance-{uuid.uuid4().hex[:12]}:full"
+    events, _ = full_build(engine, tmp_path_factory.mktemp("full"), tag, no_cache=True)
+    yield tag, events
+    engine.remove(tag)
+
+
+def test_probe_names_itself_its_version_and_its_program(engine: Engine) -> None:
+    information = engine.probe()
+    assert information.name == engine.name
+    assert information.version[0].isdigit()
+    assert Path(information.program).is_absolute()
+
+
+def test_the_base_image_is_there_with_its_environment(engine: Engine) -> None:
+    built = engine.inspect(BASE)
+    assert built is not None
+    assert built.environment == {"PATH": "/bin:/usr/bin", "FLAVOUR": "tiny"}
+    assert built.identifier.startswith("sha256:")
+    assert built.size > 500_000
+
+
+def test_an_unknown_image_is_none_or_an_error_that_names_it(engine: Engine) -> None:
+    missing = "trainworks-conformance:there-is-none"
+    assert engine.inspect(missing) is None
+    engine.remove(missing)
+    with pytest.raises(BuildError, match="there-is-none"):
+        engine.history(missing)
+    with pytest.raises(BuildError, match="there-is-none"), engine.container(missing):
+        pass
+    with pytest.raises(BuildError, match="there-is-none"):
+        engine.tag(missing, "trainworks-conformance:other")
+
+
+def test_what_is_no_archive_cannot_be_loaded(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "text.tar").write_text("no archive")
+    with pytest.raises(BuildError, match=r"text\.tar"):
+        engine.load(tmp_path / "text.tar")
+    with pytest.raises(OutputError, match="cannot read"):
+        engine.load(tmp_path / "missing.tar")
+
+
+def test_tag_and_remove(engine: Engine, tag: str) -> None:
+    engine.tag(BASE, tag)
+    tagged, base = engine.inspect(tag), engine.inspect(BASE)
+    assert tagged is not None
+    assert base is not None
+    assert tagged.identifier == base.identifier
+    engine.remove(tag)
+    assert engine.inspect(tag) is None
+    assert engine.inspect(BASE) is not None
+
+
+def test_pull_from_where_nothing_is(engine: Engine) -> None:
+    assert engine.pull("registry.invalid/nothing:there", timeout=60) is False
+
+
+def test_the_built_image_has_labels_environment_and_name(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    built = engine.inspect(image[0])
+    assert built is not None
+    assert built.reference == image[0]
+    assert built.labels["org.example.flavour"] == "tiny"
+    assert built.environment["ANSWER"] == "42"
+    assert built.environment["FLAVOUR"] == "tiny"
+
+
+def test_events_are_in_order_and_name_the_component(image: tuple[str, list[StepEvent]]) -> None:
+    _, events = image
+    for component, word in (("metis", "compiling"), ("metis", "hidden")):
+        states = [event for event in events if event.component == component and f"echo {word}" in event.step]
+        assert [event.state for event in states] == ["started", "output", "done"]
+        assert states[1].text == word
+    order = [event.step[:30] for event in events if event.component == "launcher" and event.state == "started"]
+    copies = [step for step in order if step.startswith("COPY")]
+    assert [step.split()[1] for step in copies] == ["--from=compiler", "--from=tools", "--chmod=0755"]
+
+
+def test_no_secret_in_any_layer_history_or_configuration(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    digest = hashlib.sha256(SECRET).hexdigest().encode()
+    contents = []
+    with engine.layers(image[0]) as layers:
+        names = []
+        for layer in layers:
+            names.append(layer.name)
+            for member in layer.archive:
+                file = layer.archive.extractfile(member) if member.isreg() else None
+                contents.append(file.read() if file is not None else b"")
+                assert "run/secrets/token" not in member.name or member.size == 0
+    assert len(names) == len(set(names)) >= 4
+    assert any(digest in content for content in contents)
+    assert not any(SECRET in content for content in contents)
+    assert SECRET.decode() not in repr(engine.history(image[0])) + repr(engine.inspect(image[0]))
+    temporary = str(Path(tempfile.gettempdir()))
+    assert f"{temporary}/trainworks-" not in repr(engine.history(image[0]))
+
+
+def test_history_is_first_step_first_with_sizes(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    history = engine.history(image[0])
+    assert history[0].size > 500_000
+    order = [entry.created_by for entry in history]
+    assert "ENTRYPOINT" in order[-2]
+    assert "CMD" in order[-1]
+    assert sum(entry.size for entry in history[1:]) < 100_000
+
+
+def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_path: Path, tag: str) -> None:
+    _, first = full_build(engine, tmp_path / "a", tag)
+    began = time.monotonic()
+    events, second = full_build(engine, tmp_path / "b", tag)
+    assert second.identifier == first.identifier
+    assert not [event for event in events if event.state == "output" and event.component]
+    assert {event.step for event in events if event.state == "cached"} >= {
+        event.step for event in events if event.step.startswith(("RUN", "COPY"))
+    }
+    assert time.monotonic() - began < 30
+
+
+def test_a_changed_file_rebuilds_only_the_later_steps(engine: Engine, tmp_path: Path, tag: str) -> None:
+    full_build(engine, tmp_path / "a", tag)
+    changed = {**FILES, "files/data": f"other data {uuid.uuid4()}\n"}
+    events, _ = full_build(engine, tmp_path / "b", tag, files=changed)
+    states = {event.step: event.state for event in events if event.step.startswith(("RUN", "COPY"))}
+    rebuilt = {step.split(" ", 2)[1] for step, state in states.items() if state == "done"}
+    cached = {step for step, state in states.items() if state == "cached"}
+    assert "--mount=type=bind,source=files,target=/context" in rebuilt
+    assert "--from=tools" in rebuilt
+    assert len([step for step in cached if "type=secret" in step or "type=cache" in step]) == 2
+
+
+def test_a_change_in_a_stage_that_is_mounted_rebuilds_the_step(engine: Engine, tmp_path: Path, tag: str) -> None:
+    for text in ("first", "second"):
+        dockerfile = (
+            f"FROM {BASE} AS made\nRUN echo {text} > /text\n"
+            f"FROM {BASE} AS used\nRUN --mount=type=bind,from=made,source=/text,target=/mounted cat /mounted > /copy\n"
+        )
+        engine.build(request(tmp_path / text, dockerfile, tags=(tag,)), ignore)
+        assert engine.run(tag, ("cat", "/copy")).output == f"{text}\n"
+
+
+def test_proxies_reach_the_steps_and_nothing_else(engine: Engine, tmp_path: Path, tag: str) -> None:
+    dockerfile = f'FROM {BASE} AS only\nRUN echo {uuid.uuid4()}; echo "proxy is $http_proxy"\n'
+    proxy = "http://user:password@proxy.invalid:3128"
+
+    def lines(value: str) -> list[str]:
+        events: list[StepEvent] = []
+        folder = tmp_path / uuid.uuid4().hex
+        engine.build(request(folder, dockerfile, tags=(tag,), arguments={"http_proxy": value}), events.append)
+        return [event.text for event in events if event.state == "output" and event.text.startswith("proxy is")]
+
+    assert lines(proxy) == [f"proxy is {proxy}"]
+    assert lines("http://other.invalid") == [], "another proxy must not change the cache's key"
+    assert "password" not in repr(engine.history(tag)) + repr(engine.inspect(tag))
+
+
+def test_a_failing_step_names_component_command_status_and_lines(engine: Engine, tmp_path: Path) -> None:
+    dockerfile = f"FROM {BASE} AS ok\nRUN true\nFROM {BASE} AS bad\nCOPY --from=ok /bin/sh /x\nRUN seq 1 40; exit 9\n"
+    events: list[StepEvent] = []
+    with pytest.raises(BuildError) as caught:
+        engine.build(request(tmp_path, dockerfile, components={"bad": "torch", "ok": "base"}), events.append)
+    lines = caught.value.message.splitlines()
+    assert lines[0] == "building tiny failed in component torch"
+    assert lines[1] == "  step: RUN seq 1 40; exit 9"
+    assert lines[2] == "  end: exit status 9"
+    assert [line.strip() for line in lines[4:]] == [str(number) for number in range(21, 41)]
+    assert [event.component for event in events if event.state == "failed"] == ["torch"]
+
+
+def test_a_malformed_dockerfile_is_a_build_error(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="RUNN"):
+        engine.build(request(tmp_path, f"FROM {BASE}\nRUNN true\n"), ignore)
+
+
+def test_a_missing_context_file_is_a_build_error(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no-such-file"):
+        engine.build(request(tmp_path, f"FROM {BASE} AS a\nCOPY no-such-file /\n", components={"a": "torch"}), ignore)
+
+
+def test_a_container_answers_testinfra(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    with engine.container(image[0]) as container:
+        host = Host(container.testinfra_backend())
+        assert host.file("/etc/os-release").exists
+        assert host.file("/usr/bin/tool").mode == 0o755
+        assert host.run("true").rc == 0
+        result = host.run("echo out; echo err >&2; exit 3")
+        assert (result.rc, result.stdout, result.stderr) == (3, "out\n", "err\n")
+        assert host.check_output("echo $ANSWER") == "42"
+
+
+def test_a_container_runs_commands_with_status_and_output(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    with engine.container(image[0]) as container:
+        done = container.run(("sh", "-c", "echo a; echo b >&2; echo $FLAVOUR; exit 4"))
+        assert done.status == 4
+        assert sorted(done.output.split()) == ["a", "b", "tiny"]
+        assert container.run(("sh", "-c", "printf x; kill -9 $$")).status == 137
+        assert container.run(("no-such-program",)).status in {126, 127}
+        container.run(("touch", "/left"))
+        assert container.run(("ls", "/left")).status == 0
+        began = time.monotonic()
+        late = container.run(("sh", "-c", "echo begun; sleep 600"), timeout=2)
+        assert late.status == 124
+        assert "begun" in late.output
+        assert time.monotonic() - began < 60
+        assert container.run(("ls", "/left")).status == 0
+    with engine.container(image[0]) as container:
+        assert container.run(("ls", "/left")).status != 0
+
+
+def test_run_passes_entry_point_mounts_environment_and_status(
+    engine: Engine, image: tuple[str, list[StepEvent]], tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("given text\n")
+    mounts = (Mount(source=tmp_path, target="/given", read_only=True),)
+    done = engine.run(image[0], ("train", "it"), mounts=mounts, environment={"MODE": "a b"})
+    assert done.status == 0
+    assert done.output == "arguments: train it\nanswer 42 mode a b\ngiven text\n"
+    assert engine.run(image[0], ()).output.startswith("arguments: by default\n")
+    assert engine.run(image[0], ("fail",)).status == 5
+    late = engine.run(image[0], ("wait",), timeout=2)
+    assert late.status == 124
+    assert late.output.startswith("arguments: wait\n")
+
+
+def test_run_may_write_to_a_mount(engine: Engine, tmp_path: Path) -> None:
+    done = engine.run(BASE, ("sh", "-c", "echo hi > /out/file"), mounts=(Mount(source=tmp_path, target="/out"),))
+    assert done.status == 0
+    assert (tmp_path / "file").read_text() == "hi\n"
+
+
+def test_two_builds_at_once(engine: Engine, tmp_path: Path, tag: str) -> None:
+    def build(number: int) -> str:
+        dockerfile = f"FROM {BASE} AS a\nRUN echo {number} {uuid.uuid4()} > /number && sleep 1\n"
+        folder = tmp_path / str(number)
+        return engine.build(request(folder, dockerfile, tags=(f"{tag}-{number}",)), ignore).identifier
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        identifiers = list(pool.map(build, (1, 2)))
+    try:
+        assert len(set(identifiers)) == 2
+        for number in (1, 2):
+            assert engine.run(f"{tag}-{number}", ("cat", "/number")).output.startswith(f"{number} ")
+    finally:
+        for number in (1, 2):
+            engine.remove(f"{tag}-{number}")
+
+
+BUILDER = """
+import sys
+from pathlib import Path
+from trainworks.engine import create
+from trainworks.engine.protocol import BuildRequest, Secret
+def say(event):
+    print(event.state, event.component, event.text, flush=True)
+request = BuildRequest(name="tiny", context=Path(sys.argv[2]), tags=(), stage_components={"a": "torch"},
+                       secrets=(Secret(identifier="token", content=b"x"),))
+create(sys.argv[1]).build(request, say)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "ctrl-c twice"])
+def test_an_interrupted_build_leaves_nothing(engine: Engine, tmp_path: Path, number: signal.Signals) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    context = tmp_path / "context"
+    # The second sleep leaves the process group, as a daemon would.
+    request(context, f"FROM {BASE} AS a\nRUN setsid sleep 1{mark} & echo begun {mark}; sleep 2{mark}\n")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    before = leftovers(engine)
+    with subprocess.Popen(
+        (sys.executable, "-c", BUILDER, engine.name, str(context)),
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == f"output torch begun {mark}\n":
+                break
+        process.send_signal(signal.SIGINT)
+        if number is signal.SIGKILL:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("buildah-cache")] == []
+    assert leftovers(engine) <= before
+    # dockerd ends the step's processes on its own side, just after its client is gone.
+    deadline = time.monotonic() + 20
+    while running(mark):
+        assert time.monotonic() < deadline, running(mark)
+        os.sched_yield()
+
+
+def running(mark: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if line.startswith(b"sleep") and mark.encode() in line:
+            found.append(f"{folder.name} {line!r}")
+    return found
+
+
+def leftovers(engine: Engine) -> set[str]:
+    """Return the containers of ours that the engine has; other people's come and go."""
+    information = engine.probe()
+    if engine.name == "docker":
+        argv = (information.program, "ps", "--all", "--filter", "name=trainworks-", "--format", "{{.Names}}")
+        return set(processes.run(argv, timeout=60).output.decode().split())
+    done = processes.run((information.program, "containers", "--json"), timeout=60)
+    listed = json.loads(done.output or b"null") or []
+    return {entry["id"] for entry in listed if "conformance" in (entry.get("imagename") or "")}
+
+
+def test_nothing_is_left_of_containers_and_runs(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
+    before = leftovers(engine)
+
+    def work() -> None:
+        with engine.container(image[0]) as container:
+            container.run(("true",))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    engine.run(image[0], ("x",))
+    assert leftovers(engine) <= before
+
+
+def test_cold_builds_are_byte_identical_where_the_engine_can(engine: Engine, tmp_path: Path, tag: str) -> None:
+    if isinstance(engine, DockerEngine):
+        pytest.skip("BuildKit of docker 20.10 writes the time of the build into the image")
+    identifiers = {full_build(engine, tmp_path / str(number), tag, no_cache=True)[1].identifier for number in (1, 2)}
+    assert len(identifiers) == 1

@@ -1,0 +1,94 @@
+"""Which engine is taken, and what is said when none is there. Each case is a process of its own, with its own PATH."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainworks import engine
+from trainworks.errors import EngineUnavailableError, UnknownNameError
+
+CHOOSE = """
+import sys
+from trainworks.engine import choose
+from trainworks.errors import TrainworksError
+try:
+    choose(*sys.argv[1:])
+except TrainworksError as error:
+    print(error)
+    sys.exit(error.exit_status)
+"""
+
+
+def choose(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "HOME": str(tmp_path)}
+    return subprocess.run(
+        (sys.executable, "-W", "error", "-c", CHOOSE, *arguments),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_nothing_there_names_what_was_tried_and_what_to_type(tmp_path: Path) -> None:
+    done = choose(tmp_path)
+    assert done.returncode == EngineUnavailableError.exit_status, done.stderr
+    first, docker, buildah, hint = done.stdout.splitlines()
+    assert first == "no container engine answers. Tried:"
+    assert docker.startswith(f"  docker: the docker daemon at unix://{tmp_path}/no.sock does not answer")
+    assert "No such file" in docker
+    assert buildah == "  buildah: there is no `buildah` program on PATH"
+    assert "make engine" in hint
+
+
+def test_one_asked_for_that_is_not_there(tmp_path: Path) -> None:
+    done = choose(tmp_path, "buildah")
+    assert done.returncode == EngineUnavailableError.exit_status
+    assert "no `buildah` program" in done.stdout
+
+
+def test_an_old_buildah_is_refused(tmp_path: Path) -> None:
+    program(tmp_path, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
+    done = choose(tmp_path, "buildah")
+    assert done.returncode == EngineUnavailableError.exit_status
+    assert "is version 1.19.6, and cache mounts need 1.24" in done.stdout
+
+
+def test_a_buildah_whose_store_does_not_open_says_why(tmp_path: Path) -> None:
+    script = (
+        'case "$1" in --version) echo "buildah version 1.28.2";; *) echo "Error: mkdir: denied" >&2; exit 125;; esac'
+    )
+    program(tmp_path, "buildah", script)
+    done = choose(tmp_path, "buildah")
+    assert done.returncode == EngineUnavailableError.exit_status
+    assert "cannot open its store: Error: mkdir: denied" in done.stdout
+
+
+def test_an_unknown_engine_has_a_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean docker") as caught:
+        engine.choose("dokcer")
+    assert "docker, buildah" in caught.value.hint
+
+
+def test_choosing_imports_no_sdk_before_it_is_needed() -> None:
+    code = "import sys; from trainworks.engine import create; create('docker'); print('docker' in sys.modules)"
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+def test_every_engine_is_one_file() -> None:
+    folder = Path(engine.__file__).parent
+    for name, target in engine.ENGINES.items():
+        assert (folder / f"{name}.py").is_file()
+        assert target.startswith(f"trainworks.engine.{name}:")
+        assert engine.create(name).name == name

@@ -1,0 +1,167 @@
+"""The error a user reads, from what real engines and tools printed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from engine.helpers import LOGS, events_of, log_of
+from trainworks.engine.failures import Failure, explain, host_in, shorten
+from trainworks.engine.progress import FailedStep
+from trainworks.errors import BuildError, EngineUnavailableError, OutputError, TrainworksError
+
+COMPONENTS = {"first": "python", "second": "metis"}
+LOOP = 'RUN for i in 1 2 3; do echo line $i; done; echo "exit code: 3"; echo err >&2; printf unfinished; exit 7'
+WHEEL = "demo-1.0-py3-none-any.whl"
+SPACE = "/somewhere is on a disk with 0.01 GB free of 0.06 GB."
+
+
+def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
+    log = LOGS / name
+    lines = tuple(line for line in log.read_text().splitlines() if line.strip())[-20:]
+    steps = log_of(events_of(log, components, finish=False))
+    failure = Failure(
+        target="cpu",
+        engine="buildah" if name.startswith("buildah") else "docker",
+        status=1,
+        step=steps.broken_off(lines[-1]),
+        lines=lines,
+    )
+    return explain(failure, alive=str, space=lambda: SPACE)
+
+
+@pytest.mark.parametrize("engine", ["buildkit", "buildah"])
+@pytest.mark.parametrize(
+    ("log", "first_line", "hint"),
+    [
+        (
+            "uv-hash",
+            "building cpu failed in component torch: the hash of demo==1.0 is not the one that is locked",
+            "lock",
+        ),
+        (
+            "pip-hash",
+            "building cpu failed in component torch: the hash of demo==1.0 is not the one that is locked",
+            "lock",
+        ),
+        (
+            "sha256sum",
+            f"building cpu failed in component metis: the hash of {WHEEL} is not the one that is locked",
+            "lock",
+        ),
+        ("uv-unreachable", "building cpu failed in component torch: index.invalid cannot be reached", "pip and apt"),
+        ("pip-unreachable", "building cpu failed in component torch: index.invalid cannot be reached", "pip and apt"),
+        ("apt-unreachable", "building cpu failed in component base: mirror.invalid cannot be reached", "pip and apt"),
+        (
+            "pip-refused",
+            "building cpu failed in component torch: no package index that answers has demo==1.0",
+            "pip and apt",
+        ),
+        ("failed", "building cpu failed in component metis", "--until render"),
+    ],
+)
+def test_the_first_line_says_what_and_the_hint_what_to_do(engine: str, log: str, first_line: str, hint: str) -> None:
+    component = first_line.partition("component ")[2].partition(":")[0]
+    error = explained(f"{engine}-{log}.txt", COMPONENTS if log == "failed" else {component: component})
+    assert isinstance(error, BuildError)
+    assert error.message.splitlines()[0] == first_line
+    assert hint in error.hint
+    assert "user:password" not in str(error)
+
+
+@pytest.mark.parametrize("engine", ["buildkit", "buildah"])
+def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None:
+    assert explained(f"{engine}-failed.txt", COMPONENTS).message.splitlines() == [
+        "building cpu failed in component metis",
+        f"  step: {LOOP}",
+        "  end: exit status 7",
+        "  its last lines:",
+        "    line 1",
+        "    line 2",
+        "    line 3",
+        "    exit code: 3",
+        "    unfinishederr",
+    ]
+
+
+def failure(*, lines: tuple[str, ...] = (), reason: str = "x: exit code: 1", engine: str = "docker") -> Failure:
+    step = FailedStep(component="torch", step="RUN x", reason=reason, lines=lines)
+    return Failure(target="cpu", engine=engine, status=1, step=step, lines=())
+
+
+def test_a_full_disk_says_how_much_is_free_and_where() -> None:
+    error = explain(failure(lines=("tar: ./x: Cannot write: No space left on device",)), alive=str, space=lambda: SPACE)
+    assert isinstance(error, OutputError)
+    assert error.message.startswith("the disk is full: the build of cpu, torch: RUN x could not write")
+    assert SPACE in error.message
+
+
+def test_a_dead_daemon_is_named_with_the_step_it_died_in() -> None:
+    error = explain(
+        failure(reason="failed to receive status: rpc error: code = Unavailable desc = error reading from server: EOF"),
+        alive=lambda: "the docker daemon at unix:///x does not answer",
+        space=str,
+    )
+    assert isinstance(error, EngineUnavailableError)
+    assert error.message.startswith("the docker daemon stopped answering during the build of cpu, torch: RUN x")
+
+
+def test_a_daemon_that_is_back_already_did_die() -> None:
+    error = explain(failure(reason="rpc error: code = Unavailable desc = error reading"), alive=str, space=str)
+    assert isinstance(error, EngineUnavailableError)
+
+
+def test_words_of_a_command_are_not_taken_for_its_output() -> None:
+    reason = "executor failed running [/bin/sh -c echo connection refused no space left on device]: exit code: 1"
+    error = explain(failure(reason=reason, lines=("something else",)), alive=str, space=str)
+    assert isinstance(error, BuildError)
+    assert "cannot be reached" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("line", "first_line"),
+    [
+        (
+            "curl: (60) SSL certificate problem: unable to get local issuer certificate (https://files.invalid/x)",
+            "the certificate of files.invalid is not trusted",
+        ),
+        ("curl: (6) Could not resolve host: files.invalid", "files.invalid cannot be reached"),
+        ("curl: (7) Failed to connect to files.invalid port 443 after 2 ms", "files.invalid cannot be reached"),
+        ("E: Unable to locate package libmetis9", "no package index that answers has libmetis9"),
+        ("E: Failed to fetch http://mirror.invalid/x.deb  404  Not Found", "mirror.invalid cannot be reached"),
+        (
+            "HTTP status client error (404 Not Found) for url (https://index.invalid/simple/x/)",
+            "index.invalid answers 404 Not Found",
+        ),
+        ("E: Failed to fetch http://mirror.invalid/x.deb  Hash Sum mismatch", "the hash of Hash Sum mismatch"),
+    ],
+)
+def test_single_lines_of_known_tools(line: str, first_line: str) -> None:
+    error = explain(failure(lines=(line,)), alive=str, space=str)
+    assert first_line in error.message.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("see https://user:password@index.invalid:8443/simple", "index.invalid:8443"),
+        ("HTTPSConnectionPool(host='index.invalid', port=443): Max retries exceeded", "index.invalid"),
+        ("Could not resolve 'mirror.invalid'", ""),
+        ("nothing", ""),
+    ],
+)
+def test_the_host_of_a_line(line: str, host: str) -> None:
+    assert host_in(line) == host
+
+
+def test_a_build_that_fails_before_its_first_step_shows_the_engines_words() -> None:
+    lines = ("dockerfile parse error line 3: unknown instruction: RUNN",)
+    error = explain(Failure(target="cpu", engine="docker", status=1, step=None, lines=lines), alive=str, space=str)
+    assert lines[0] in error.message
+    assert "docker ended with status 1" in error.message
+
+
+def test_long_instructions_are_shortened_to_one_line() -> None:
+    assert len(shorten("RUN " + "x " * 500)) == 160
+    assert shorten("RUN a  \\\n   b") == "RUN a \\ b"

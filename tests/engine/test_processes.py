@@ -1,0 +1,181 @@
+"""Children end: by themselves, in time, when interrupted, with everything they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainworks.engine.processes import LineSplitter, clean, programs, run, stream, uninterrupted
+
+FOREVER = "import signal, sys, time; print('ready', flush=True); signal.pause()"
+STUBBORN = (
+    "import signal; [signal.signal(n, signal.SIG_IGN) for n in (signal.SIGINT, signal.SIGTERM)];"
+    "print('ready', flush=True)\nwhile True: signal.pause()"
+)
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def test_run_returns_status_and_both_streams() -> None:
+    done = run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"), timeout=30)
+    assert (done.status, done.output, done.errors, done.timed_out) == (3, b"out\n", b"err\n", False)
+    assert done.words == "err"
+
+
+def test_run_merges_in_order_of_arrival() -> None:
+    code = "import os; os.write(1, b'a'); os.write(2, b'b'); os.write(1, b'c')"
+    assert run(python(code), timeout=30, merge=True).output == b"abc"
+
+
+def test_more_output_than_a_pipe_holds_on_both_streams() -> None:
+    code = "import sys; sys.stdout.write('x' * 1000000); sys.stderr.write('y' * 1000000)"
+    done = run(python(code), timeout=30)
+    assert (len(done.output), len(done.errors)) == (1000000, 1000000)
+
+
+def test_a_signalled_child_has_128_and_the_number() -> None:
+    assert run(python("import os; os.kill(os.getpid(), 9)"), timeout=30).status == 137
+
+
+def test_time_is_up() -> None:
+    began = time.monotonic()
+    done = run(python(FOREVER), timeout=0.5)
+    assert done.timed_out
+    assert done.status == 124
+    assert time.monotonic() - began < 5
+
+
+def test_a_missing_program_is_an_os_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        run(("/nonexistent/program",), timeout=1)
+
+
+def test_stream_hands_on_lines_and_the_rest_without_newline() -> None:
+    lines: list[str] = []
+    assert stream(python("print('a'); print('b', end='')"), lines.append) == 0
+    assert lines == ["a", "b"]
+
+
+def test_stream_does_not_wait_for_a_daemon_that_keeps_the_pipe() -> None:
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('done')"
+    lines: list[str] = []
+    began = time.monotonic()
+    assert stream(python(f"{code}"), lines.append) == 0
+    assert lines == ["done"]
+    assert time.monotonic() - began < 10
+    ours = [pid for pid in children_named("sleep", "60") if os.getsid(pid) == pid]
+    for pid in ours:
+        os.kill(pid, signal.SIGKILL)
+
+
+def children_named(*argv: str) -> list[int]:
+    wanted = b"\0".join(word.encode() for word in argv) + b"\0"
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "cmdline").read_bytes() == wanted:
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+class StopHereError(Exception):
+    pass
+
+
+def pid_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("code", [FOREVER, STUBBORN])
+def test_an_exception_ends_the_child_even_a_stubborn_one(code: str) -> None:
+    pids: list[int] = []
+
+    def take(line: str) -> None:
+        pids.append(int(line.split()[0]))
+        raise StopHereError
+
+    with pytest.raises(StopHereError):
+        stream(python(code.replace("'ready'", "__import__('os').getpid()")), take, grace=1.0)
+    assert pid_gone(pids[0])
+
+
+def test_the_group_of_an_ended_child_is_ended_too() -> None:
+    code = "import subprocess; print(subprocess.Popen(['sleep', '61'], stdout=2).pid, flush=True)"
+    done = run(python(code), timeout=30)
+    pid = int(done.output)
+    deadline = time.monotonic() + 5
+    while not pid_gone(pid):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
+    """A second Ctrl-C during the cleaning up changes nothing."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from trainworks.engine.processes import stream\n"
+        f"stream({python(STUBBORN.replace(chr(39) + 'ready' + chr(39), '__import__(chr(111)+chr(115)).getpid()'))!r},"
+        " lambda line: print(line, flush=True), grace=1.0)\n"
+    )
+    with subprocess.Popen((sys.executable, str(program)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert b"KeyboardInterrupt" in errors
+    assert pid_gone(pid)
+
+
+def test_uninterrupted_delivers_afterwards() -> None:
+    done: list[bool] = []
+
+    def work() -> None:
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == [True]
+
+
+def test_clean_lines() -> None:
+    assert clean(b"\x1b[31mred\x1b[0m text") == "red text"
+    assert clean(b"10%\r50%\r100%\r") == "100%"
+    assert clean(b"\xff") == "\ufffd"
+    splitter = LineSplitter()
+    assert list(splitter.feed(b"a\nb")) == ["a"]
+    assert list(splitter.feed(b"c\r\n")) == ["bc"]
+    assert list(splitter.finish()) == []
+
+
+def test_an_endless_line_does_not_fill_the_memory() -> None:
+    splitter = LineSplitter()
+    lines = [line for _ in range(10) for line in splitter.feed(b"x" * 65536)]
+    assert sum(map(len, lines)) == 9 * 65536
+
+
+def test_programs_finds_each_real_file_once(tmp_path: Path) -> None:
+    first, second, link = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "tool").write_text("#!/bin/sh\n")
+        (folder / "tool").chmod(0o755)
+    link.symlink_to(first)
+    assert programs("tool", f"{link}:{second}:{first}:/nonexistent") == (f"{link}/tool", f"{second}/tool")
+    assert programs("tool", None) == ()
