@@ -8,6 +8,7 @@ names are made canonical for the installed dialect first, so that a user's old n
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
@@ -105,6 +106,8 @@ class UserOptions:
     rest: tuple[str, ...] = ()
 
 
+_PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _MCA_OPTIONS = frozenset(("mca", "gmca", "omca", "prtemca", "pmixmca"))
 _KEYED_OPTIONS: Mapping[str, int] = {
     "bind-to": 1,
@@ -150,6 +153,9 @@ def parse_user_options(words: Sequence[str], where: str) -> tuple[UserOptions, l
             if len(following) < 2:
                 problems.append(Problem(f"{word} needs a name and a value", where, "for example: --mca NAME VALUE"))
                 break
+            if not _PARAMETER.fullmatch(following[0]):
+                text = f"{following[0]!r} is not the name of an MCA parameter"
+                problems.append(Problem(text, where, "for example: --mca NAME VALUE"))
             keep(parameters, "MCA parameter", following[0], following[1])
             index += 2
         elif option == "x" or option == "NCCL_DEBUG":
@@ -159,8 +165,9 @@ def parse_user_options(words: Sequence[str], where: str) -> tuple[UserOptions, l
             # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of mpirun; it means the variable.
             name, equals, value = following[0].partition("=") if option == "x" else ("NCCL_DEBUG", "=", following[0])
             index += 1
-            if not name:
-                problems.append(Problem(f"-x {following[0]!r} has no name", where, "for example: -x NAME=VALUE"))
+            if not _VARIABLE.fullmatch(name):
+                text = f"-x {following[0]!r} does not begin with the name of a variable"
+                problems.append(Problem(text, where, "for example: -x NAME=VALUE"))
             elif equals:
                 keep(exports, "-x", name, value)
             elif name not in forwarded:
@@ -179,7 +186,7 @@ def parse_user_options(words: Sequence[str], where: str) -> tuple[UserOptions, l
         elif option in _OURS:
             problems.append(Problem(f"{word} cannot be given here", where, f"leave it out: {_OURS[option]}"))
             index += 1
-        elif not rest and not option:
+        elif not option and (not rest or word.startswith("-")):
             text = f"{word!r} is no option: mpirun would start it instead of the training script"
             problems.append(Problem(text, where, "options start with -; quote a value that has a space"))
         else:

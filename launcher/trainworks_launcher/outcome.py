@@ -115,7 +115,7 @@ _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(
 
 
 def torchrun_report(tail: bytes) -> tuple[str, int]:
-    """(rank, return code) of the process that failed first, as torchrun reports it at its end; ("", 0) if it does not."""
+    """(rank, return code) of the process that failed first, as torchrun reports it at its end; else ("", 0)."""
     found = _TORCHRUN_REPORT.findall(tail.decode("utf-8", "replace"))
     return (found[-1][0], int(found[-1][1])) if found else ("", 0)
 

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from trainworks_launcher.outcome import (
 from trainworks_launcher.plan import NodePlan
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_DRAIN_SECONDS = 2.0
+_DRAIN_SECONDS = 0.7
 _REAP_SECONDS = 5.0
 
 
@@ -72,10 +73,16 @@ class _Command:
             os.killpg(self.process.pid, number)
 
     def drain(self) -> None:
-        """Wait, bounded, for the rest of the output; then end what the child left behind."""
+        """Wait, bounded, for the rest of the output; then end what the child left behind and take its last words.
+
+        Waiting comes first: ``script > >(tee log)`` leaves a process behind that is about to write what matters.
+        """
+        deadline = time.monotonic() + _DRAIN_SECONDS
         for pump in self._pumps:
-            pump.join(_DRAIN_SECONDS)
+            pump.join(max(0.0, deadline - time.monotonic()))
         self.signal_group(signal.SIGKILL)
+        for pump in self._pumps:
+            pump.join(max(0.0, deadline + _DRAIN_SECONDS - time.monotonic()))
 
 
 def run_plan(plan: NodePlan, environment: Environment) -> int:
@@ -166,7 +173,7 @@ class _Supervisor:
             welcome=lambda key, leader, own: self._guard(lambda: self._welcome(key, leader, own)),
             peers=lambda peers: self._guard(lambda: self._peers(peers)),
             go=self._go,
-            stop=lambda: self._stop(signal.SIGTERM),
+            stop=self._stop_from_other_host,
             finish=self._finish,
             left=self._loop.stop,
             log=output.log,
@@ -319,9 +326,9 @@ class _Supervisor:
                 self._reap()
             for number in _STOP_SIGNALS:
                 if number in numbers:
+                    self._stop(number)
                     if self._role is not None:
                         self._role.stopping()
-                    self._stop(number)
 
     def _reap(self) -> None:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
@@ -360,6 +367,11 @@ class _Supervisor:
         if not self._went and (self._command is None or self._command.process.returncode is not None):
             text = f"stopped by {signal.Signals(self._stop_signal).name} before the program was started"
             self._report(Outcome(STOPPED, 128 + self._stop_signal, self._plan.host, text))
+
+    def _stop_from_other_host(self) -> None:
+        """Another host was stopped. Once only: a second signal would cut short what the first one started."""
+        if not self._stop_signal:
+            self._stop(signal.SIGTERM)
 
     def _signal_processes(self, number: int) -> None:
         """Send a signal to those who are meant to get it."""

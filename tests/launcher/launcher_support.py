@@ -1,0 +1,203 @@
+"""What the launcher's tests share: made-up environments for pure tests, real launcher processes for the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import IO
+
+from trainworks_launcher.entry import Code
+from trainworks_launcher.environment import Devices, Environment
+from trainworks_launcher.hyperparameters import decode_values
+from trainworks_launcher.job import make_job
+from trainworks_launcher.manifest import Manifest, parse_manifest
+from trainworks_launcher.modes import plan_host
+from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.values import Json
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAUNCHER = REPOSITORY / "launcher"
+GOLDEN = REPOSITORY / "tests" / "golden" / "launch"
+TIME_OUT = 60.0
+"""Seconds after which a test gives up on a process; far above what any of them takes."""
+
+PROGRAMS = {
+    name: f"/usr/bin/{name}" for name in ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")
+}
+INSTANCES: dict[str, Json] = {
+    "ml.fast.xlarge": {"gpus": 8, "neuron_cores": 0, "efa": True, "efa_rdma": True},
+    "ml.fabric.xlarge": {"gpus": 4, "neuron_cores": 0, "efa": True, "efa_rdma": False},
+    "ml.plain.xlarge": {"gpus": 1, "neuron_cores": 0, "efa": False, "efa_rdma": False},
+}
+
+NO_GPU = Devices(gpus=0, cpus=4, interfaces=("eth0", "lo"))
+
+
+def manifest_document(open_mpi: str = "5.0.11", **changes: Json) -> dict[str, Json]:
+    """An image manifest as the builder writes it."""
+    return {
+        "schema": 1,
+        "name": "made-up",
+        "components": {"open-mpi": {"version": open_mpi, "prefix": "/opt/venv"}, "mpi4py": {"version": "4.1.2"}},
+        "missing": [{"component": "aws-ofi-nccl", "cost": "NCCL talks TCP between hosts instead of EFA"}],
+        "instances": INSTANCES,
+        "programs": dict(PROGRAMS),
+        "hostname_shim": "/opt/trainworks/lib/libhostname.so",
+        **changes,
+    }
+
+
+def manifest(open_mpi: str = "5.0.11") -> Manifest:
+    return parse_manifest(json.dumps(manifest_document(open_mpi)), "made-up")
+
+
+def environment(
+    hyperparameters: Mapping[str, Json] | None = None,
+    *,
+    hosts: Sequence[str] = (),
+    host: str = "algo-1",
+    instance_type: str = "ml.plain.xlarge",
+    interface: str = "eth0",
+    variables: Mapping[str, str] | None = None,
+    devices: Devices = NO_GPU,
+    open_mpi: str = "5.0.11",
+    **changes: object,
+) -> Environment:
+    """A whole environment with nothing of this machine in it."""
+    config: dict[str, Json] = {}
+    if hosts:
+        config = {
+            "current_host": host,
+            "hosts": list(hosts),
+            "current_instance_type": instance_type,
+            "network_interface_name": interface,
+        }
+    made = Environment(
+        base_directory="/opt/ml",
+        variables=MappingProxyType(dict(variables or {"PATH": "/usr/bin:/bin"})),
+        hyperparameters=decode_values({"sagemaker_program": "train.py", **(hyperparameters or {})}),
+        resource_config=MappingProxyType(config),
+        input_data_config=MappingProxyType({}),
+        manifest=manifest(open_mpi),
+        devices=devices,
+        code=Code("/opt/ml/code", entries=("run.sh", "tool", "train.py"), executable=("tool",)),
+        hostname=host,
+        programs=MappingProxyType(dict(PROGRAMS)),
+        hostname_shim="/opt/trainworks/lib/libhostname.so",
+        launcher_python="/usr/bin/python3",
+        launcher_directory="/opt/trainworks/lib/trainworks_launcher",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def plan(made: Environment, host: str = "") -> NodePlan:
+    return plan_host(make_job(made, host))
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_inputs(base: Path, script: str, hyperparameters: Mapping[str, Json], config: Mapping[str, Json]) -> None:
+    """The files that a platform mounts."""
+    (base / "code").mkdir(parents=True, exist_ok=True)
+    (base / "input/config").mkdir(parents=True, exist_ok=True)
+    (base / "code/train.py").write_text(script, encoding="utf-8")
+    document = {"sagemaker_program": "train.py", **hyperparameters}
+    (base / "input/config/hyperparameters.json").write_text(json.dumps(document), encoding="utf-8")
+    if config:
+        (base / "input/config/resourceconfig.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def write_manifest(path: Path, programs: Mapping[str, str], hostname_shim: str = "") -> Path:
+    """A manifest file whose programs are ``programs``."""
+    path.write_text(
+        json.dumps(manifest_document() | {"programs": dict(programs), "hostname_shim": hostname_shim}), encoding="utf-8"
+    )
+    return path
+
+
+class Launcher:
+    """A real launcher process on a base directory, with everything it prints."""
+
+    def __init__(
+        self,
+        base: Path,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+        stderr: int = subprocess.STDOUT,
+    ) -> None:
+        self.base = base
+        self.output = b""
+        self.status = -1
+        self.seconds = 0.0
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SAGEMAKER_"))}
+        env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": "", **(variables or {})})
+        command = [*prefix, sys.executable, "-I", str(LAUNCHER / "trainworks_launcher" / "__main__.py"), *arguments]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(TIME_OUT)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def read_until(self, words: str, count: int = 1) -> None:
+        """Read until ``words`` were printed ``count`` times. Fails with all output if the process ends before."""
+        while self.output.count(words.encode()) < count:
+            assert self._read(), f"{words!r} was never printed:\n{self.text}"
+
+    def wait(self) -> int:
+        """The exit status, with all output read."""
+        while self._read():
+            pass
+        status = self.process.wait(TIME_OUT)
+        self.seconds = time.monotonic() - self.started
+        return status
+
+    @property
+    def text(self) -> str:
+        return self.output.decode("utf-8", "replace")
+
+    @property
+    def failure(self) -> str:
+        """The text of output/failure, "" if there is none."""
+        path = self.base / "output/failure"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    @property
+    def succeeded(self) -> bool:
+        return (self.base / "output/success").exists()
+
+    def _read(self) -> bool:
+        stream: IO[bytes] | None = self.process.stdout
+        assert stream is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            assert selector.select(TIME_OUT), f"nothing was printed for {TIME_OUT} s:\n{self.text}"
+        chunk = os.read(stream.fileno(), 65536)
+        self.output += chunk
+        return bool(chunk)

@@ -1,0 +1,285 @@
+"""From the environment to a job: what is accepted, what is refused, and that all problems are told at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from launcher_support import environment, manifest_document, plan, write_inputs
+
+from trainworks_launcher.entry import Code, parse_entry_point
+from trainworks_launcher.environment import Devices, read_environment
+from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.job import MODES_BUILT, MODES_NOT_BUILT, make_job
+from trainworks_launcher.manifest import parse_manifest
+from trainworks_launcher.values import Json
+
+MPI = "sagemaker_mpi_enabled"
+TORCH = "sagemaker_torch_distributed_enabled"
+PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+
+
+def refusal(hyperparameters: Mapping[str, Json], **changes: object) -> str:
+    with pytest.raises(RefusalError) as refused:
+        plan(environment(hyperparameters, **changes))  # type: ignore[arg-type]
+    assert refused.value.status == 64
+    return str(refused.value)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    write_inputs(
+        tmp_path,
+        "",
+        {"sagemaker_program": "tran.py", MPI: "true", TORCH: "true", PER_HOST: "none"},
+        {"hosts": ["algo-1", "algo-1", "al go"], "current_host": "algo-3"},
+    )
+    (tmp_path / "input/config/inputdataconfig.json").write_text("{", encoding="utf-8")
+    variables = {
+        "SAGEMAKER_BASE_DIR": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+        "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "absent.json"),
+        "TRAINWORKS_CONTROL_PORT": "none",
+        "TRAINWORKS_STOP_GRACE_SECONDS": "-1",
+    }
+    with pytest.raises(RefusalError) as refused:
+        make_job(read_environment(variables))
+    text = str(refused.value)
+    expected = (
+        "inputdataconfig.json",
+        "TRAINWORKS_IMAGE_MANIFEST",
+        "did you mean 'train.py'?",
+        "'algo-1' is listed more than once",
+        "'al go' is not a host name",
+        "'algo-3' is not one of the job's hosts",
+        "did you mean 'algo-1'?",
+        "mpi and torch_distributed are both switched on",
+        "'none' is not a count",
+        "'none' is not a TCP port",
+        "'-1' is not a number of seconds",
+    )
+    assert [words for words in expected if words not in text] == []
+    assert len(refused.value.problems) == 10
+
+
+@pytest.mark.parametrize("switch", sorted(MODES_NOT_BUILT))
+def test_a_mode_that_is_not_built_is_refused_by_name(switch: str) -> None:
+    text = refusal({switch: "true"})
+    assert MODES_NOT_BUILT[switch] in text
+    assert switch in text
+    assert "not built into this launcher yet" in text
+
+
+@pytest.mark.parametrize("parameters", [{"partitions": 2}, '{"partitions": 2}'])
+def test_model_parallelism_is_refused_even_with_mpi(parameters: Json) -> None:
+    text = refusal({"mp_parameters": parameters, MPI: True})
+    assert "smdistributed.modelparallel is not built" in text
+    assert "both switched on" not in text
+
+
+def test_modelparallel_with_dataparallel_names_both() -> None:
+    text = refusal({"mp_parameters": {"a": 1}, "sagemaker_distributed_dataparallel_enabled": True})
+    assert "smdistributed.dataparallel and smdistributed.modelparallel are both switched on" in text
+
+
+def test_switches_that_are_off_change_nothing() -> None:
+    off: dict[str, Json] = dict.fromkeys((*MODES_BUILT, *MODES_NOT_BUILT), "false")
+    assert make_job(environment({**off, "mp_parameters": {}})).mode == "none"
+
+
+def test_an_unknown_switch_is_not_ignored() -> None:
+    text = refusal({"sagemaker_torch_distribute_enabled": True})
+    assert "did you mean 'sagemaker_torch_distributed_enabled'?" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "expected"), [(None, 0, 1), (None, 8, 8), (2, 0, 2), (2, 8, 2), ("2", 8, 2), (8, 8, 8)]
+)
+def test_processes_per_host(asked: Json, gpus: int, expected: int) -> None:
+    made = environment({TORCH: True, PER_HOST: asked}, devices=Devices(gpus=gpus))
+    assert make_job(made).processes_per_host == expected
+
+
+def test_more_processes_than_gpus_are_refused() -> None:
+    assert "give at most 4: one process per GPU" in refusal({MPI: True, PER_HOST: 8}, devices=Devices(gpus=4))
+
+
+def test_more_processes_than_fit_are_refused() -> None:
+    text = refusal({MPI: True, PER_HOST: 2, "sagemaker_mpi_num_processes": 5}, hosts=("a", "b"), host="a")
+    assert "5 processes do not fit on 2 host(s) with 2 each" in text
+
+
+def test_a_missing_program_is_refused_and_named() -> None:
+    text = refusal({TORCH: True}, programs=MappingProxyType({"python": "/usr/bin/python3"}))
+    assert "there is no torchrun" in text
+    assert "image 'made-up', which declares it at /usr/bin/torchrun" in text
+
+
+def test_all_missing_programs_are_named_together() -> None:
+    text = refusal({MPI: True}, hosts=("a", "b"), host="a", programs=MappingProxyType({"python": "/usr/bin/python3"}))
+    assert [name for name in ("mpirun", "ssh", "sshd", "ssh-keygen") if f"no {name}," not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "name"),
+    [
+        ("train.py", "script", "train.py"),
+        ("deep/train.py", "script", "deep/train.py"),
+        ("run.sh", "shell", "run.sh"),
+        ("tool", "command", "tool"),
+        ("-m package.module", "module", "package.module"),
+    ],
+)
+def test_kinds_of_entry_points(program: str, kind: str, name: str) -> None:
+    assert (parse_entry_point(program).kind, parse_entry_point(program).name) == (kind, name)
+
+
+@pytest.mark.parametrize(
+    "program", ["../train.py", "/train.py", "-c", "a b.py", "a//b.py", "./x.py", "-m a;b", "x$y.py"]
+)
+def test_names_that_could_leave_the_code_are_refused(program: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|starts with|has"):
+        parse_entry_point(program)
+
+
+def test_argv_of_each_kind() -> None:
+    assert plan(environment({"x": 1})).argv == ("/usr/bin/python", "train.py", "-x", "1")
+    assert plan(environment({"sagemaker_program": "run.sh"})).argv == ("/usr/bin/bash", "run.sh")
+    assert plan(environment({"sagemaker_program": "tool"})).argv == ("./tool",)
+    assert plan(environment({"sagemaker_program": "-m a.b"})).argv == ("/usr/bin/python", "-m", "a.b")
+    executable = Code("/opt/ml/code", entries=("run.sh",), executable=("run.sh",))
+    assert plan(environment({"sagemaker_program": "run.sh"}, code=executable)).argv == ("./run.sh",)
+
+
+def test_a_command_has_to_be_executable() -> None:
+    code = Code("/opt/ml/code", entries=("tool",))
+    assert "make it executable (chmod +x)" in refusal({"sagemaker_program": "tool"}, code=code)
+
+
+def test_no_entry_point_offers_what_is_there() -> None:
+    assert "set it to one of: train.py" in refusal({"sagemaker_program": ""})
+
+
+def test_the_variable_wins_over_the_hyperparameter() -> None:
+    made = environment({"sagemaker_program": "absent.py"}, variables={"SAGEMAKER_PROGRAM": "train.py"})
+    assert make_job(made).entry.name == "train.py"
+
+
+def test_code_from_s3_is_refused_clearly(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {"sagemaker_submit_directory": "s3://bucket/sourcedir.tar.gz"}, {})
+    with pytest.raises(RefusalError, match="code from s3:// is not fetched yet"):
+        make_job(read_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)}))
+
+
+def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "train.py").write_text("", encoding="utf-8")
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "SAGEMAKER_SUBMIT_DIRECTORY": str(other), "PATH": "/usr/bin:/bin"}
+    made = plan(read_environment(variables))
+    assert made.cwd == str(other)
+    assert made.env["SM_MODULE_DIR"] == str(other)
+    assert made.env["PYTHONPATH"].split(":")[0] == str(other)
+
+
+def test_a_missing_interface_is_replaced_and_said() -> None:
+    devices = Devices(interfaces=("eth0", "lo"), reaching="eth0")
+    made = plan(environment({MPI: True}, hosts=("a", "b"), host="a", interface="ethwe", devices=devices))
+    assert made.env["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert made.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
+    assert (
+        "the network interface 'ethwe' does not exist here; using 'eth0', which routes to the leader" in made.warnings
+    )
+
+
+def test_no_resource_config_is_one_host() -> None:
+    job = make_job(environment(host="laptop"))
+    assert (job.hosts, job.host, job.leader) == (("laptop",), "laptop", "laptop")
+
+
+def test_a_distribution_over_some_groups_is_refused() -> None:
+    config: dict[str, Json] = {
+        "current_host": "a",
+        "hosts": ["a", "b"],
+        "instance_groups": [
+            {"instance_group_name": "one", "instance_type": "x", "hosts": ["a"]},
+            {"instance_group_name": "two", "instance_type": "x", "hosts": ["b"]},
+        ],
+    }
+    text = refusal(
+        {MPI: True, "sagemaker_distribution_instance_groups": ["one", "tow"]}, resource_config=MappingProxyType(config)
+    )
+    assert "did you mean 'two'?" in text
+    assert "a distribution over some of the instance groups is not built yet" in text
+
+
+def test_exported_variables_have_their_compatible_text_forms() -> None:
+    made = environment(
+        {"batch-size": 64, "name": "x y", "nothing": None, "flag": True, "sagemaker_job_name": "j"},
+        hosts=("algo-1", "algo-2"),
+        host="algo-2",
+        input_data_config=MappingProxyType({"train": {}, "test": {}}),
+    )
+    env = plan(made).env
+    expected = {
+        "SM_HPS": '{"batch-size":64,"flag":true,"name":"x y","nothing":null}',
+        "SM_HP_BATCH-SIZE": "64",
+        "SM_HP_NAME": "x y",
+        "SM_HP_NOTHING": "",
+        "SM_HP_FLAG": "true",
+        "SM_USER_ARGS": '["--batch-size","64","--flag","True","--name","x y","--nothing",""]',
+        "SM_HOSTS": '["algo-1","algo-2"]',
+        "SM_CURRENT_HOST": "algo-2",
+        "SM_CHANNELS": '["test","train"]',
+        "SM_CHANNEL_TRAIN": "/opt/ml/input/data/train",
+        "SM_MODEL_DIR": "/opt/ml/model",
+        "SM_MODULE_NAME": "train",
+        "SM_MODULE_DIR": "/opt/ml/code",
+        "SM_USER_ENTRY_POINT": "train.py",
+        "SM_NUM_GPUS": "0",
+        "SM_NUM_CPUS": "4",
+        "SM_LOG_LEVEL": "20",
+        "SM_FRAMEWORK_PARAMS": "{}",
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "7777",
+        "SAGEMAKER_JOB_NAME": "j",
+    }
+    assert {name: env[name] for name in expected} == expected
+    assert json.loads(env["SM_TRAINING_ENV"])["is_master"] is False
+    assert json.loads(env["SM_TRAINING_ENV"])["hyperparameters"]["batch-size"] == 64
+
+
+def test_the_hostname_shim_is_preloaded_only_where_names_differ() -> None:
+    same = plan(environment(hosts=("algo-1", "algo-2"))).env
+    assert "LD_PRELOAD" not in same
+    other = plan(environment(hosts=("algo-1", "algo-2"), hostname="aws", variables={"LD_PRELOAD": "/lib/mine.so"})).env
+    assert other["LD_PRELOAD"] == "/opt/trainworks/lib/libhostname.so:/lib/mine.so"
+    assert other["TRAINWORKS_HOSTNAME"] == "algo-1"
+    absent = plan(environment(hosts=("algo-1", "algo-2"), hostname="aws", hostname_shim="")).env
+    assert "LD_PRELOAD" not in absent
+
+
+def test_a_value_in_the_container_is_the_users() -> None:
+    env = plan(environment(hosts=("a", "b"), host="a", variables={"NCCL_DEBUG": "TRACE", "PYTHONUNBUFFERED": ""})).env
+    assert "NCCL_DEBUG" not in env
+    assert "PYTHONUNBUFFERED" not in env
+
+
+def test_another_schema_of_the_manifest_is_a_clear_error() -> None:
+    with pytest.raises(RefusalError, match="has schema 2, this launcher reads schema 1"):
+        parse_manifest(json.dumps(manifest_document() | {"schema": 2}), "image.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "1"}'])
+def test_a_broken_manifest_is_refused(text: str) -> None:
+    with pytest.raises(RefusalError, match=r"image\.json"):
+        parse_manifest(text, "image.json")
+
+
+def test_unknown_keys_of_the_manifest_are_ignored() -> None:
+    made = parse_manifest(json.dumps(manifest_document() | {"later": {"x": 1}}), "image.json")
+    assert made.components["open-mpi"] == "5.0.11"
+    assert made.instances["ml.fast.xlarge"].efa_rdma

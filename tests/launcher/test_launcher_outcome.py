@@ -1,0 +1,137 @@
+"""The failure text: the cause first, the right rank's traceback, inside the limit."""
+
+from __future__ import annotations
+
+import pytest
+from launcher_support import environment, plan
+
+from trainworks_launcher.control import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
+from trainworks_launcher.outcome import (
+    FAILED,
+    STOPPED,
+    SUCCEEDED,
+    Outcome,
+    describe_status,
+    exit_status,
+    failure_text,
+    find_traceback,
+    shorten,
+    torchrun_report,
+)
+
+FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
+SECOND = 'Traceback (most recent call last):\n  File "b.py", line 1, in <module>\nKeyError: second\n'
+CHAIN = FIRST + "\nDuring handling of the above exception, another exception occurred:\n\n" + SECOND
+TORCHRUN = (
+    'Traceback (most recent call last):\n  File "torchrun", line 8, in <module>\n'
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    "Failures:\n[1]:\n  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 2)  (SIGTERM)\n"
+    "Root Cause (first observed failure):\n[0]:\n  rank      : 3 (local_rank: 1)\n  exitcode  : 42 (pid: 3) \n"
+)
+
+
+def marked(text: str, rank: int) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("tail", "processes", "rank", "cause"),
+    [
+        ("no traceback", 1, "", ""),
+        ("log\n" + FIRST, 1, "", "ValueError: first"),
+        (FIRST + "handled\n" + SECOND, 1, "", "KeyError: second"),
+        (FIRST + "other rank\n" + SECOND, 4, "", "ValueError: first"),
+        (CHAIN, 1, "", "KeyError: second"),
+        (CHAIN, 4, "", "KeyError: second"),
+        (marked(FIRST, 2) + marked(SECOND, 3) + TORCHRUN, 2, "3", "KeyError: second"),
+        (marked(FIRST, 2) + TORCHRUN, 2, "3", ""),
+        (FIRST + TORCHRUN, 2, "3", "ValueError: first"),
+        ("Traceback (most recent call last):", 1, "", "Traceback (most recent call last):"),
+    ],
+)
+def test_which_traceback_is_the_cause(tail: str, processes: int, rank: str, cause: str) -> None:
+    assert find_traceback(tail, processes, rank)[0] == cause
+
+
+def test_frames_of_the_runner_are_left_out() -> None:
+    frames = (
+        '  File "<frozen runpy>", line 88, in _run_code\n  File "/v/site-packages/mpi4py/run.py", line 1, in main\n'
+    )
+    text = FIRST.replace('  File "a.py"', frames + '    run()\n  File "a.py"')
+    assert find_traceback(text, 4)[1] == FIRST.strip()
+
+
+def test_the_cause_stands_first() -> None:
+    text = failure_text(what="train.py", host="algo-2", mode="mpi", returncode=3, tail=FIRST.encode(), processes=1)
+    assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
+
+
+def test_without_a_traceback_the_last_lines_are_shown() -> None:
+    text = failure_text(what="run.sh", host="a", mode="none", returncode=2, tail=b"one\n\xff\n\ntwo\n", processes=1)
+    assert text == "run.sh on host a (mode none): exit status 2\none\n\ufffd\ntwo"
+
+
+def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> None:
+    assert torchrun_report(TORCHRUN.encode()) == ("3", 42)
+    assert torchrun_report(b"nothing") == ("", 0)
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 0), (42, 42), (-9, 137), (-15, 143), (255, 255)])
+def test_exit_status(code: int, status: int) -> None:
+    assert exit_status(code) == status
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "exit status 3"),
+        (-9, "killed by SIGKILL (exit status 137, perhaps out of memory)"),
+        (137, "killed by SIGKILL (exit status 137, perhaps out of memory)"),
+        (-11, "killed by SIGSEGV (exit status 139)"),
+        (200, "exit status 200"),
+    ],
+)
+def test_a_status_in_words(code: int, words: str) -> None:
+    assert describe_status(code) == words
+
+
+@pytest.mark.parametrize("length", [0, 10, 1023, 1024, 1025, 5000])
+def test_the_limit_keeps_both_ends(length: int) -> None:
+    text = "".join(chr(ord("a") + index % 26) for index in range(length))
+    made = shorten(text)
+    assert len(made) == min(length, 1024)
+    assert made[:300] == text[:300]
+    assert made[-500:] == text[-500:]
+
+
+@pytest.mark.parametrize(
+    "outcome", [Outcome(SUCCEEDED), Outcome(FAILED, 42, "algo-2", "ValueError: é"), Outcome(STOPPED, 143, "a", "t")]
+)
+def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
+    assert read_outcome(outcome_fields(outcome)) == outcome
+
+
+def test_an_unreadable_outcome_is_never_a_success() -> None:
+    assert read_outcome({}).kind == FAILED
+    assert read_outcome({}).status != 0
+    assert read_outcome({"outcome": FAILED, "status": 256}).status != 0
+
+
+def test_messages_in_pieces() -> None:
+    decoder = Decoder()
+    assert decoder.feed(b'{"type":') == []
+    assert decoder.feed(b'"a"}\n{"type":"b"}\n{"ty') == [{"type": "a"}, {"type": "b"}]
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"x" * (MESSAGE_LIMIT + 1), b"{" * 65000 + b"\n"]
+)
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Decoder().feed(data)
+
+
+def test_a_worker_of_an_mpi_job_has_no_command_of_its_own() -> None:
+    made = plan(environment({"sagemaker_mpi_enabled": True}, hosts=("a", "b"), host="a"), "b")
+    assert made.argv == ()
+    assert made.role == "worker"

@@ -1,0 +1,465 @@
+"""The launcher as it runs: real processes, real sockets, two hosts on loopback addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from launcher_support import REPOSITORY, TIME_OUT, Launcher, free_port, write_inputs, write_manifest
+
+from trainworks_launcher.values import Json
+
+LEADER, WORKER = "127.0.0.1", "127.0.0.2"
+HOSTS = (LEADER, WORKER)
+WAIT_FOR_TERM = """
+import os, signal, sys
+def stop(number, frame):
+    print("saw", signal.Signals(number).name, flush=True)
+    sys.exit(STATUS)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+IGNORE_TERM = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def run(base: Path, script: str, *, variables: Mapping[str, str] | None = None, **hyperparameters: Json) -> Launcher:
+    """One host's job, to its end."""
+    write_inputs(base, script, hyperparameters, {})
+    with Launcher(base, variables=variables) as launcher:
+        launcher.status = launcher.wait()
+    return launcher
+
+
+def test_success(tmp_path: Path) -> None:
+    made = run(tmp_path, "import sys, os; print(sys.argv, os.environ['SM_HP_EPOCHS'])", epochs="3")
+    assert made.status == 0
+    assert "['train.py', '--epochs', '3'] 3" in made.text
+    assert made.succeeded
+    assert made.failure == ""
+
+
+def test_the_scripts_own_status(tmp_path: Path) -> None:
+    made = run(tmp_path, "raise SystemExit(42)")
+    assert made.status == 42
+    assert made.failure == f"train.py on host {os.uname().nodename} (mode none): exit status 42"
+    assert not made.succeeded
+
+
+def test_death_by_signal(tmp_path: Path) -> None:
+    made = run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert made.status == 137
+    assert "killed by SIGKILL (exit status 137, perhaps out of memory)" in made.failure
+
+
+def test_the_failure_text_leads_with_the_cause(tmp_path: Path) -> None:
+    made = run(tmp_path, "def deep(n):\n    if n: deep(n - 1)\n    raise ValueError('größe ' * 3)\ndeep(9)\n")
+    assert made.status == 1
+    assert made.failure.startswith("ValueError: größe größe größe\ntrain.py on host")
+    assert made.failure.endswith("raise ValueError('größe ' * 3)\nValueError: größe größe größe ")
+    assert len(made.failure) <= 1024
+
+
+def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
+    script = "import os\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('my own words')\nraise SystemExit(3)"
+    (tmp_path / "output").mkdir()
+    made = run(tmp_path, script)
+    assert (made.status, made.failure) == (3, "my own words")
+
+
+def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/failure").write_text("old", encoding="utf-8")
+    (tmp_path / "output/success").touch()
+    assert run(tmp_path, "").failure == ""
+    assert not run(tmp_path, "raise SystemExit(1)").succeeded
+
+
+def test_refused_inputs_start_nothing_and_say_so_in_the_failure_file(tmp_path: Path) -> None:
+    made = run(tmp_path, "print('started')", sagemaker_mpi_enabled="true", sagemaker_torch_distributed_enabled="true")
+    assert made.status == 64
+    assert "both switched on" in made.failure
+    assert "started" not in made.text
+
+
+def test_output_is_streamed_byte_for_byte(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4096 + "größe\n".encode() * 1000 + b"no newline at the end"
+    (tmp_path / "data").write_bytes(data)
+    write_inputs(
+        tmp_path, f"import sys; sys.stdout.buffer.write(open({str(tmp_path / 'data')!r}, 'rb').read())", {}, {}
+    )
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
+        assert made.wait() == 0
+    assert made.output == data
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_job(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "for i in range(200000): print('line', i)", {}, {})
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
+        made.read_until("line 10")
+        assert made.process.stdout is not None
+        made.process.stdout.close()
+        assert made.process.wait(TIME_OUT) == 0
+    assert made.succeeded
+
+
+@pytest.mark.parametrize(("status", "kept"), [(0, False), (7, True)])
+def test_sigterm_reaches_the_script_which_has_its_grace(tmp_path: Path, status: int, kept: bool) -> None:
+    write_inputs(tmp_path, WAIT_FOR_TERM.replace("STATUS", str(status)), {}, {})
+    with Launcher(tmp_path) as made:
+        made.read_until("ready")
+        made.process.send_signal(signal.SIGTERM)
+        assert made.wait() == status
+    assert "saw SIGTERM" in made.text
+    assert f"job stopped (exit status {status}" in made.text
+    assert made.failure.startswith("stopped by SIGTERM") is kept
+    assert not made.succeeded
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    write_inputs(tmp_path, IGNORE_TERM, {}, {})
+    with Launcher(tmp_path, variables={"TRAINWORKS_STOP_GRACE_SECONDS": "0.3"}) as made:
+        made.read_until("ready")
+        made.process.send_signal(signal.SIGTERM)
+        assert made.wait() == 137
+    assert "the grace is over: KILL" in made.text
+    assert made.failure.startswith("stopped by SIGTERM")
+
+
+def test_what_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
+    script = "import subprocess\nprint('pid', subprocess.Popen(['sleep', '300']).pid, 'end', flush=True)"
+    made = run(tmp_path, script)
+    assert made.status == 0
+    pid = int(made.text.partition("pid ")[2].split()[0])
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+
+
+def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    made = run(
+        tmp_path,
+        "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])))",
+        variables={"TMPDIR": str(scratch)},
+    )
+    assert "['environment.json', 'ranks']" in made.text
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_value_too_long_for_the_kernel_is_a_clear_error(tmp_path: Path) -> None:
+    made = run(tmp_path, "", long="x" * 200_000)
+    assert made.status == 65
+    assert "128 KiB" in made.failure
+
+
+def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "print('started')", {}, {})
+    (tmp_path / "code/requirements.txt").write_text("./absent-package\n", encoding="utf-8")
+    programs = {"python": sys.executable}
+    manifest = write_manifest(tmp_path / "image.json", programs)
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
+        assert made.wait() == 65
+    assert made.failure.startswith("installing requirements.txt on host")
+    assert "absent-package" in made.failure
+    assert "started" not in made.text.replace("cannot be started", "")
+
+
+def pack(path: Path, members: Mapping[str, bytes], *, link: str = "") -> str:
+    """A tar.gz; ``link`` adds a symbolic link to it."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        if link:
+            member = tarfile.TarInfo("link")
+            member.type, member.linkname = tarfile.SYMTYPE, link
+            archive.addfile(member)
+    return str(path)
+
+
+def test_code_comes_from_an_archive_and_wins_over_what_is_there(tmp_path: Path) -> None:
+    archive = pack(tmp_path / "sourcedir.tar.gz", {"train.py": b"import helper", "helper.py": b"print('from archive')"})
+    made = run(tmp_path, "print('baked in')", sagemaker_submit_directory=archive)
+    assert made.status == 0
+    assert "from archive" in made.text
+    assert "baked in" not in made.text
+
+
+@pytest.mark.parametrize(
+    ("members", "link", "words"),
+    [
+        ({"../outside.py": b""}, "", "'../outside.py': its path leaves the directory"),
+        ({}, "/etc", "'link': it links out of the directory"),
+        ({}, "../..", "'link': it links out of the directory"),
+    ],
+)
+def test_an_archive_cannot_write_outside(tmp_path: Path, members: dict[str, bytes], link: str, words: str) -> None:
+    archive = pack(tmp_path / "sourcedir.tar.gz", {"train.py": b"", **members}, link=link)
+    made = run(tmp_path, "", sagemaker_submit_directory=archive)
+    assert made.status == 65
+    assert words in made.failure
+    assert not (tmp_path / "outside.py").exists()
+
+
+def test_a_shell_script_gets_its_arguments_unsplit(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {"sagemaker_program": "run.sh", "text": "a  b; $HOME"}, {})
+    (tmp_path / "code/run.sh").write_text('printf "<%s>" "$@"\n', encoding="utf-8")
+    with Launcher(tmp_path) as made:
+        assert made.wait() == 0
+    assert "<--text><a  b; $HOME>" in made.text
+
+
+def test_anything_but_train_is_executed_as_given(tmp_path: Path) -> None:
+    with Launcher(tmp_path, "printf", "%s", "a  b") as made:
+        assert made.wait() == 0
+    assert made.text == "a  b"
+    with Launcher(tmp_path, "no-such-program") as made:
+        assert made.wait() == 127
+    assert "cannot execute 'no-such-program'" in made.text
+
+
+def test_plan_prints_json_and_runs_nothing(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "print('started')", {}, {"hosts": list(HOSTS), "current_host": LEADER})
+    for arguments, host in ((("--plan",), LEADER), (("train", "--plan", "--host", WORKER), WORKER)):
+        with Launcher(tmp_path, *arguments) as made:
+            assert made.wait() == 0
+        assert json.loads(made.text)["host"] == host
+        assert "started" not in made.text
+    assert not (tmp_path / "output").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- two hosts
+@contextlib.contextmanager
+def two_hosts(
+    tmp_path: Path,
+    script: str,
+    *,
+    hyperparameters: Mapping[str, Json] | None = None,
+    variables: Mapping[str, str] | None = None,
+    worker: bool = True,
+) -> Iterator[tuple[Launcher, Launcher]]:
+    """A leader and a worker, started together."""
+    shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), **(variables or {})}
+    made = []
+    with contextlib.ExitStack() as stack:
+        for host in HOSTS if worker else HOSTS[:1]:
+            base = tmp_path / host
+            config: dict[str, Json] = {"hosts": list(HOSTS), "current_host": host, "network_interface_name": "lo"}
+            write_inputs(base, script, hyperparameters or {}, config)
+            made.append(stack.enter_context(Launcher(base, variables=shared)))
+        yield made[0], made[-1]
+
+
+def test_two_hosts_succeed_together_each_with_its_own_name(tmp_path: Path) -> None:
+    with two_hosts(tmp_path, "import os; print('I am', os.environ['SM_CURRENT_HOST'])") as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (0, 0)
+    assert f"I am {LEADER}" in leader.text
+    assert f"I am {WORKER}" in worker.text
+    assert leader.succeeded
+    assert worker.succeeded
+    assert max(leader.seconds, worker.seconds) < 5
+
+
+@pytest.mark.parametrize("failing", HOSTS)
+def test_a_failure_on_one_host_is_the_same_end_on_both(tmp_path: Path, failing: str) -> None:
+    script = (
+        "import os, signal\n"
+        f"if os.environ['SM_CURRENT_HOST'] == {failing!r}: raise ValueError('the cause')\n"
+        "signal.pause()\n"
+    )
+    with two_hosts(tmp_path, script) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (1, 1)
+    assert leader.failure == worker.failure
+    assert leader.failure.startswith(f"ValueError: the cause\ntrain.py on host {failing}")
+    assert not leader.succeeded
+    assert not worker.succeeded
+    assert max(leader.seconds, worker.seconds) < 5
+
+
+def test_a_stubborn_process_on_the_other_host_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"if os.environ['SM_CURRENT_HOST'] == {LEADER!r}: sys.exit(42)\n"
+        "print('ready', flush=True)\nwhile True: signal.pause()\n"
+    )
+    with two_hosts(tmp_path, script) as (leader, worker):
+        assert (leader.wait(), worker.wait()) == (42, 42)
+    assert max(leader.seconds, worker.seconds) < 6
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_host_ends_the_other(tmp_path: Path, lost: int) -> None:
+    with two_hosts(tmp_path, "import signal; print('ready', flush=True); signal.pause()") as launchers:
+        for launcher in launchers:
+            launcher.read_until("ready")
+        launchers[lost].process.kill()
+        other = launchers[1 - lost]
+        assert other.wait() == 66
+    assert other.failure.startswith(f"lost host {HOSTS[lost]}: ")
+    assert not other.succeeded
+
+
+def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
+    limits = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "3"}
+    script = "import signal; print('ready', flush=True); signal.pause()"
+    with two_hosts(tmp_path, script, variables=limits) as (leader, worker):
+        leader.read_until("ready")
+        worker.read_until("ready")
+        worker.process.send_signal(signal.SIGSTOP)
+        assert leader.wait() == 66
+        worker.process.send_signal(signal.SIGCONT)
+        assert worker.wait() == 66
+    assert "nothing was heard from it" in leader.failure
+
+
+def test_a_host_that_never_comes_is_named(tmp_path: Path) -> None:
+    with two_hosts(tmp_path, "", variables={"TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}, worker=False) as (leader, _):
+        assert leader.wait() == 66
+    assert leader.failure == f"hosts that did not join within 1 s: {WORKER}"
+
+
+def test_a_leader_that_never_comes_is_named(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {"hosts": list(HOSTS), "current_host": WORKER})
+    variables = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "1", "TRAINWORKS_CONTROL_PORT": str(free_port())}
+    with Launcher(tmp_path, variables=variables) as made:
+        assert made.wait() == 66
+    assert f"the leader {LEADER} did not answer on port" in made.failure
+    assert "refused" in made.failure
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stop_signal_to_one_host_stops_both_with_their_grace(tmp_path: Path, stopped: int) -> None:
+    with two_hosts(tmp_path, WAIT_FOR_TERM.replace("STATUS", "0")) as launchers:
+        for launcher in launchers:
+            launcher.read_until("ready")
+        launchers[stopped].process.send_signal(signal.SIGTERM)
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    for launcher in launchers:
+        assert "saw SIGTERM" in launcher.text
+        assert "job stopped" in launcher.text
+        assert not launcher.succeeded
+
+
+def test_a_stop_signal_while_waiting_for_the_others(tmp_path: Path) -> None:
+    with two_hosts(tmp_path, "", worker=False) as (leader, _):
+        leader.read_until("waiting for 1 other host")
+        leader.process.send_signal(signal.SIGTERM)
+        assert leader.wait() == 143
+    assert "before the program was started" in leader.failure
+
+
+def test_strangers_change_nothing_but_a_log_line(tmp_path: Path) -> None:
+    port = free_port()
+    write_inputs(tmp_path / "leader", "", {}, {"hosts": list(HOSTS), "current_host": LEADER})
+    write_inputs(tmp_path / "worker", "", {}, {"hosts": list(HOSTS), "current_host": WORKER})
+    variables = {"TRAINWORKS_CONTROL_PORT": str(port)}
+    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 200_000, b'{"type":"join","host":"evil"}\n', b"[]\n" * 9, b"")
+    stolen = json.dumps({"type": "join", "host": WORKER, "digest": "0"}).encode() + b"\n"
+    with Launcher(tmp_path / "leader", variables=variables) as leader:
+        leader.read_until("waiting for")
+        for data in (stolen, *garbage):
+            with socket.create_connection((LEADER, port), TIME_OUT) as stranger, contextlib.suppress(OSError):
+                stranger.sendall(data)
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+        with Launcher(tmp_path / "worker", variables=variables) as worker:
+            assert (leader.wait(), worker.wait()) == (0, 0)
+    assert "dropped a connection from 127.0.0.1: it is not one of the job's hosts: 'evil'" in leader.text
+    assert f"{WORKER} belongs to another job" in leader.text
+
+
+def test_a_taken_port_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with two_hosts(tmp_path, "", variables={"TRAINWORKS_CONTROL_PORT": port}, worker=False) as (leader, _):
+            assert leader.wait() == 66
+    assert f"cannot listen on port {port}" in leader.failure
+
+
+def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
+    """A stand-in for torchrun: any program that takes its words and gives a status."""
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text('#!/bin/sh\necho "$@"\n', encoding="utf-8")
+    torchrun.chmod(0o755)
+    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable, "torchrun": str(torchrun)})
+    asked: dict[str, Json] = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": "2",
+        "epochs": "3",
+    }
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    with two_hosts(tmp_path, "", hyperparameters=asked, variables=variables) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    for rank, launcher in enumerate(launchers):
+        words = f"--nnodes=2 --nproc-per-node=2 --master-addr={LEADER} --master-port=7777 --node-rank={rank}"
+        assert f"{words} train.py --epochs 3" in launcher.text
+
+
+# ------------------------------------------------------------------------------------------------------------- PID 1
+def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -> None:
+    """In a PID namespace of its own: orphans are reaped, SIGTERM reaches the script, the status is the script's."""
+    probe = subprocess.run(("unshare", "--fork", "--pid", "--mount-proc", "true"), check=False, capture_output=True)
+    if probe.returncode:
+        pytest.skip(f"no PID namespace can be made here: {probe.stderr.decode().strip()}")
+    script = (
+        "import os, subprocess, sys\n"
+        "print('parent is', os.getppid(), flush=True)\n"
+        "subprocess.run(['sh', '-c', 'sleep 0 & exec true'])\n"
+        "orphan = subprocess.run(['sh', '-c', 'setsid sh -c \"exit 0\" & echo $!'], stdout=subprocess.PIPE)\n"
+        + WAIT_FOR_TERM.replace(
+            "    sys.exit(STATUS)",
+            "    states = [open('/proc/%s/stat' % p).read().rpartition(')')[2].split()[0]"
+            " for p in os.listdir('/proc') if p.isdecimal()]\n"
+            "    print('zombies', states.count('Z'), flush=True)\n    sys.exit(5)",
+        )
+    )
+    write_inputs(tmp_path, script, {}, {})
+    prefix = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
+    with Launcher(tmp_path, prefix=prefix) as made:
+        made.read_until("ready")
+        child = (
+            Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children").read_text(encoding="ascii").split()[0]
+        )
+        os.kill(int(child), signal.SIGTERM)
+        assert made.wait() == 5
+    assert "parent is 1" in made.text
+    assert "zombies 0" in made.text
+
+
+def test_the_entry_point_runs_from_its_place_in_an_image(tmp_path: Path) -> None:
+    """bin/train beside lib/, whatever PYTHONPATH says."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "bin/train").write_bytes((REPOSITORY / "launcher/entrypoint/train").read_bytes())
+    (tmp_path / "lib/trainworks_launcher").symlink_to(REPOSITORY / "launcher/trainworks_launcher")
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / "json.py").write_text("raise SystemExit('user module')", encoding="utf-8")
+    done = subprocess.run(
+        (sys.executable, "-I", str(tmp_path / "bin/train"), "--version"),
+        env={"PYTHONPATH": str(evil), "PATH": os.defpath},
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.decode()) == (0, "trainworks-launcher 0.1.0\n")
