@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from functools import cache
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +36,15 @@ Row = TypeVar("Row")
 FRONT_MATTER = re.compile(r"\A\{#\n(?P<toml>.*?)#\}\n", re.DOTALL)
 """A recipe starts with one Jinja comment; its text is TOML."""
 
-FRONT_MATTER_KEYS = ("environment", "programs", "check")
+
+@dataclass(frozen=True, kw_only=True)
+class FrontMatter:
+    """What a front matter may say; the keys of a check depend on its kind, and ``plan`` looks at them."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
+    check: tuple[Mapping[str, Any], ...] = ()
+
 
 NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
@@ -61,7 +68,6 @@ PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
 """What a text must look like, by row type and key: the pattern, and how a person would say it."""
 
 
-@cache
 def _strict(row_type: type[Row]) -> TypeAdapter[Row]:
     return TypeAdapter(with_config(ConfigDict(extra="forbid", strict=True))(row_type))
 
@@ -72,6 +78,8 @@ class _Reader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.problems: list[str] = []
+        self.malformed: set[tuple[str, str]] = set()
+        """Kind and name of rows that are there and malformed: whoever names them is not to blame for it."""
 
     def text(self, path: Path) -> str:
         try:
@@ -106,11 +114,17 @@ class _Reader:
             self.problems.append(f"{where}: unknown key '{extra}'; this file has [[{key}]] rows")
         for number, raw in enumerate(raw_rows, start=1):
             label = f"{where}: {key} {number}{_identity(raw)}"
+            if not isinstance(raw, dict):
+                self.problems.append(f"{label}: must be a table of keys, got {raw!r}")
+                continue
+            if given := more.keys() & raw.keys():
+                self.problems += [f"{label}: unknown key '{name}'; the file says it" for name in sorted(given)]
             try:
                 # Through JSON, because pydantic's strict mode takes arrays for tuples there and nothing else loosens.
-                row = adapter.validate_json(json.dumps({**inherited, **more, **raw}, default=str))
+                row = adapter.validate_json(json.dumps({**inherited, **raw, **more}, default=str))
             except ValidationError as error:
                 self.problems.extend(f"{label}: {_explain(detail)}" for detail in error.errors())
+                self.malformed.add((key, str(raw.get("name", ""))))
                 continue
             for name, (pattern, form) in PATTERNS.get(row_type, {}).items():
                 value = getattr(row, name)
@@ -183,7 +197,7 @@ def load(root: Path) -> Facts:
         files=_files(root),
         locks=_locks(reader, images / "lock"),
     )
-    _relate(facts, reader.problems)
+    _relate(facts, reader.malformed, reader.problems)
     if reader.problems:
         raise FactsError(reader.problems)
     return facts
@@ -196,20 +210,21 @@ def _recipes(reader: _Reader, templates: Path) -> dict[str, Recipe]:
         match = FRONT_MATTER.match(text)
         if match is None:
             reader.problems.append(f"{where}: must start with a front matter: {{#, lines of TOML, #}}")
-            continue
-        front = reader.parse(match["toml"], where)
-        for key in front.keys() - set(FRONT_MATTER_KEYS):
-            reader.problems.append(f"{where}: unknown key '{key}'; a front matter has {', '.join(FRONT_MATTER_KEYS)}")
-        checks = [
-            CheckRow(kind=str(raw.get("kind", "")), values={key: raw[key] for key in raw if key != "kind"})
-            for raw in front.get("check", [])
-        ]
+        front = reader.parse(match["toml"], where) if match else {}
+        try:
+            content = _strict(FrontMatter).validate_json(json.dumps(front, default=str))
+        except ValidationError as error:
+            reader.problems.extend(f"{where}: {_explain(detail)}" for detail in error.errors())
+            content = FrontMatter()
         recipes[path.stem] = Recipe(
             name=path.stem,
             text=text,
-            environment=front.get("environment", {}),
-            programs=front.get("programs", {}),
-            checks=tuple(checks),
+            environment=content.environment,
+            programs=content.programs,
+            checks=tuple(
+                CheckRow(kind=str(raw.get("kind", "")), values={key: raw[key] for key in raw if key != "kind"})
+                for raw in content.check
+            ),
         )
     return recipes
 
@@ -235,8 +250,12 @@ def _locks(reader: _Reader, folder: Path) -> dict[str, Lock]:
     return locks
 
 
-def _relate(facts: Facts, problems: list[str]) -> None:
+def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -> None:
     """Check what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
+
+    def names_of(kind: str, names: Iterable[str]) -> Set[str]:
+        return {*names, *(name for malformed_kind, name in malformed if malformed_kind == kind)}
+
     for kind, names in (
         ("base", [row.name for row in facts.bases]),
         ("cuda", [row.name for row in facts.cudas]),
@@ -245,7 +264,7 @@ def _relate(facts: Facts, problems: list[str]) -> None:
         ("instance", [row.name for row in facts.instances]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
-    known = set(facts.component_by_name)
+    known = names_of("component", facts.component_by_name)
     for component in facts.components:
         problems.extend(
             f"images/components.toml: component {component.name!r}: needs unknown {need!r}"
@@ -274,19 +293,25 @@ def _relate(facts: Facts, problems: list[str]) -> None:
                 ("base", target.base, facts.base_by_name, "images/bases.toml"),
                 ("stack", target.stack, facts.stack_by_name, "images/stacks.toml"),
             )
-            if value not in rows
+            if value not in names_of(key, rows)
         ]
         broken += [
             f"{where}: key 'versions': unknown component {name!r}" for name in target.versions if name not in known
         ]
         problems.extend(broken)
-        if not broken:
+        if target.base in facts.base_by_name:
             target_names.append(facts.name_of(target))
     problems.extend(f"images: target {name} stands in two rows" for name in _repeated(target_names))
-    if not problems:
+    if len(target_names) == len(facts.targets) and not names_of("target", ()):
         # A lock of a target that does not exist is a leftover; one that is missing is said when the target is planned.
         problems.extend(
             f"images/lock/{name}.toml: no target of this name" for name in sorted(set(facts.locks) - set(target_names))
+        )
+    for name, lock in facts.locks.items():
+        problems.extend(
+            f"images/lock/{name}.toml: package {package!r} stands in two rows"
+            # What is needed to build and what is installed are two sets: `setuptools` may well be in both.
+            for package in _repeated(f"{package.name}{' (build)' * package.build}" for package in lock.packages)
         )
 
 
@@ -296,7 +321,7 @@ def _repeated(names: Iterable[str]) -> list[str]:
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Return the JSON schema of each kind of row, by file name, for editors and for ``images/schema``."""
+    """Return the JSON schema of each kind of file in ``images``, by name, for editors: ``images/schema/NAME.json``."""
     files: Mapping[str, tuple[str, type[Any]]] = {
         "bases": ("base", Base),
         "cuda": ("cuda", Cuda),
@@ -306,9 +331,32 @@ def schemas() -> dict[str, dict[str, Any]]:
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
     }
-    return {name: {"row": key, **_strict(row_type).json_schema()} for name, (key, row_type) in files.items()}
+    return {name: _schema(name, key, row_type) for name, (key, row_type) in files.items()}
 
 
-def field_names(row_type: type[Any]) -> tuple[str, ...]:
-    """Return the keys that a row of this type may have, in their order."""
-    return tuple(field.name for field in fields(row_type))
+def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
+    row = _strict(row_type).json_schema()
+    definitions = row.pop("$defs", {})
+    # A file may say once, at its head, where all its rows come from; and what framework its rows are of.
+    head = {"source"} if "source" in row["properties"] else set()
+    if name == "framework":
+        del row["properties"]["framework"]
+        row["required"].remove("framework")
+        head |= {"framework", "summary"}
+    row["required"] = [required for required in row["required"] if required != "source"]
+    for column, (pattern, form) in PATTERNS.get(row_type, {}).items():
+        row["properties"][column] |= {"pattern": f"^{pattern.pattern.replace(chr(92) + 'Z', '$')}", "description": form}
+    return {
+        "$schema": SCHEMA_DIALECT,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            **{column: {"type": "string"} for column in sorted(head)},
+            key: {"type": "array", "items": row},
+        },
+        **({"$defs": definitions} if definitions else {}),
+    }
+
+
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""What pydantic writes; editors look at it to know the keywords."""

@@ -18,6 +18,9 @@ from trainworks.plan.select import select_components, select_row
 IMAGE = "image"
 """The name under which promises that belong to no single component are reported."""
 
+BUILDER = "builder"
+"""The component whose files serve the build stages and are never in an image."""
+
 CHECK_TYPES: Mapping[str, type[Any]] = {check_type.kind: check_type for check_type in get_args(Check)}
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
@@ -128,13 +131,13 @@ def _labels(target: Target, base_image: str) -> dict[str, str]:
 # Python files: the lock of a target is shared out among its components.
 
 
-def _lock_of(row: TargetRow, facts: Facts) -> Mapping[str, LockedPackage]:
+def _lock_of(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
     name = facts.name_of(row)
     if name not in facts.locks:
         raise LockError(
             f"target {name} has no lock", hint=f"`python build.py lock --only {name}` makes images/lock/{name}.toml"
         )
-    return {package.name: package for package in facts.locks[name].packages}
+    return facts.locks[name].packages
 
 
 def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
@@ -147,7 +150,7 @@ def _steps(
     row: TargetRow,
     cuda: Cuda,
     versions: Mapping[str, str],
-    lock: Mapping[str, LockedPackage],
+    lock: Sequence[LockedPackage],
     facts: Facts,
 ) -> tuple[Step, ...]:
     shares = share_packages(components, cuda, lock)
@@ -168,33 +171,36 @@ def _steps(
 
 
 def share_packages(
-    components: Sequence[Component], cuda: Cuda, lock: Mapping[str, LockedPackage]
+    components: Sequence[Component], cuda: Cuda, lock: Sequence[LockedPackage]
 ) -> dict[str, tuple[LockedPackage, ...]]:
     """Share the files of a lock out among components: every file belongs to exactly one, in the order of components.
 
     Each component takes what its row names (exact names before patterns); what is left goes to the first component
-    that depends on it. What no chosen component needs is left out. Build files belong to ``builder``.
+    that depends on it. What no chosen component needs is left out. Build files belong to ``builder``, and only they
+    do: a distribution that is needed both while building and in the image (``setuptools``) stands in the lock twice.
     """
-    runtime = {name: package for name, package in lock.items() if not package.build}
+    runtime = {package.name: package for package in lock if not package.build}
+    owners = [component for component in components if component.name != BUILDER]
     roots = {
-        component.name: [name for name in python_patterns(component, cuda) if name in runtime]
-        for component in components
+        component.name: [name for name in python_patterns(component, cuda) if name in runtime] for component in owners
     }
     needed = _closure([name for names in roots.values() for name in names], runtime)
-    owner = {name: "builder" for name, package in lock.items() if package.build}
+    owner: dict[str, str] = {}
     for exact in (True, False):
-        for component in components:
+        for component in owners:
             for pattern in python_patterns(component, cuda):
                 if ("*" not in pattern) is exact:
                     for name in needed:
                         if fnmatchcase(name, pattern):
                             owner.setdefault(name, component.name)
-    for component in components:
+    for component in owners:
         own = [name for name in needed if owner.get(name) == component.name]
         for name in _closure(own, runtime):
             owner.setdefault(name, component.name)
     return {
-        component.name: tuple(package for name, package in lock.items() if owner.get(name) == component.name)
+        component.name: tuple(
+            package for package in lock if (BUILDER if package.build else owner.get(package.name)) == component.name
+        )
         for component in components
     }
 
@@ -273,7 +279,7 @@ def _image_checks(steps: Sequence[Step], labels: Mapping[str, str], row: TargetR
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
     found: list[Check] = []
     for step in steps:
-        if step.component == "builder":
+        if step.component == BUILDER:
             continue
         found += [
             checks.PythonPackageCheck(component=step.component, distribution=package.name, version=package.version)
