@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import socket
 import threading
 import uuid
 import weakref
@@ -259,6 +260,8 @@ class DockerEngine:
 
     def _silence(self) -> str:
         """Ask the daemon whether it is there: empty when it is, else why not."""
+        # A new connection: the old one may belong to a daemon that is gone.
+        self._connection = None
         try:
             with self._asking("answering"):
                 self._client().ping()
@@ -292,6 +295,7 @@ class DockerEngine:
             import docker
 
             host = self._host()
+            self._knock(host)
             if self._given_host is None and os.environ.get("DOCKER_HOST"):
                 # Knows DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
                 self._connection = docker.DockerClient.from_env(timeout=int(_SHORT_CALL))
@@ -302,6 +306,18 @@ class DockerEngine:
             # Connections are kept open between calls, and belong to this engine for as long as it lives.
             weakref.finalize(self, self._connection.close)
         return self._connection
+
+    def _knock(self, host: str) -> None:
+        """See whether somebody listens; the SDK says less when nobody does, and leaves its socket open."""
+        if not host.startswith("unix://"):
+            return
+        path = re.sub("^/*", "/", host.removeprefix("unix://"))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.settimeout(_SHORT_CALL)
+            try:
+                listener.connect(path)
+            except OSError as error:
+                raise _silent(host, f"{path}: {error.strerror or error}") from error
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the command line's environment: this process's, the daemon's address, BuildKit on, no extras."""
@@ -395,10 +411,7 @@ class DockerEngine:
             raise BuildError(f"docker failed {doing}: {error}") from error
         except (DockerException, RequestException) as error:
             self._connection = None
-            raise EngineUnavailableError(
-                f"the docker daemon at {self._host() or 'its default address'} does not answer: {_innermost(error)}",
-                hint=_HINT,
-            ) from error
+            raise _silent(self._host(), _innermost(error)) from error
 
 
 class DockerContainer:
@@ -490,6 +503,11 @@ class _ChunkReader(io.RawIOBase):
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
+
+
+def _silent(host: str, words: str) -> EngineUnavailableError:
+    where = host or "its default address"
+    return EngineUnavailableError(f"the docker daemon at {where} does not answer: {words}", hint=_HINT)
 
 
 def _built(reference: str, image: SdkImage) -> BuiltImage:

@@ -203,16 +203,6 @@ def test_a_changed_file_rebuilds_only_the_later_steps(engine: Engine, tmp_path: 
     assert len([step for step in cached if "type=secret" in step or "type=cache" in step]) == 2
 
 
-def test_a_change_in_a_stage_that_is_mounted_rebuilds_the_step(engine: Engine, tmp_path: Path, tag: str) -> None:
-    for text in ("first", "second"):
-        dockerfile = (
-            f"FROM {BASE} AS made\nRUN echo {text} > /text\n"
-            f"FROM {BASE} AS used\nRUN --mount=type=bind,from=made,source=/text,target=/mounted cat /mounted > /copy\n"
-        )
-        engine.build(request(tmp_path / text, dockerfile, tags=(tag,)), ignore)
-        assert engine.run(tag, ("cat", "/copy")).output == f"{text}\n"
-
-
 def test_proxies_reach_the_steps_and_nothing_else(engine: Engine, tmp_path: Path, tag: str) -> None:
     dockerfile = f'FROM {BASE} AS only\nRUN echo {uuid.uuid4()}; echo "proxy is $http_proxy"\n'
     proxy = "http://user:password@proxy.invalid:3128"

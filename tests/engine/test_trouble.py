@@ -1,0 +1,155 @@
+"""A full disk and a daemon that dies in mid-build: real engines of our own, small and apart from the machine's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.helpers import BASE, request
+from trainworks.engine.buildah import BuildahEngine
+from trainworks.engine.docker import DockerEngine
+from trainworks.engine.protocol import StepEvent
+from trainworks.errors import EngineUnavailableError, OutputError
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root"),
+]
+
+Daemon = tuple[DockerEngine, "subprocess.Popen[bytes]"]
+FILL = f"FROM {BASE} AS big\nRUN dd if=/dev/zero of=/big bs=1M count=200\n"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Give a folder on a disk of 64 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)), check=True)
+    try:
+        yield folder
+    finally:
+        for mount in reversed(mounts_below(folder)):
+            subprocess.run(("umount", "--lazy", mount), check=False)
+
+
+def mounts_below(folder: Path) -> list[str]:
+    lines = Path("/proc/mounts").read_text().splitlines()
+    return [where for line in lines if (where := line.split()[1]) == str(folder) or where.startswith(f"{folder}/")]
+
+
+def processes_with(text: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text.encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def daemon(small_disk: Path, base_archive: Path) -> Iterator[Daemon]:
+    """Give a dockerd of our own that keeps its images on the small disk."""
+    program = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
+    if program is None:
+        pytest.skip("no dockerd on this machine")
+    # Not below pytest's folder: a socket's path has 108 bytes.
+    state = Path("/run") / f"trainworks-{uuid.uuid4().hex[:8]}"
+    state.mkdir()
+    argv = (
+        # In a network of its own: with no bridge, dockerd takes the machine's ``docker0`` away from the other daemon.
+        *("unshare", "--net", program, "--data-root", str(small_disk), "--exec-root", str(state / "exec")),
+        *("--pidfile", str(state / "pid"), "--host", f"unix://{state}/docker.sock", "--bridge=none"),
+        "--iptables=false",
+    )
+    ready = threading.Event()
+    words: list[str] = []
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, start_new_session=True) as process:
+
+        def listen() -> None:
+            assert process.stderr is not None
+            for line in process.stderr:
+                words.append(line.decode(errors="replace"))
+                if b"API listen on" in line:
+                    ready.set()
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        try:
+            if not ready.wait(60):
+                pytest.skip(f"a second dockerd does not start here: {''.join(words[-3:])}")
+            engine = DockerEngine(host=f"unix://{state}/docker.sock")
+            engine.probe()
+            engine.load(base_archive)
+            yield engine, process
+        finally:
+            # Its containerd, shims and steps have the state folder or the small disk in their command lines.
+            process.kill()
+            process.wait(30)
+            for pid in {*processes_with(str(state)), *processes_with(str(small_disk))}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            thread.join(10)
+            for mount in reversed(mounts_below(state)):
+                subprocess.run(("umount", "--lazy", mount), check=False)
+            shutil.rmtree(state, ignore_errors=True)
+
+
+def ignore(_: StepEvent) -> None:
+    pass
+
+
+def test_a_full_disk_under_docker(daemon: Daemon, small_disk: Path, tmp_path: Path) -> None:
+    engine, _ = daemon
+    with pytest.raises(OutputError) as caught:
+        engine.build(request(tmp_path / "context", FILL, components={"big": "torch"}), ignore)
+    assert caught.value.message.startswith("the disk is full: the build of tiny, torch: RUN dd")
+    assert f"{small_disk} is on a disk with" in caught.value.message
+    assert "of 0.07 GB" in caught.value.message
+
+
+def test_a_daemon_that_is_killed_in_mid_build(daemon: Daemon, tmp_path: Path) -> None:
+    engine, process = daemon
+    mark = str(uuid.uuid4().int)[:9]
+
+    def kill_when_begun(event: StepEvent) -> None:
+        if event.state == "output" and event.text == "begun":
+            process.kill()
+
+    wanted = request(
+        tmp_path / "context", f"FROM {BASE} AS slow\nRUN echo begun; sleep 1{mark}\n", components={"slow": "torch"}
+    )
+    began = time.monotonic()
+    try:
+        with pytest.raises(EngineUnavailableError) as caught:
+            engine.build(wanted, kill_when_begun)
+    finally:
+        for pid in processes_with(f"1{mark}"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert time.monotonic() - began < 60
+    assert caught.value.message.startswith("the docker daemon stopped answering during the build of tiny, torch: RUN")
+    assert "make engine" in caught.value.hint
+
+
+def test_a_full_disk_under_buildah(small_disk: Path, base_archive: Path, tmp_path: Path) -> None:
+    engine = BuildahEngine(options=("--root", f"{small_disk}/root", "--runroot", f"{small_disk}/run"))
+    try:
+        engine.probe()
+    except EngineUnavailableError as error:
+        pytest.skip(f"buildah does not answer: {error.message}")
+    engine.load(base_archive)
+    with pytest.raises(OutputError) as caught:
+        engine.build(request(tmp_path / "context", FILL, components={"big": "torch"}), ignore)
+    assert caught.value.message.startswith("the disk is full: the build of tiny, torch: RUN dd")
+    assert f"{small_disk}/root is on a disk with" in caught.value.message
