@@ -419,6 +419,9 @@ class Leader:
             self._maybe_leave()
             return
         text_ = f"lost host {connection.host}: {reason}"
+        # A host may have reported success before: its part is done, or (in MPI jobs) it has no command of its own. Lost
+        # is lost all the same, for nobody can say any more what became of the ranks there.
+        self._ended.pop(connection.host, None)
         self._note_ended(connection.host, Outcome(FAILED, names.EXIT_HOSTS, connection.host, text_))
 
     def _stop_all(self) -> None:

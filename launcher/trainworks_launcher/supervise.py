@@ -287,6 +287,8 @@ class _Supervisor:
             kind = STOPPED if self._stop_signal else SUCCEEDED
             text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
+            if self._outcome is None:
+                output.log("this host is done, waiting for the others")
             return
         first_rank = ""
         if self._plan.status_from == "torchrun" and command is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -130,6 +131,16 @@ def write_manifest(path: Path, programs: Mapping[str, str], hostname_shim: str =
     return path
 
 
+def pids_with_variable(name: str, value: str) -> list[int]:
+    """Processes started with this environment variable."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{name}={value}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
 class Launcher:
     """A real launcher process on a base directory, with everything it prints."""
 
@@ -162,6 +173,10 @@ class Launcher:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(TIME_OUT)
+        # A launcher that a test killed could not end its script.
+        for pid in pids_with_variable("SAGEMAKER_BASE_DIR", str(self.base)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self.process.stdout is not None:
             self.process.stdout.close()
 
@@ -177,6 +192,11 @@ class Launcher:
         status = self.process.wait(TIME_OUT)
         self.seconds = time.monotonic() - self.started
         return status
+
+    def signal_process_one(self, number: int) -> None:
+        """Signal the launcher itself where it is process 1 of a PID namespace, below ``unshare``."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
+        os.kill(int(children.split()[0]), number)
 
     @property
     def text(self) -> str:

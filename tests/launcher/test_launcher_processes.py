@@ -318,6 +318,15 @@ def test_a_lost_host_ends_the_other(tmp_path: Path, lost: int) -> None:
     assert not other.succeeded
 
 
+def test_a_host_lost_after_its_own_success_is_lost_all_the_same(tmp_path: Path) -> None:
+    script = f"import os, signal\nif os.environ['SM_CURRENT_HOST'] == {LEADER!r}: signal.pause()\n"
+    with two_hosts(tmp_path, script) as (leader, worker):
+        worker.read_until("this host is done, waiting for the others")
+        worker.process.kill()
+        assert leader.wait() == 66
+    assert leader.failure.startswith(f"lost host {WORKER}: ")
+
+
 def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
     limits = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "3"}
     script = "import signal; print('ready', flush=True); signal.pause()"
@@ -437,10 +446,7 @@ def test_as_process_one_it_reaps_forwards_and_keeps_the_status(tmp_path: Path) -
     prefix = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
     with Launcher(tmp_path, prefix=prefix) as made:
         made.read_until("ready")
-        child = (
-            Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children").read_text(encoding="ascii").split()[0]
-        )
-        os.kill(int(child), signal.SIGTERM)
+        made.signal_process_one(signal.SIGTERM)
         assert made.wait() == 5
     assert "parent is 1" in made.text
     assert "zombies 0" in made.text

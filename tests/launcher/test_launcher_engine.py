@@ -1,0 +1,212 @@
+"""Jobs under the real Open MPI, sshd and torchrun: one host, and two hosts as two network namespaces.
+
+Marked ``engine``. They need root, iproute2, util-linux, openssh-server, and TRAINWORKS_TEST_PREFIX: the prefix of a
+virtual environment with Open MPI and mpi4py (and torch, for the torchrun tests). What is missing is skipped and said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs, write_manifest
+
+from trainworks_launcher.values import Json
+
+pytestmark = pytest.mark.engine
+
+PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX", "/opt/venv"))
+NAMES = ("algo-1", "algo-2")
+MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+TORCH: dict[str, Json] = {
+    "sagemaker_torch_distributed_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": "2",
+}
+HELLO = """
+import os, socket, sys
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+total = world.allreduce(1)
+names = os.environ["SM_CURRENT_HOST"], socket.gethostname()
+print("rank", world.rank, "of", world.size, "sum", total, *names, flush=True)
+if "--fail" in sys.argv and world.rank == world.size - 1:
+    raise ValueError("the last rank fails")
+world.Barrier()
+"""
+STOP = """
+import os, signal
+from mpi4py import MPI
+seen = []
+signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+MPI.COMM_WORLD.Barrier()
+print("ready", flush=True)
+while not seen:
+    signal.sigtimedwait([signal.SIGUSR1], 0.1)
+print("checkpoint", flush=True)
+"""
+GLOO = """
+import os, sys, torch
+import torch.distributed as distributed
+distributed.init_process_group("gloo")
+one = torch.ones(1)
+distributed.all_reduce(one)
+rank = distributed.get_rank()
+print("rank", rank, "of", distributed.get_world_size(), "sum", int(one), os.environ["SM_CURRENT_HOST"], flush=True)
+if "--fail" in sys.argv and rank == 3:
+    sys.exit(42)
+distributed.barrier()
+"""
+
+
+def need(*programs: str) -> None:
+    """Skip, and say what is missing."""
+    missing = [name for name in programs if not shutil.which(name, path=f"{PREFIX}/bin:{os.environ['PATH']}:/usr/sbin")]
+    if missing:
+        pytest.skip(f"not here: {', '.join(missing)} (TRAINWORKS_TEST_PREFIX={PREFIX})")
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """The manifest of a made-up image whose programs are this machine's."""
+    programs = {name: str(PREFIX / "bin" / name) for name in ("python", "mpirun", "torchrun")}
+    for name in ("ssh", "sshd", "ssh-keygen"):
+        programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
+    shim = tmp_path / "libhostname.so"
+    source = LAUNCHER / "hostname_shim" / "hostname.c"
+    subprocess.run(("cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"), check=True, timeout=TIME_OUT)
+    return write_manifest(tmp_path / "image.json", programs, hostname_shim=str(shim))
+
+
+def call(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=TIME_OUT)
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them, in which algo-1 and algo-2 can be resolved."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    need("ip", "unshare")
+    spaces = (f"tw{os.getpid()}a", f"tw{os.getpid()}b")
+    hosts = "127.0.0.1 localhost\n10.77.0.1 algo-1\n10.77.0.2 algo-2\n"
+    with contextlib.ExitStack() as stack:
+        for space in spaces:
+            call("ip", "netns", "add", space)
+            stack.callback(call, "ip", "netns", "delete", space)
+            directory = Path("/etc/netns", space)
+            directory.mkdir(parents=True)
+            stack.callback(shutil.rmtree, directory)
+            (directory / "hosts").write_text(hosts, encoding="ascii")
+        call(
+            "ip", "link", "add", "eth0", "netns", spaces[0], "type", "veth", "peer", "name", "eth0", "netns", spaces[1]
+        )
+        for number, space in enumerate(spaces, 1):
+            call("ip", "-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            call("ip", "-n", space, "link", "set", "eth0", "up")
+            call("ip", "-n", space, "link", "set", "lo", "up")
+        yield spaces
+
+
+@contextlib.contextmanager
+def job(
+    tmp_path: Path, network: tuple[str, str], manifest: Path, script: str, hyperparameters: dict[str, Json]
+) -> Iterator[tuple[Launcher, Launcher]]:
+    """Two launchers, each in its namespace, with the same wrong hostname and an interface that does not exist."""
+    made = []
+    with contextlib.ExitStack() as stack:
+        for host, space in zip(NAMES, network, strict=True):
+            base = tmp_path / host
+            config: dict[str, Json] = {
+                "hosts": list(NAMES),
+                "current_host": host,
+                "network_interface_name": "ethwe",
+            }
+            write_inputs(base, script, hyperparameters, config)
+            rename = 'hostname aws && exec "$@"'
+            # Process 1 of a PID namespace, as in a container: with it everything on that host is gone.
+            own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+            prefix = ("ip", "netns", "exec", space, *own, "sh", "-c", rename, "sh")
+            variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+            made.append(stack.enter_context(Launcher(base, variables=variables, prefix=prefix)))
+        yield made[0], made[1]
+
+
+def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
+    need("mpirun", "python")
+    write_inputs(tmp_path, HELLO, MPI, {})
+    with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
+        assert made.wait() == 0
+    assert made.text.count("of 2 sum 2") == 2
+
+
+def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
+    with job(tmp_path, network, manifest, HELLO, {**MPI, "sagemaker_mpi_custom_mpi_options": options}) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    leader, worker = launchers
+    for rank in range(4):
+        host = NAMES[rank // 2]
+        assert f"rank {rank} of 4 sum 4 {host} {host}" in leader.text
+    assert leader.succeeded
+    assert worker.succeeded
+    assert "using 'eth0', which routes to the leader" in worker.text
+
+
+def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    with job(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [1, 1]
+    assert launchers[0].failure == launchers[1].failure
+    assert launchers[0].failure.startswith("ValueError: the last rank fails\n")
+
+
+def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    with job(tmp_path, network, manifest, STOP, MPI) as launchers:
+        launchers[0].read_until("ready", 4)
+        launchers[1].signal_process_one(signal.SIGTERM)
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    assert launchers[0].text.count("checkpoint") == 4
+    assert "job stopped" in launchers[1].text
+
+
+def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    with job(tmp_path, network, manifest, STOP, MPI) as launchers:
+        launchers[0].read_until("ready", 4)
+        launchers[1].process.kill()
+        assert launchers[0].wait() == 66
+    assert launchers[0].failure.startswith("lost host algo-2: ")
+
+
+def test_mpirun_that_refuses_to_start(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": "--no-such-option"}
+    with job(tmp_path, network, manifest, HELLO, asked) as launchers:
+        statuses = [launcher.wait() for launcher in launchers]
+    assert statuses[0] == statuses[1] != 0
+    assert "no-such-option" in launchers[1].failure
+
+
+def test_torchrun_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("torchrun")
+    with job(tmp_path, network, manifest, GLOO, TORCH) as launchers:
+        assert [launcher.wait() for launcher in launchers] == [0, 0]
+    for rank in range(4):
+        assert f"rank {rank} of 4 sum 4 {NAMES[rank // 2]}" in launchers[rank // 2].text
+
+
+def test_a_failing_rank_under_torchrun(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    need("torchrun")
+    with job(tmp_path, network, manifest, GLOO, {**TORCH, "fail": 1}) as launchers:
+        statuses = [launcher.wait() for launcher in launchers]
+    assert statuses[0] == statuses[1] != 0
+    assert launchers[0].failure == launchers[1].failure
+    assert max(launcher.seconds for launcher in launchers) < TIME_OUT

@@ -1,0 +1,201 @@
+"""Promises about the package itself: what it needs, what it lists twice, how quickly it starts."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import os
+import re
+import resource
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
+
+import trainworks_launcher
+from trainworks_launcher import exported, names
+from trainworks_launcher.entry import program_name
+from trainworks_launcher.job import MODES_BUILT, MODES_NOT_BUILT
+from trainworks_launcher.modes import MODES
+
+PACKAGE = LAUNCHER / "trainworks_launcher"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
+"""Path of a Python 3.8 for the compatibility test; without it the newest pyenv one is looked for."""
+
+
+def oldest_python() -> str:
+    found = sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python"))
+    return OLDEST or (str(found[-1]) if found else "")
+
+
+def test_version_is_the_distributions() -> None:
+    document = tomllib.loads((LAUNCHER / "pyproject.toml").read_text(encoding="utf-8"))
+    assert trainworks_launcher.__version__ == document["project"]["version"]
+    assert document["project"]["dependencies"] == []
+
+
+def test_every_mode_file_has_its_row_and_its_switch() -> None:
+    files = {path.stem for path in (PACKAGE / "modes").glob("*.py")} - {"__init__", "common"}
+    assert files == set(MODES)
+    assert set(MODES_BUILT.values()) | {"none"} == set(MODES)
+    assert not set(MODES_BUILT) & set(MODES_NOT_BUILT)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            modules = [node.module or ""]
+        for module in modules:
+            assert module.split(".")[0] in {*sys.stdlib_module_names, "trainworks_launcher"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_fact_and_no_shell_in_code(path: Path) -> None:
+    """No instance name, no URL, no shell, no assignment to the process's environment, no fixed sleep."""
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"\bml\.[a-z]\w*\.\w*xlarge", text)
+    assert not re.search(r"https?://\w", text)
+    assert not re.search(r"shell=True|os\.system\(|os\.environ\[[^]]+\] *=|os\.putenv|time\.sleep\(", text)
+
+
+PURE = [
+    *("entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest", "names", "outcome"),
+    *("plan", "values", "modes/__init__", "modes/common", "modes/mpi", "modes/none", "modes/torch_distributed"),
+]
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_the_middle_imports_nothing_with_effects(name: str) -> None:
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not imported & {"os", "socket", "subprocess", "pathlib", "shutil", "tempfile", "time", "random"}
+
+
+def test_every_public_name_in_names_is_documented() -> None:
+    body = ast.parse((PACKAGE / "names.py").read_text(encoding="utf-8")).body
+    for node, following in itertools.pairwise(body):
+        if isinstance(node, ast.Assign):
+            documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            assert documented, f"names.py line {node.lineno} has no docstring below it"
+
+
+def test_refusals_have_a_range_of_their_own() -> None:
+    statuses = (names.EXIT_NOT_STARTED, names.EXIT_PREPARATION, names.EXIT_HOSTS, names.EXIT_LAUNCHER)
+    assert len(set(statuses)) == len(statuses)
+    assert all(64 <= status <= 79 for status in statuses)
+
+
+def test_host_specific_names_are_really_exported() -> None:
+    from launcher_support import environment, plan
+
+    assert set(plan(environment(hosts=("a", "b"), host="a")).env) >= exported.HOST_SPECIFIC
+
+
+def test_help_names_every_setting(tmp_path: Path) -> None:
+    with Launcher(tmp_path, "--help") as made:
+        assert made.wait() == 0
+    for name, value in vars(names).items():
+        if name.endswith("_VARIABLE") and isinstance(value, str) and value.startswith("TRAINWORKS_"):
+            assert value in made.text or name in ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE"), name
+    assert max(len(line) for line in made.text.splitlines()) <= 120
+    assert all(str(status) in made.text for status in (64, 65, 66, 70))
+
+
+@pytest.mark.parametrize("words", [("--plam",), ("train", "--plan", "x"), ("--plan", "--host"), ("train", "again")])
+def test_words_that_are_not_understood(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with Launcher(tmp_path, *words) as made:
+        assert made.wait() == 64
+    assert "is not understood; see: train --help" in made.text
+
+
+def test_it_starts_quickly(tmp_path: Path) -> None:
+    """From the start to the end of an empty script, in CPU seconds, so that a busy machine does not count."""
+    write_inputs(tmp_path, "", {}, {})
+    used = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with Launcher(tmp_path) as made:
+            assert made.wait() == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(used) < 0.3, used
+
+
+def test_it_runs_on_the_oldest_python(tmp_path: Path) -> None:
+    python = oldest_python()
+    if not python:
+        pytest.skip("no Python 3.8 here; set TRAINWORKS_OLDEST_PYTHON to its path")
+    write_inputs(tmp_path, "import sys; print('script', sys.argv[1:]); sys.exit(9)", {"epochs": "3"}, {})
+    env = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+    compiled = subprocess.run(
+        (
+            python,
+            "-I",
+            "-W",
+            "error",
+            "-c",
+            f"for p in {[str(path) for path in SOURCES]!r}: compile(open(p).read(), p, 'exec')",
+        ),
+        env=env,
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    assert compiled.returncode == 0, compiled.stderr.decode()
+    for words, status, said in ((("--plan",), 0, '"mode": "none"'), ((), 9, "script ['--epochs', '3']")):
+        done = subprocess.run(
+            (python, "-I", "-W", "error", str(PACKAGE / "__main__.py"), *words),
+            env=env,
+            capture_output=True,
+            timeout=TIME_OUT,
+            check=False,
+        )
+        assert (done.returncode, said in done.stdout.decode()) == (status, True), done.stderr.decode()
+
+
+def test_the_hostname_shim_answers_the_jobs_name_or_libcs(tmp_path: Path) -> None:
+    built = tmp_path / "libhostname.so"
+    source = LAUNCHER / "hostname_shim" / "hostname.c"
+    try:
+        subprocess.run(
+            ("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(built), str(source), "-ldl"),
+            check=True,
+            timeout=TIME_OUT,
+        )
+    except FileNotFoundError:
+        pytest.skip("no C compiler here")
+    script = "import socket, os; print(socket.gethostname(), os.uname().nodename)"
+    real = os.uname().nodename
+    for variables, expected in (
+        ({"TRAINWORKS_HOSTNAME": "algo-7"}, f"algo-7 {real}"),
+        ({"TRAINWORKS_HOSTNAME": ""}, f"{real} {real}"),
+        ({}, f"{real} {real}"),
+    ):
+        done = subprocess.run(
+            (sys.executable, "-I", "-c", script),
+            env={"LD_PRELOAD": str(built), **variables},
+            capture_output=True,
+            timeout=TIME_OUT,
+            check=True,
+        )
+        assert done.stdout.decode().strip() == expected
+
+
+def test_the_entry_point_is_executable_and_isolated() -> None:
+    path = LAUNCHER / "entrypoint" / "train"
+    assert os.access(path, os.X_OK)
+    assert path.read_text(encoding="utf-8").startswith("#!/usr/bin/python3 -I\n")
+
+
+def test_an_empty_program_is_no_program() -> None:
+    assert program_name({"SAGEMAKER_PROGRAM": ""}, {"sagemaker_program": " train.py "}) == "train.py"
