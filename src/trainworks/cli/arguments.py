@@ -73,3 +73,14 @@ def lock_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
     parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     return parser
+
+
+def schema_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py schema``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py schema",
+        description="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser

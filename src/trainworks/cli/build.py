@@ -63,7 +63,7 @@ def build_image(
         if output is None:
             folder = stack.enter_context(private_folder())
         else:
-            replace_output(output)
+            replace_output(rendering, output)
             folder = output
         write_context(rendering, folder)
         found = add_local_wheels(plan, settings.pip, folder)

@@ -32,6 +32,9 @@ def write_context(rendering: Rendering, folder: Path) -> None:
             target.write_bytes(file.content)
             target.chmod(file.mode)
         for path in sorted(folder.rglob("*"), reverse=True):
+            if path.is_dir():
+                # Folders are copied into the image as they are: this machine's umask must not decide who may read them.
+                path.chmod(0o755)
             os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
         raise OutputError(
@@ -39,21 +42,29 @@ def write_context(rendering: Rendering, folder: Path) -> None:
         ) from error
 
 
-def replace_output(folder: Path) -> None:
+def replace_output(rendering: Rendering, folder: Path) -> None:
     """Clear ``--output`` for a new context: it may be new, empty, or an earlier context of ours.
 
     Raises:
         OutputError: The folder has anything else in it, or cannot be changed; nothing was removed then.
     """
+    hint = "name a new or an empty folder with --output"
     try:
-        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        if not folder.exists():
             return
+        if not folder.is_dir():
+            raise OutputError(f"{folder} is not a folder", hint=hint)
+        there = {path.name for path in folder.iterdir()}
+        ours = {"Dockerfile", *(file.path.split("/", 1)[0] for file in rendering.files)}
         dockerfile = folder / "Dockerfile"
-        if not dockerfile.is_file() or MARK not in dockerfile.read_text(encoding="utf-8", errors="replace"):
-            raise OutputError(
-                f"{folder} has files that are not ours", hint="name a new or an empty folder with --output"
-            )
-        shutil.rmtree(folder)
+        if there and not (dockerfile.is_file() and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")):
+            ours = set()
+        if others := sorted(there - ours):
+            raise OutputError(f"{folder} has files that are not ours: {', '.join(others[:3])}", hint=hint)
+        for name in there:
+            # The folder itself stays: it may be a link, or a mount.
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
 

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
-from trainworks.cli.arguments import build_parser, lock_parser
+from trainworks.cli.arguments import build_parser, lock_parser, schema_parser
 from trainworks.cli.listing import list_json, list_text
-from trainworks.errors import TrainworksError
+from trainworks.errors import ImageTestError, OutputError, TrainworksError
 from trainworks.facts.load import load
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
@@ -33,25 +34,34 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         The exit status; see the end of ``--help``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    is_lock = words[:1] == ["lock"]
-    parser = lock_parser() if is_lock else build_parser()
-    options = parser.parse_args(words[1:] if is_lock else words)
+    command = words.pop(0) if words[:1] in (["lock"], ["schema"]) else "build"
+    parser = {"lock": lock_parser, "schema": schema_parser, "build": build_parser}[command]()
+    options = parser.parse_args(words)
     checkout = options.root or root or Path.cwd()
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if is_lock:
+        if command == "lock":
             return _lock(options, checkout)
+        if command == "schema":
+            return _schema(checkout)
         return _main(options, parser, checkout)
     except TrainworksError as error:
-        _say_error(error, as_json=not is_lock and options.format == "json")
+        # Whose image tests failed has a report on stdout already, and that is one JSON text.
+        wants_json = command == "build" and options.format == "json"
+        _say_error(error, as_json=wants_json and not isinstance(error, ImageTestError))
         return error.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted: everything that was started has been stopped\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # Nobody reads our progress any more (`2>&1 | head`): what it was about has been stopped, as by Ctrl-C.
+        _silence(sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        # A disk that is full, or a folder that may not be written, where no layer expected it.
+        where = f"{error.filename}: " if error.filename else ""
+        _say_error(OutputError(f"{where}{error.strerror or error}"), as_json=False)
+        return OutputError.exit_status
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -61,19 +71,37 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _silence(stream: TextIO) -> None:
+    """Let what is still to be written to a stream go nowhere; Python would fail on it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _put(text: str) -> None:
+    """Write a result to stdout at once, so that a full disk is known while the exit status can still say so."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`): nothing is wrong, and nothing more can be said.
+        _silence(sys.stdout)
+    except OSError as error:
+        _silence(sys.stdout)
+        raise OutputError(f"stdout cannot be written: {error.strerror}") from error
+
+
 def _say_error(error: TrainworksError, *, as_json: bool) -> None:
     from trainworks.cli.report import describe
 
     if as_json:
         content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        sys.stdout.write(json.dumps({**content, "exit_status": error.exit_status}, indent=2) + "\n")
+        _put(json.dumps({**content, "exit_status": error.exit_status}, indent=2) + "\n")
     sys.stderr.write(describe(error) + "\n")
 
 
 def _main(options: Namespace, parser: ArgumentParser, root: Path) -> int:
     if options.list:
         facts = load(root)
-        sys.stdout.write(list_json(facts) if options.format == "json" else list_text(facts))
+        _put(list_json(facts) if options.format == "json" else list_text(facts))
         return 0
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
     if missing:
@@ -90,7 +118,7 @@ def _main(options: Namespace, parser: ArgumentParser, root: Path) -> int:
     facts = load(root)
     plan = make_plan(request, facts)
     if options.until == "plan":
-        sys.stdout.write(plan.as_json() if options.format == "json" else describe_plan(plan))
+        _put(plan.as_json() if options.format == "json" else describe_plan(plan))
         return 0
     # Each later layer is imported when it is reached: planning stays quick, and needs no engine's libraries.
     from trainworks.render.dockerfile import render
@@ -117,7 +145,7 @@ def _show_rendering(plan: ImagePlan, rendering: object, options: Namespace) -> i
 
     assert isinstance(rendering, Rendering)
     if options.output is not None:
-        replace_output(options.output)
+        replace_output(rendering, options.output)
         write_context(rendering, options.output)
     if options.format == "json":
         content = {
@@ -126,11 +154,11 @@ def _show_rendering(plan: ImagePlan, rendering: object, options: Namespace) -> i
             "dockerfile": rendering.dockerfile,
             "files": [file.path for file in rendering.files],
         }
-        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+        _put(json.dumps(content, indent=2) + "\n")
     elif options.output is None:
-        sys.stdout.write(rendering.dockerfile)
+        _put(rendering.dockerfile)
     else:
-        sys.stdout.write(f"{options.output}\n")
+        _put(f"{options.output}\n")
     return 0
 
 
@@ -166,7 +194,6 @@ def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
     say(describe_result(plan, result, engine))
     status = 0
     if options.until == "test":
-        from trainworks.errors import ImageTestError
         from trainworks.imagetest.results import component_width, line
         from trainworks.imagetest.run import run_checks
 
@@ -175,7 +202,7 @@ def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
             engine,
             result.image,
             plan.checks,
-            forbidden=settings.forbidden_texts(),
+            forbidden=settings.forbidden_texts(plan.wheel_index),
             report=lambda outcome: say(line(outcome, width=width)),
             junit=options.junit,
         )
@@ -184,9 +211,9 @@ def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
         report["checks"] = [asdict(outcome) for outcome in results]
         status = ImageTestError.exit_status if failed else 0
     if options.format == "json":
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        _put(json.dumps(report, indent=2) + "\n")
     else:
-        sys.stdout.write(f"{plan.tags[0]}\n")
+        _put(f"{plan.tags[0]}\n")
     if status:
         raise ImageTestError(
             f"{plan.tags[0]} was built and breaks {len(failed)} of its promises: "
@@ -210,5 +237,13 @@ def _lock(options: Namespace, root: Path) -> int:
     settings = read_host_settings(os.environ)
     for row in chosen:
         for path in write_locks([row], facts, settings, os.environ, root):
-            sys.stdout.write(f"{path}\n")
+            _put(f"{path}\n")
+    return 0
+
+
+def _schema(root: Path) -> int:
+    from trainworks.cli.schema import write_schemas
+
+    for path in write_schemas(root / "images" / "schema"):
+        _put(f"{path}\n")
     return 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KEPT_SETTINGS = re.compile(
-    r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Proxy|Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
-    r"|Acquire::(http|https|ftp)::Proxy|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
+    r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
+    r"|Acquire::(http|https|ftp)::Proxy(::[\w.*-]+)?|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
 )
 """Settings of apt that say how to reach an archive; everything else (hooks, paths) stays on this machine."""
 

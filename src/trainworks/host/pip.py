@@ -15,7 +15,16 @@ from trainworks.errors import HostError
 from trainworks.facts.rows import LockedPackage
 
 FILE_SECTIONS = ("global", "install")
-"""Sections of a pip.conf that hold for installs; the later one wins."""
+"""Sections of a pip.conf that hold for installs; the later one wins, whichever files they stand in."""
+
+OTHER_NAMES = {"default-timeout": "timeout", "pypi-url": "index-url"}
+"""Second names of pip's options, and the first ones."""
+
+TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
+"""What pip takes for a set flag."""
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+"""pip's own default: naming it says nothing."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
 
@@ -56,7 +65,8 @@ class PipSettings:
     @property
     def names_a_source(self) -> bool:
         """Whether the user said where packages come from, beyond pip's default index."""
-        return bool(self.index_url or self.extra_index_urls or self.find_links or self.no_index)
+        own_index = self.index_url.rstrip("/") not in ("", DEFAULT_INDEX)
+        return bool(own_index or self.extra_index_urls or self.find_links or self.no_index)
 
 
 def local_path(address: str) -> Path | None:
@@ -75,9 +85,9 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
         files: The configuration files; default: those that pip reads on this platform.
 
     Raises:
-        HostError: When a file cannot be parsed; pip itself refuses it too.
+        HostError: When a file cannot be parsed, or the time-out is no number; pip itself refuses it too.
     """
-    values: dict[str, str] = {}
+    sections: dict[str, dict[str, str]] = {section: {} for section in FILE_SECTIONS}
     for path in pip_files(environment) if files is None else files:
         parser = configparser.RawConfigParser()
         try:
@@ -88,19 +98,35 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
             ) from error
         for section in FILE_SECTIONS:
             if parser.has_section(section):
-                values |= {name.replace("_", "-"): value for name, value in parser.items(section)}
-    values |= {
-        name[4:].lower().replace("_", "-"): value for name, value in environment.items() if name.startswith("PIP_")
-    }
+                sections[section] |= {_option(name): value for name, value in parser.items(section)}
+    variables = {_option(name[4:]): value for name, value in environment.items() if name.startswith("PIP_")}
+    values: dict[str, str] = {}
+    for group in (*sections.values(), variables):
+        # An empty value takes back what stands in the same section of a more general file, not in other sections.
+        values |= {name: value for name, value in group.items() if value}
+    timeout = values.get("timeout", "0")
+    try:
+        timeout_seconds = float(timeout)
+    except ValueError as error:
+        raise HostError(
+            f"pip's time-out is {timeout!r}, which is not a number of seconds",
+            hint="`pip config debug` shows where it is set; PIP_TIMEOUT and PIP_DEFAULT_TIMEOUT set it too",
+        ) from error
     return PipSettings(
         index_url=values.get("index-url", "").strip(),
         extra_index_urls=tuple(values.get("extra-index-url", "").split()),
         find_links=tuple(values.get("find-links", "").split()),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         certificate=values.get("cert", "").strip(),
-        timeout_seconds=float(values.get("timeout", values.get("default-timeout", "0")) or 0),
-        no_index=values.get("no-index", "").strip().lower() in ("1", "true", "yes", "on"),
+        timeout_seconds=timeout_seconds,
+        no_index=values.get("no-index", "").strip().lower() in TRUE_WORDS,
     )
+
+
+def _option(name: str) -> str:
+    """Return pip's first name of an option, however a file or a variable spells it."""
+    plain = name.lower().replace("_", "-")
+    return OTHER_NAMES.get(plain, plain)
 
 
 def pip_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
@@ -109,18 +135,23 @@ def pip_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
     if chosen == "/dev/null":
         return ()
     home = Path.home()
+    # As pip has it: a file named by the environment stands in for the user's own, not for the machine's.
+    named = [Path(chosen)] if chosen and Path(chosen).exists() else []
     config_home = Path(environment.get("XDG_CONFIG_HOME", "") or home / ".config")
+    users = (
+        home / ".pip" / "pip.conf",
+        home / "Library" / "Application Support" / "pip" / "pip.conf",
+        config_home / "pip" / "pip.conf",
+    )
     config_dirs = (environment.get("XDG_CONFIG_DIRS", "") or "/etc/xdg").split(":")
     return tuple(
         path
         for path in (
             *(Path(folder) / "pip" / "pip.conf" for folder in config_dirs),
             Path("/etc/pip.conf"),
-            home / ".pip" / "pip.conf",
-            home / "Library" / "Application Support" / "pip" / "pip.conf",
-            config_home / "pip" / "pip.conf",
+            *([] if named else users),
             Path(sys.prefix) / "pip.conf",
-            *([Path(chosen)] if chosen else []),
+            *named,
         )
         if path.is_file()
     )

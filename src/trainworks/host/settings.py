@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 from trainworks.host.apt import AptSettings, apt_configuration, host_suite, read_apt_settings, sources_for
-from trainworks.host.pip import PipSettings, pip_configuration, read_pip_settings, uv_configuration
+from trainworks.host.pip import DEFAULT_INDEX, PipSettings, pip_configuration, read_pip_settings, uv_configuration
 from trainworks.host.trust import ca_bundle, proxy_arguments
 
 SECRETS_FOLDER = "/run/secrets"
@@ -48,13 +49,20 @@ class HostSettings:
             "netrc": self.netrc,
             "pip.conf": pip_configuration(self.pip).encode(),
             "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
-            "timeout": f"{self.pip.timeout_seconds or 30:g}\n".encode(),
+            "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
         }
 
-    def forbidden_texts(self) -> tuple[str, ...]:
-        """Return texts of this machine that must not be found in any image: proxies, private indexes."""
+    def forbidden_texts(self, vendor_index: str) -> tuple[str, ...]:
+        """Return texts of this machine that must not be found in any image: proxies, private indexes.
+
+        Public indexes are no secret, and pip and torch themselves name them; ``no_proxy`` names networks that any
+        program may name.
+        """
+        proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
         addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links)
-        return tuple(sorted({text for text in (*self.proxies.values(), *addresses) if len(text) > 8 and "/" in text}))
+        public = {DEFAULT_INDEX, vendor_index.rstrip("/")}
+        texts = {text for text in (*proxies, *addresses) if text.rstrip("/") not in public}
+        return tuple(sorted(text for text in texts if len(text) > 8 and "/" in text))
 
 
 def read_host_settings(environment: Mapping[str, str]) -> HostSettings:

@@ -250,7 +250,7 @@ def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> li
             where = f"templates/components/{step.component}.j2: check {number} (kind = {check_row.kind!r})"
             try:
                 found.append(_check(check_row, step))
-            except (KeyError, TypeError) as error:
+            except TypeError as error:
                 problems.append(f"{where}: {error}")
     if problems:
         raise FactsError(problems)
@@ -260,7 +260,7 @@ def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> li
 def _check(row: CheckRow, step: Step) -> Check:
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
-        raise KeyError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
+        raise TypeError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
     values = {key: _fill(value, step.version) for key, value in row.values.items()}
     check: Check = check_type(component=step.component, **values)
     return check

@@ -7,10 +7,11 @@ gives and it ignores, is an error before any engine starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, meta
+from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, meta
 
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Facts, Recipe, SourceFile
@@ -63,7 +64,8 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = _quoted
-    environment.globals.update(_public(environment.get_template(MACROS).module))
+    with _blaming(MACROS):
+        environment.globals.update(_public(environment.get_template(MACROS).module))
     stages: list[_Stage] = []
     layers: list[str] = []
     for step in plan.steps:
@@ -76,13 +78,14 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
             )
         if "image" in blocks:
             layers.append(blocks["image"])
-    dockerfile = environment.get_template(FRAME).render(
-        target=plan.target,
-        stages=stages,
-        layers=layers,
-        environment=plan.environment.items(),
-        labels=plan.labels.items(),
-    )
+    with _blaming(FRAME):
+        dockerfile = environment.get_template(FRAME).render(
+            target=plan.target,
+            stages=stages,
+            layers=layers,
+            environment=plan.environment.items(),
+            labels=plan.labels.items(),
+        )
     return Rendering(
         dockerfile=dockerfile,
         files=_context_files(plan, facts),
@@ -119,26 +122,42 @@ MUST_BE_READ = frozenset({"requirements", "debian"})
 
 
 def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
-    where = f"templates/components/{recipe.name}.j2"
-    try:
+    name = f"components/{recipe.name}.j2"
+    with _blaming(name):
         signature = meta.find_undeclared_variables(environment.parse(recipe.text))
-    except TemplateError as error:
-        raise RecipeError(f"{where}: {error}") from error
     missing = sorted(signature - values.keys() - environment.globals.keys())
     unused = sorted((MUST_BE_READ & values.keys()) - signature)
     problems = [f"it reads `{name}`, which its component does not have" for name in missing]
     problems += [f"it ignores `{name}`, which its row gives" for name in unused]
     if problems:
-        raise RecipeError(f"{where}: {'; '.join(problems)}", hint=f"it may read: {', '.join(sorted(values))}")
+        raise RecipeError(f"templates/{name}: {'; '.join(problems)}", hint=f"it may read: {', '.join(sorted(values))}")
 
 
 def _blocks(environment: Environment, component: str, values: Mapping[str, object]) -> dict[str, str]:
-    template = environment.get_template(f"components/{component}")
-    try:
+    file = f"components/{component}.j2"
+    with _blaming(file):
+        template = environment.get_template(f"components/{component}")
         context = template.new_context(dict(values))
-        return {name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()}
-    except TemplateError as error:
-        raise RecipeError(f"templates/components/{component}.j2: {error}") from error
+        blocks = {name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()}
+    if others := sorted(blocks.keys() - BLOCKS):
+        raise RecipeError(
+            f"templates/{file}: unknown block {others[0]!r}", hint=f"a recipe has: {', '.join(sorted(BLOCKS))}"
+        )
+    return blocks
+
+
+BLOCKS = frozenset({"stage", "image"})
+"""The blocks that a recipe may have; another one would be dropped without a word."""
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Turn whatever a template raises into an error that names its file, and the line where Jinja knows it."""
+    try:
+        yield
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        line = f" line {error.lineno}:" if isinstance(error, TemplateSyntaxError) else ""
+        raise RecipeError(f"templates/{name}:{line} {error}") from error
 
 
 def _public(module: object) -> dict[str, object]:

@@ -1,0 +1,23 @@
+"""``build.py schema``: the shapes of the files in ``images``, for editors that check TOML while it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trainworks.errors import OutputError
+from trainworks.facts.load import schemas
+
+
+def write_schemas(folder: Path) -> list[Path]:
+    """Write one JSON schema for each kind of file; returns the paths. Raises ``OutputError``."""
+    written = []
+    for name, schema in schemas().items():
+        path = folder / f"{name}.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        written.append(path)
+    return written
