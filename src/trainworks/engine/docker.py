@@ -213,7 +213,9 @@ class DockerEngine:
             "log_config": LogConfig(type="json-file"),
         }
         with self._temporary(reference, **options) as sdk, self._asking(f"running {reference}"):
-            sdk.start()
+            missing = _no_such_program(sdk)
+            if missing:
+                return Completed(status=127, output=f"{missing}\n")
             try:
                 status = int(sdk.wait(timeout=timeout)["StatusCode"])
                 late = ""
@@ -503,6 +505,20 @@ class _ChunkReader(io.RawIOBase):
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
+
+
+def _no_such_program(sdk: SdkContainer) -> str:
+    """Start a container; return the daemon's words when its program does not exist, as a shell would with 127."""
+    from docker.errors import APIError
+
+    try:
+        sdk.start()
+    except APIError as error:
+        words = str(error.explanation or error)
+        if re.search(r'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file)', words):
+            return words
+        raise
+    return ""
 
 
 def _silent(host: str, words: str) -> EngineUnavailableError:

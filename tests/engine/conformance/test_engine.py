@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from engine.helpers import BASE, request
 from trainworks.engine import processes
 from trainworks.engine.docker import DockerEngine
-from trainworks.engine.protocol import Engine, Mount, Secret, StepEvent
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
 from trainworks.errors import BuildError, OutputError
 
 pytestmark = pytest.mark.engine
@@ -51,14 +52,36 @@ SECRET = b"a secret that nobody may find " + b"0123456789abcdef" * 4
 COMPONENTS = {"compiler": "metis", "tools": "python", "final": "launcher"}
 
 
+BUILT: list[str] = []
+
+
 def ignore(_: StepEvent) -> None:
     pass
+
+
+def build(engine: Engine, wanted: BuildRequest, progress: Progress) -> BuiltImage:
+    built = engine.build(wanted, progress)
+    BUILT.append(built.identifier)
+    return built
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(engine: Engine, image: tuple[str, list[StepEvent]]) -> Iterator[None]:
+    """Remove images that lost their name to a later build of the same test."""
+    BUILT.clear()
+    yield
+    kept = engine.inspect(image[0])
+    for identifier in BUILT:
+        if kept is None or identifier != kept.identifier:
+            with contextlib.suppress(BuildError):
+                engine.remove(identifier)
 
 
 def full_build(engine: Engine, folder: Path, tag: str, **options: Any) -> tuple[list[StepEvent], Any]:
     events: list[StepEvent] = []
     secrets = (Secret(identifier="token", content=SECRET), Secret(identifier="other", content=b"x"))
-    built = engine.build(
+    built = build(
+        engine,
         request(
             folder,
             options.pop("dockerfile", FULL),
@@ -210,7 +233,7 @@ def test_proxies_reach_the_steps_and_nothing_else(engine: Engine, tmp_path: Path
     def lines(value: str) -> list[str]:
         events: list[StepEvent] = []
         folder = tmp_path / uuid.uuid4().hex
-        engine.build(request(folder, dockerfile, tags=(tag,), arguments={"http_proxy": value}), events.append)
+        build(engine, request(folder, dockerfile, tags=(tag,), arguments={"http_proxy": value}), events.append)
         return [event.text for event in events if event.state == "output" and event.text.startswith("proxy is")]
 
     assert lines(proxy) == [f"proxy is {proxy}"]
@@ -281,6 +304,7 @@ def test_run_passes_entry_point_mounts_environment_and_status(
     assert done.output == "arguments: train it\nanswer 42 mode a b\ngiven text\n"
     assert engine.run(image[0], ()).output.startswith("arguments: by default\n")
     assert engine.run(image[0], ("fail",)).status == 5
+    assert engine.run(BASE, ("no-such-program",)).status == 127
     late = engine.run(image[0], ("wait",), timeout=2)
     assert late.status == 124
     assert late.output.startswith("arguments: wait\n")
@@ -293,13 +317,13 @@ def test_run_may_write_to_a_mount(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_two_builds_at_once(engine: Engine, tmp_path: Path, tag: str) -> None:
-    def build(number: int) -> str:
+    def build_one(number: int) -> str:
         dockerfile = f"FROM {BASE} AS a\nRUN echo {number} {uuid.uuid4()} > /number && sleep 1\n"
         folder = tmp_path / str(number)
         return engine.build(request(folder, dockerfile, tags=(f"{tag}-{number}",)), ignore).identifier
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        identifiers = list(pool.map(build, (1, 2)))
+        identifiers = list(pool.map(build_one, (1, 2)))
     try:
         assert len(set(identifiers)) == 2
         for number in (1, 2):
