@@ -241,6 +241,11 @@ def merge_parameters(
             problems.append(Problem(text, where, "give it once"))
             continue
         theirs[canonical] = Setting(canonical, value, "user", renamed or "from the job's custom_mpi_options")
+    problems.extend(
+        Problem(f"MCA parameters {name} and {_opposite(name)} are both given", where, "Open MPI accepts one of them")
+        for name in theirs
+        if name.endswith("_if_include") and _opposite(name) in theirs
+    )
     kept: list[Setting] = []
     for setting in ours:
         opposite = _opposite(setting.name)

@@ -85,7 +85,7 @@ class Server:
         limits = f'restrict,from="{leader_address}"' if leader_address else "restrict"
         (directory / "authorized_keys").write_text(f"{limits} {leader_key}\n", encoding="ascii")
         session = {name: env[name] for name in (*_SESSION_VARIABLES, names.HOSTNAME_VARIABLE) if name in env}
-        session[names.RUNTIME_DIRECTORY_VARIABLE] = str(directory)
+        session[names.RUNTIME_DIRECTORY_VARIABLE] = session["TMPDIR"] = str(directory)
         words = "said nothing"
         for _ in range(_TRIES):
             self.port = _free_port(address)

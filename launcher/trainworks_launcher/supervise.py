@@ -273,13 +273,21 @@ class _Supervisor:
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
         try:
-            self._command = _Command(argv, self._env, cwd)
+            self._command = _Command(argv, self._environment_of(argv), cwd)
         except OSError as error:
             hint = ""
             if error.errno == 7:  # E2BIG, errno(3)
                 hint = "; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
             text = f"cannot start {argv[0]} in {cwd}: {error.strerror or error}{hint}"
             self._report(Outcome(FAILED, status, self._plan.host, text))
+
+    def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
+        """The environment of a command. mpirun's own files go to the runtime directory and are removed with it: what a
+        killed job leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The ranks
+        keep the user's TMPDIR (rank.py)."""
+        if self._plan.signals == "ranks" and argv == self._plan.argv:
+            return {**self._env, "TMPDIR": str(self._directory)}
+        return self._env
 
     def _command_ended(self, code: int) -> None:
         command = self._command

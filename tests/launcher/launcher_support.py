@@ -157,7 +157,13 @@ class Launcher:
         self.status = -1
         self.seconds = 0.0
         env = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SAGEMAKER_"))}
-        env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": "", **(variables or {})})
+        env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": ""})
+        if not prefix:
+            # A launcher that a test kills leaves its directory behind: let it be one of the test's.
+            scratch = base / "tmp"
+            scratch.mkdir(parents=True, exist_ok=True)
+            env["TMPDIR"] = str(scratch)
+        env.update(variables or {})
         command = [*prefix, sys.executable, "-I", str(LAUNCHER / "trainworks_launcher" / "__main__.py"), *arguments]
         self.started = time.monotonic()
         self.process = subprocess.Popen(

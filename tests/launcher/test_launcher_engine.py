@@ -34,6 +34,7 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD
 total = world.allreduce(1)
 names = os.environ["SM_CURRENT_HOST"], socket.gethostname()
+assert "trainworks" not in os.environ.get("TMPDIR", "")
 print("rank", world.rank, "of", world.size, "sum", total, *names, flush=True)
 if "--fail" in sys.argv and world.rank == world.size - 1:
     raise ValueError("the last rank fails")
@@ -149,7 +150,7 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Pa
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
     with job(tmp_path, network, manifest, HELLO, {**MPI, "sagemaker_mpi_custom_mpi_options": options}) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [0, 0]
+        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
     leader, worker = launchers
     for rank in range(4):
         host = NAMES[rank // 2]
@@ -162,7 +163,7 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Pa
 def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     with job(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [1, 1]
+        assert [launcher.wait() for launcher in launchers] == [1, 1], launchers[0].text + launchers[1].text
     assert launchers[0].failure == launchers[1].failure
     assert launchers[0].failure.startswith("ValueError: the last rank fails\n")
 
@@ -172,7 +173,7 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, st
     with job(tmp_path, network, manifest, STOP, MPI) as launchers:
         launchers[0].read_until("ready", 4)
         launchers[1].signal_process_one(signal.SIGTERM)
-        assert [launcher.wait() for launcher in launchers] == [0, 0]
+        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
     assert launchers[0].text.count("checkpoint") == 4
     assert "job stopped" in launchers[1].text
 
@@ -198,7 +199,7 @@ def test_mpirun_that_refuses_to_start(tmp_path: Path, network: tuple[str, str], 
 def test_torchrun_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("torchrun")
     with job(tmp_path, network, manifest, GLOO, TORCH) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [0, 0]
+        assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
     for rank in range(4):
         assert f"rank {rank} of 4 sum 4 {NAMES[rank // 2]}" in launchers[rank // 2].text
 

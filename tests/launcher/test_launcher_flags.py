@@ -88,6 +88,10 @@ def test_unknown_options_are_passed_on_in_order() -> None:
     [
         ("--mca btl tcp --mca btl sm", "MCA parameter btl is given as 'tcp' and as 'sm'"),
         ("--mca oob_tcp_if_include a --mca prte_if_include b", "MCA parameter prte_if_include is given as 'a' and"),
+        (
+            "--mca btl_tcp_if_include a --mca btl_tcp_if_exclude b",
+            "MCA parameters btl_tcp_if_include and btl_tcp_if_ex",
+        ),
         ("-x A=1 -x A=2", "-x A is given as '1' and as '2'"),
         ("-x A=1 -x A", "-x A is given with a value and without"),
         ("-x =1", "-x '=1' does not begin with the name of a variable"),

@@ -154,7 +154,7 @@ def test_what_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
-    scratch.mkdir()
+    scratch.mkdir(exist_ok=True)
     made = run(
         tmp_path,
         "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])))",
