@@ -23,7 +23,6 @@ grace before the outcome is told. What comes from a stranger is dropped with one
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 import time
@@ -75,6 +74,8 @@ class Events:
 
 def digest(control: Control, mode: str) -> str:
     """What the hosts of one job have in common, as a short text: two jobs on one network do not mix."""
+    import hashlib  # slow to load, and only jobs of several hosts need it
+
     words = json.dumps([mode, list(control.hosts), control.leader])
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
