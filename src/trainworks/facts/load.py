@@ -299,7 +299,8 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
             f"{where}: key 'versions': unknown component {name!r}" for name in target.versions if name not in known
         ]
         problems.extend(broken)
-        if target.base in facts.base_by_name:
+        # A malformed base is in its file, and has no Python to name the target by.
+        if not broken and target.base in facts.base_by_name:
             target_names.append(facts.name_of(target))
     problems.extend(f"images: target {name} stands in two rows" for name in _repeated(target_names))
     if len(target_names) == len(facts.targets) and not names_of("target", ()):

@@ -1,0 +1,108 @@
+"""The real rows: complete, sourced, and in step with the recipes and the locks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from trainworks.facts.load import load, schemas
+from trainworks.facts.rows import Facts
+from trainworks.plan.resolve import python_patterns
+
+
+def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
+    tables = (facts.bases, facts.cudas, facts.components, facts.stacks, facts.instances, facts.targets)
+    sources = [row.source for rows in tables for row in rows]
+    assert len(sources) > 60
+    assert [source for source in sources if len(source) < 8] == []
+
+
+def test_components_and_recipes_are_the_same_set(facts: Facts) -> None:
+    assert set(facts.recipes) == {row.name for row in facts.components if not row.vendor}
+
+
+def test_targets_and_locks_are_the_same_set(facts: Facts) -> None:
+    assert set(facts.locks) == {facts.name_of(row) for row in facts.targets}
+
+
+def test_every_optional_component_says_what_an_image_without_it_costs(facts: Facts) -> None:
+    assert [row.name for row in facts.components if not row.required and not row.without] == []
+
+
+def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
+    """Every version that a target declares is that of the first distribution that the component's row names."""
+    compared = 0
+    for row in facts.targets:
+        cuda = facts.cuda_by_name[row.cuda]
+        for name, version in {**facts.stack_by_name[row.stack].components, **row.versions}.items():
+            component = facts.component_by_name[name]
+            if not component.python or (component.needs_cuda and row.cuda == "cpu"):
+                continue
+            pattern = python_patterns(component, cuda)[0]
+            packages = facts.locks[facts.name_of(row)].packages
+            locked = {
+                package.version
+                for package in packages
+                if fnmatchcase(package.name, pattern) and package.build is (name == "builder")
+            }
+            assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
+            compared += 1
+    assert compared >= 6 * len(facts.targets)
+
+
+@pytest.mark.parametrize("name", ["torch", "cuda", "cudnn", "nccl"])
+def test_every_cuda_target_declares_what_torch_pulls_in(name: str, facts: Facts) -> None:
+    assert [facts.name_of(row) for row in facts.targets if row.cuda != "cpu" and name not in row.versions] == []
+
+
+def test_the_cuda_of_a_target_is_that_of_its_cell(facts: Facts) -> None:
+    for row in facts.targets:
+        if row.cuda != "cpu":
+            assert row.versions["cuda"].startswith(facts.cuda_by_name[row.cuda].version + ".")
+
+
+def test_every_dependency_in_a_lock_is_in_the_lock(facts: Facts) -> None:
+    for lock in facts.locks.values():
+        for build in (False, True):
+            names = {package.name for package in lock.packages if package.build is build}
+            needed = {need for package in lock.packages if package.build is build for need in package.requires}
+            assert needed <= names, lock.target
+
+
+def test_loading_twice_gives_the_same_facts(facts: Facts, root: Path) -> None:
+    assert load(root) == facts
+
+
+def test_facts_are_frozen(facts: Facts) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        facts.targets[0].version = "0"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", sorted(schemas()))
+def test_committed_schema_is_current(name: str, root: Path) -> None:
+    committed = json.loads((root / "images" / "schema" / f"{name}.json").read_text(encoding="utf-8"))
+    assert committed == schemas()[name], "`python build.py schema` writes images/schema again"
+
+
+def test_there_is_a_schema_for_every_file_and_no_other(root: Path) -> None:
+    assert {path.stem for path in (root / "images" / "schema").iterdir()} == set(schemas())
+
+
+def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
+    frameworks = {row.framework for row in facts.targets}
+    files = [*(root / "images").glob("*.toml"), *(root / "images" / "lock").glob("*.toml")]
+    for path in files:
+        kind = "lock" if path.parent.name == "lock" else "framework" if path.stem in frameworks else path.stem
+        properties = schemas()[kind]["properties"]
+        for key, value in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            assert key in properties, path
+            if isinstance(value, list):
+                shape = properties[key]["items"]
+                for row in value:
+                    assert row.keys() <= shape["properties"].keys(), path
+                    assert set(shape["required"]) <= row.keys(), path

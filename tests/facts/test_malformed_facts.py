@@ -1,0 +1,315 @@
+"""Malformed rows and recipes: each is reported with its file, row and key, and all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from trainworks.errors import FactsError, OutputError
+from trainworks.facts.load import load
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that a person may do to a file, and what must be said about it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    said: str
+
+
+def appended(name: str, file: str, text: str, said: str) -> Damage:
+    return Damage(name, file, "", text, said)
+
+
+LOCK = "images/lock/pytorch-2.4.1-cu121-py311-debian12.toml"
+
+DAMAGES = (
+    Damage(
+        "a number for a text",
+        "images/cuda.toml",
+        'version = "12.1"',
+        "version = 12.1",
+        "images/cuda.toml: cuda 2 (name = 'cu121', version = 12.1): key 'version': input should be a valid string",
+    ),
+    Damage(
+        "a text for a number",
+        "images/instances.toml",
+        "gpus = 8",
+        'gpus = "8"',
+        "(name = 'ml.g5.48xlarge'): key 'gpus': input should be a valid integer",
+    ),
+    Damage(
+        "a text for a flag",
+        "images/instances.toml",
+        "efa_rdma = true",
+        'efa_rdma = "yes"',
+        "(name = 'ml.p4d.24xlarge'): key 'efa_rdma': input should be a valid boolean, got 'yes'",
+    ),
+    Damage(
+        "a text for a list",
+        "images/components.toml",
+        'needs = ["open-mpi"]',
+        'needs = "open-mpi"',
+        "(name = 'mpi4py'): key 'needs': input should be a valid array",
+    ),
+    Damage(
+        "an unknown key",
+        "images/stacks.toml",
+        'sources = "packages"',
+        'sources = "packages"\nflavour = "sweet"',
+        "images/stacks.toml: stack 1 (name = 'packages-2026.11'): unknown key 'flavour'",
+    ),
+    Damage(
+        "a word that is no choice",
+        "images/stacks.toml",
+        'sources = "packages"',
+        'sources = "parcels"',
+        "key 'sources': input should be 'packages' or 'vendor', got 'parcels'",
+    ),
+    Damage(
+        "a missing key",
+        "images/pytorch.toml",
+        "size_budget_megabytes = 6000\n",
+        "",
+        "images/pytorch.toml: target 2 (version = '2.4.1', cuda = 'cu121', base = 'debian12'): "
+        "key 'size_budget_megabytes' is missing",
+    ),
+    Damage(
+        "a row without a source",
+        "images/components.toml",
+        'source = "components.md section 9"',
+        "",
+        "(name = 'smp'): key 'source' is missing",
+    ),
+    Damage(
+        "a hash that is too short",
+        LOCK,
+        'sha256 = "',
+        'sha256 = "abc"  # ',
+        f"{LOCK}: package 1 (name = 'bcrypt', version = '5.0.0'): key 'sha256': 'abc' is not 64 hexadecimal digits",
+    ),
+    Damage(
+        "an unknown base",
+        "images/pytorch.toml",
+        'cuda = "cu121"\nbase = "debian12"',
+        'cuda = "cu121"\nbase = "debian11"',
+        "images/pytorch.toml: target 2.4.1 cu121 debian11: key 'base': no row 'debian11' in images/bases.toml",
+    ),
+    Damage(
+        "an unknown CUDA",
+        "images/pytorch.toml",
+        'cuda = "cu121"',
+        'cuda = "cu122"',
+        "images/pytorch.toml: target 2.4.1 cu122 debian12: key 'cuda': no row 'cu122' in images/cuda.toml",
+    ),
+    Damage(
+        "an unknown stack",
+        "images/pytorch.toml",
+        'cuda = "cu121"\nbase = "debian12"\nstack = "packages-2026.11"',
+        'cuda = "cu121"\nbase = "debian12"\nstack = "packages-2026.12"',
+        "key 'stack': no row 'packages-2026.12' in images/stacks.toml",
+    ),
+    Damage(
+        "a version of an unknown component",
+        "images/pytorch.toml",
+        'cudnn = "9.1.0.70"',
+        'cudn = "9.1.0.70"',
+        "target 2.4.1 cu121 debian12: key 'versions': unknown component 'cudn'",
+    ),
+    Damage(
+        "a need of an unknown component",
+        "images/components.toml",
+        'needs = ["rmm"]',
+        'needs = ["rnm"]',
+        "images/components.toml: component 'rmm-python': needs unknown 'rnm'",
+    ),
+    Damage(
+        "another framework in the file",
+        "images/pytorch.toml",
+        'framework = "pytorch"',
+        'framework = "tensorflow"',
+        "images/pytorch.toml: key 'framework' must be 'pytorch', got 'tensorflow'",
+    ),
+    Damage(
+        "another framework in a row",
+        "images/pytorch.toml",
+        'version = "2.4.1"',
+        'version = "2.4.1"\nframework = "tensorflow"',
+        "images/pytorch.toml: target 2 (version = '2.4.1', cuda = 'cu121', base = 'debian12'): unknown key 'framework'",
+    ),
+    Damage(
+        "broken TOML",
+        "images/instances.toml",
+        "[[instance]]",
+        "[[instance]",
+        "images/instances.toml: not TOML: ",
+    ),
+    appended(
+        "a row of the wrong kind",
+        "images/cuda.toml",
+        '[[target]]\nname = "cu999"\n',
+        "images/cuda.toml: unknown key 'target'; this file has [[cuda]] rows",
+    ),
+    Damage(
+        "a text where a row should be",
+        "images/jax.toml",
+        "",
+        'framework = "jax"\ntarget = ["0.9"]\n',
+        "images/jax.toml: target 1: must be a table of keys, got '0.9'",
+    ),
+    appended(
+        "two rows of one name",
+        "images/cuda.toml",
+        '[[cuda]]\nname = "cu124"\nsource = "copied by mistake"\n',
+        "images: cuda 'cu124' stands in two rows",
+    ),
+    appended(
+        "two targets of one name",
+        "images/pytorch.toml",
+        '[[target]]\nversion = "2.4.1"\ncuda = "cu121"\nbase = "debian12"\nstack = "packages-2026.11"\n'
+        'versions = {}\nsize_budget_megabytes = 1\nsource = "copied by mistake"\n',
+        "images: target pytorch-2.4.1-cu121-py311-debian12 stands in two rows",
+    ),
+    appended(
+        "two files of one distribution",
+        LOCK,
+        f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch.whl"\nsha256 = "{"0" * 64}"\n',
+        f"{LOCK}: package 'torch' stands in two rows",
+    ),
+    Damage(
+        "a lock of no target",
+        "images/lock/pytorch-1.0.0-cu121-py311-debian12.toml",
+        "",
+        "package = []\n",
+        "images/lock/pytorch-1.0.0-cu121-py311-debian12.toml: no target of this name",
+    ),
+    Damage(
+        "a recipe without front matter",
+        "templates/components/nccl.j2",
+        "{#\n",
+        "",
+        "templates/components/nccl.j2: must start with a front matter",
+    ),
+    Damage(
+        "a front matter that is not TOML",
+        "templates/components/metis.j2",
+        "[[check]]",
+        "[[check",
+        "templates/components/metis.j2: not TOML: ",
+    ),
+    Damage(
+        "an unknown key in a front matter",
+        "templates/components/ssh.j2",
+        "[programs]",
+        "[program]",
+        "templates/components/ssh.j2: unknown key 'program'",
+    ),
+    Damage(
+        "a number for a program",
+        "templates/components/ssh.j2",
+        'ssh = "/usr/bin/ssh"',
+        "ssh = 22",
+        "templates/components/ssh.j2: key 'programs.ssh': input should be a valid string, got 22",
+    ),
+    Damage(
+        "one check where a list of them should be",
+        "templates/components/rmm.j2",
+        "[[check]]",
+        "[check]",
+        "templates/components/rmm.j2: key 'check': input should be a valid array",
+    ),
+    Damage(
+        "a recipe of no component",
+        "templates/components/horovod.j2",
+        "",
+        "{#\n#}\n",
+        "templates/components/horovod.j2: no row of this name in images/components.toml",
+    ),
+)
+
+
+def spoil(checkout: Path, damage: Damage) -> None:
+    path = checkout / damage.file
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    assert damage.old in text, "the damage must hit something"
+    path.write_text(text.replace(damage.old, damage.new, 1) if damage.old else text + damage.new, encoding="utf-8")
+
+
+@pytest.fixture
+def problems_of(checkout: Path) -> Callable[[], tuple[str, ...]]:
+    def find() -> tuple[str, ...]:
+        with pytest.raises(FactsError) as caught:
+            load(checkout)
+        return caught.value.problems
+
+    return find
+
+
+def test_an_untouched_copy_is_sound(checkout: Path) -> None:
+    assert load(checkout).targets
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name.replace(" ", "-"))
+def test_one_problem_is_one_line_that_names_file_row_and_key(
+    damage: Damage, checkout: Path, problems_of: Callable[[], tuple[str, ...]]
+) -> None:
+    spoil(checkout, damage)
+    problems = problems_of()
+    assert damage.said in problems[0]
+    assert len(problems) == 1, "nobody is blamed for somebody else's problem"
+
+
+def test_a_component_without_recipe(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+    (checkout / "templates" / "components" / "metis.j2").unlink()
+    assert problems_of() == ("templates/components/metis.j2 is missing: the component has a row",)
+
+
+def test_a_file_that_is_not_text(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+    (checkout / "images" / "instances.toml").write_bytes(b"\xff\xfe\x00")
+    assert "images/instances.toml: cannot be read" in problems_of()[0]
+
+
+def test_all_problems_of_all_files_are_reported_at_once(
+    checkout: Path, problems_of: Callable[[], tuple[str, ...]]
+) -> None:
+    together = [damage for damage in DAMAGES if damage.name not in CANNOT_BE_TOGETHER]
+    for damage in together:
+        spoil(checkout, damage)
+    problems = problems_of()
+    unsaid = [damage.name for damage in together if not any(damage.said in problem for problem in problems)]
+    assert unsaid == []
+    assert len(problems) == len(together), "nobody is blamed for somebody else's problem"
+
+
+CANNOT_BE_TOGETHER = {
+    # They overlap another damage, or change what it would say.
+    "broken TOML",
+    "a word that is no choice",
+    "a missing key",
+    "an unknown base",
+    "an unknown CUDA",
+    "an unknown stack",
+    "two targets of one name",
+    "another framework in a row",
+    "a number for a program",
+    # A target whose cell is unknown may be the one that the lock is of.
+    "a version of an unknown component",
+}
+
+
+def test_the_error_is_one_paragraph_with_a_count(checkout: Path) -> None:
+    for damage in DAMAGES[:2]:
+        spoil(checkout, damage)
+    with pytest.raises(FactsError, match=r"\A2 problems in the facts:\n  images/\S+: .*\n  images/\S+: .*\Z"):
+        load(checkout)
+
+
+def test_a_folder_without_images_is_no_checkout(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="images is not a folder"):
+        load(tmp_path)

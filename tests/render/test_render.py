@@ -1,0 +1,247 @@
+"""Rendered contexts: golden, portable, closed in themselves, and changed by a bump only where it matters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from trainworks.facts.rows import Facts, LockedPackage, TargetRow
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import base_reference, make_plan, python_patterns
+from trainworks.render.dockerfile import Rendering, render
+
+
+def request_for(row: TargetRow, facts: Facts) -> Request:
+    python = facts.base_by_name[row.base].python
+    return Request(framework=row.framework, cuda=row.cuda, version=row.version, python=python)
+
+
+@pytest.fixture(scope="module")
+def plans(facts: Facts) -> Mapping[str, ImagePlan]:
+    return {facts.name_of(row): make_plan(request_for(row, facts), facts) for row in facts.targets}
+
+
+@pytest.fixture(scope="module")
+def renderings(plans: Mapping[str, ImagePlan], facts: Facts) -> Mapping[str, Rendering]:
+    return {name: render(plan, facts) for name, plan in plans.items()}
+
+
+def test_golden_dockerfile_and_packages(
+    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering], golden: Callable[[str, str], None]
+) -> None:
+    """For every target its Dockerfile, and which component installs which distribution (hashes stand in the lock)."""
+    for name, rendering in renderings.items():
+        golden(f"render/{name}/Dockerfile", rendering.dockerfile)
+        lines = [
+            f"{step.component}: {file.name} {file.version}\n" for step in plans[name].steps for file in step.python
+        ]
+        golden(f"render/{name}/packages.txt", "".join(lines))
+
+
+def test_every_golden_folder_is_a_target(renderings: Mapping[str, Rendering], pytestconfig: pytest.Config) -> None:
+    folder = pytestconfig.rootpath / "tests" / "golden" / "render"
+    assert {path.name for path in folder.iterdir()} == set(renderings)
+
+
+def instructions(dockerfile: str) -> list[str]:
+    """Return the instructions, each as one line without its comments."""
+    lines = [line for line in dockerfile.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+ALLOWED = ("FROM", "RUN", "COPY", "ENV", "LABEL", "WORKDIR", "ENTRYPOINT", "CMD")
+
+NOT_PORTABLE = {
+    "a heredoc": re.compile(r"<<-?['\"]?[A-Za-z_]"),
+    "a syntax line": re.compile(r"^#\s*(syntax|escape|check)\s*=", re.IGNORECASE | re.MULTILINE),
+    "COPY --link, --parents, --exclude": re.compile(r"^COPY .*--(link|parents|exclude)", re.MULTILINE),
+    "network or security modes": re.compile(r"--(network|security)="),
+}
+"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2 (design.md section 5)."""
+
+
+def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rendering]) -> None:
+    for name, rendering in renderings.items():
+        words = {line.split(" ", 1)[0] for line in instructions(rendering.dockerfile)}
+        assert words <= set(ALLOWED), name
+        found = [what for what, pattern in NOT_PORTABLE.items() if pattern.search(rendering.dockerfile)]
+        assert found == [], name
+
+
+@pytest.mark.parametrize(
+    "text", ["RUN cat <<EOF\nEOF", "# syntax=docker/dockerfile:1", "COPY --link a b", "RUN --network=none true"]
+)
+def test_what_is_not_portable_would_be_seen(text: str) -> None:
+    assert [what for what, pattern in NOT_PORTABLE.items() if pattern.search(text)] != []
+
+
+def test_every_secret_is_one_that_the_host_gives(renderings: Mapping[str, Rendering]) -> None:
+    given = HostSettings(pip=PipSettings()).secrets("bookworm", "").keys()
+    for rendering in renderings.values():
+        wanted = set(re.findall(r"--mount=type=secret,id=([^\s,]+)", rendering.dockerfile))
+        assert wanted == given, "each is used, and each exists"
+        read = set(re.findall(r"/run/secrets/([\w.]+)", rendering.dockerfile))
+        assert read <= wanted
+
+
+def sources(rendering: Rendering) -> Iterator[str]:
+    """Yield the paths of the context that the Dockerfile copies or binds."""
+    for line in instructions(rendering.dockerfile):
+        if line.startswith("COPY") and "--from=" not in line:
+            yield from [word for word in line.split()[1:-1] if not word.startswith("--")]
+        yield from re.findall(r"--mount=type=bind,source=([^\s,]+)", line)
+
+
+def test_what_is_copied_is_there_and_what_is_there_is_copied(renderings: Mapping[str, Rendering]) -> None:
+    for name, rendering in renderings.items():
+        paths = {file.path for file in rendering.files}
+        used = set()
+        for source in sources(rendering):
+            below = {path for path in paths if path == source or path.startswith(f"{source}/")}
+            assert below, f"{name}: {source}"
+            used |= below
+        assert paths - used == set(), name
+
+
+def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
+    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
+) -> None:
+    for name, rendering in renderings.items():
+        known = [base_reference(plans[name].base)]
+        used = set()
+        for line in instructions(rendering.dockerfile):
+            if match := re.match(r"FROM (\S+) AS (\S+)", line):
+                assert match[1] in known, line
+                assert match[2] not in known, line
+                used.add(match[1])
+                known.append(match[2])
+            for stage in re.findall(r"--from=(\S+)|,from=([^\s,]+)", line):
+                assert (stage[0] or stage[1]) in known[:-1], line
+                used.add(stage[0] or stage[1])
+        assert known[-1] == "image"
+        assert set(known) - {"image"} == used, name
+        assert set(rendering.stage_components) == set(known[1:])
+
+
+def test_the_final_stage_has_no_compiler_and_no_build_tool(renderings: Mapping[str, Rendering]) -> None:
+    for rendering in renderings.values():
+        final = rendering.dockerfile.split("FROM system AS image", 1)[1]
+        assert "builder" not in final
+        assert "gcc" not in final
+        assert "apt-get" not in final
+
+
+def test_every_requirement_is_pinned_and_hashed(renderings: Mapping[str, Rendering]) -> None:
+    line = re.compile(r"[a-z0-9-]+==[^\s=]+ --hash=sha256:[0-9a-f]{64}")
+    for rendering in renderings.values():
+        for file in rendering.files:
+            if file.path.startswith("requirements/"):
+                assert all(line.fullmatch(text) for text in file.content.decode().splitlines()), file.path
+
+
+def test_no_address_and_no_setting_of_this_machine(renderings: Mapping[str, Rendering]) -> None:
+    for rendering in renderings.values():
+        texts = [
+            rendering.dockerfile,
+            *(file.content.decode() for file in rendering.files if "launcher" not in file.path),
+        ]
+        assert [text for text in texts if re.search(r"https?://|file://|/root/\.(config|pip)|/home/", text)] == []
+
+
+def test_the_manifest_says_what_the_launcher_reads(
+    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
+) -> None:
+    for name, rendering in renderings.items():
+        manifest = json.loads(next(file.content for file in rendering.files if file.path == "image.json"))
+        assert manifest["schema"] == 1
+        assert manifest["name"] == name
+        assert manifest["components"]["torch"]["version"] == next(
+            step.version for step in plans[name].steps if step.component == "torch"
+        )
+        assert manifest["programs"].keys() >= {"python", "torchrun", "mpirun", "sshd", "ssh", "ssh-keygen"}
+        assert all(path.startswith("/") for path in manifest["programs"].values())
+        assert manifest["hostname_shim"].startswith("/")
+        assert manifest["instances"].keys() == plans[name].instances.keys()
+
+
+# A bump touches only its dependents.
+
+
+def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
+    """Return facts in which one component of one target has another version, in the row and in the lock."""
+    name, cuda = facts.name_of(row), facts.cuda_by_name[row.cuda]
+    lock = facts.locks[name]
+    own = make_plan(request_for(row, facts), facts)
+    step = next(step for step in own.steps if step.component == component)
+    versions = {package.version for package in step.python}
+
+    def other(package: LockedPackage) -> LockedPackage:
+        if package not in step.python:
+            return package
+        return replace(package, version=f"{package.version}.post9", sha256=package.sha256[::-1])
+
+    changed = replace(row, versions={**row.versions, component: f"{step.version}.post9"})
+    assert python_patterns(facts.component_by_name[component], cuda)
+    assert step.version in versions
+    return replace(
+        facts,
+        targets=tuple(changed if other_row == row else other_row for other_row in facts.targets),
+        locks={**facts.locks, name: replace(lock, packages=tuple(map(other, lock.packages)))},
+    )
+
+
+def sections(dockerfile: str) -> dict[str, str]:
+    """Return the text of each stage, with the comment above it, by its component."""
+    starts = [match.start() for match in re.finditer(r"^(# \S+.*\n)?FROM ", dockerfile, re.MULTILINE)]
+    texts = [dockerfile[start:end] for start, end in pairwise([*starts, len(dockerfile)])]
+    named = {re.search(r" AS (\S+)", text): text for text in texts}
+    return {match[1]: text for match, text in named.items() if match}
+
+
+def versioned(facts: Facts) -> list[tuple[str, str]]:
+    cells = []
+    for row in facts.targets[:3]:
+        plan = make_plan(request_for(row, facts), facts)
+        cells += [(facts.name_of(row), step.component) for step in plan.steps if step.python]
+    return cells
+
+
+def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
+    facts: Facts, plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
+) -> None:
+    rows = {facts.name_of(row): row for row in facts.targets}
+    cells = versioned(facts)
+    assert len(cells) > 20
+    for name, component in cells:
+        spoiled = bumped(facts, rows[name], component)
+        row = next(row for row in spoiled.targets if spoiled.name_of(row) == name)
+        plan = make_plan(request_for(row, spoiled), spoiled)
+        before, after = renderings[name], render(plan, spoiled)
+        old, new = sections(before.dockerfile), sections(after.dockerfile)
+        # The comment above a stage has the version; nothing else of the Dockerfile may have it.
+        assert [stage for stage in old if old[stage] != new[stage]] == [component]
+        assert instructions(before.dockerfile) == instructions(after.dockerfile)
+        contents = {file.path: file.content for file in before.files}
+        differing = {file.path for file in after.files if contents[file.path] != file.content}
+        assert differing == {f"requirements/{component}.txt", "image.json"}, f"{name} {component}"
+        others = [step for step in plan.steps if step.component != component]
+        assert others == [step for step in plans[name].steps if step.component != component]
+
+
+def test_leaving_a_component_out_leaves_the_other_stages_as_they_are(
+    facts: Facts, renderings: Mapping[str, Rendering]
+) -> None:
+    """Stages are shared between images of different components, so that the engine's cache serves both."""
+    name = "pytorch-2.4.1-cu121-py311-debian12"
+    request = Request(framework="pytorch", cuda="cu121", without_components=("rmm", "mpi4py"))
+    full = sections(renderings[name].dockerfile)
+    less = sections(render(make_plan(request, facts), facts).dockerfile)
+    assert full.keys() - less.keys() == {"rmm", "mpi4py"}
+    assert [stage for stage in less if less[stage] != full[stage]] == ["image"]
