@@ -273,6 +273,7 @@ class Leader:
             problem = Problem(f"cannot listen on port {self._control.port}: {error}", "control channel", advice)
             raise RefusalError([problem], names.EXIT_HOSTS) from error
         self._loop.watch(self._server, READ, self._accept)
+        self._events.log(f"waiting for {len(self._workers())} other host(s) on port {self._control.port}")
         self._loop.after(self._limits.join, self._join_time_out)
         self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
         self._events.welcome("", "", "")

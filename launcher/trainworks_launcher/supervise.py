@@ -187,7 +187,6 @@ class _Supervisor:
             file = "user_key" if plan.role == "leader" else "host_key"
             key = ssh.make_key(plan.shell.ssh_keygen, self._directory / file)
         if plan.role == "leader":
-            output.log(f"waiting for {len(plan.control.hosts) - 1} other host(s) on port {plan.control.port}")
             return control.Leader(self._loop, plan.control, plan.limits, plan.mode, key, events)
         output.log(f"joining {plan.control.leader} on port {plan.control.port}")
         return control.Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, events)

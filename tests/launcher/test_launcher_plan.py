@@ -1,6 +1,6 @@
 """Plans, shown whole: one golden file per scenario.
 
-After a wanted change: ``UPDATE_GOLDEN=1 python -m pytest tests/launcher/test_launcher_plan.py``, then read the diff.
+After a wanted change: ``TRAINWORKS_UPDATE_GOLDEN=1 python -m pytest tests/launcher/test_launcher_plan.py``, then read the diff.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
 def test_golden_plan(name: str) -> None:
     made = SCENARIOS[name]().to_json()
     path = GOLDEN / f"{name}.json"
-    if os.environ.get("UPDATE_GOLDEN"):
+    if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
         path.write_text(made, encoding="utf-8")
     assert made == path.read_text(encoding="utf-8")
 
