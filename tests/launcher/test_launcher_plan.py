@@ -1,6 +1,7 @@
 """Plans, shown whole: one golden file per scenario.
 
-After a wanted change: ``TRAINWORKS_UPDATE_GOLDEN=1 python -m pytest tests/launcher/test_launcher_plan.py``, then read the diff.
+After a wanted change run ``TRAINWORKS_UPDATE_GOLDEN=1 python -m pytest tests/launcher/test_launcher_plan.py``
+and read the diff.
 """
 
 from __future__ import annotations
