@@ -126,11 +126,12 @@ def exported_variables(
     exported["SAGEMAKER_JOB_NAME"] = job_name
     exported["SAGEMAKER_REGION"] = _region(environment, reserved)
     exported[names.SUBMIT_DIRECTORY_VARIABLE] = module_directory
-    exported["MASTER_ADDR"] = hosts[0]
+    exported["MASTER_ADDR"] = hosts[0] if len(hosts) > 1 else names.LOOPBACK
     exported["MASTER_PORT"] = str(master_port)
     python_path = environment.variables.get("PYTHONPATH", "")
     exported["PYTHONPATH"] = module_directory + (f":{python_path}" if python_path else "")
-    exported.update(_hostname_variables(environment, host))
+    if len(hosts) > 1:
+        exported.update(_hostname_variables(environment, host))
     exported.update(_log_variables(environment))
     return MappingProxyType(dict(sorted(exported.items())))
 
@@ -157,7 +158,7 @@ def _neuron_cores(environment: Environment, instance_type: str) -> int:
 
 
 def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
-    """The hostname shim, only where the platform's hostname is not the job's name of this host.
+    """The hostname shim, only in jobs of several hosts where the platform's hostname is not the job's name of this one.
 
     Every container of a platform may answer the same word to gethostname(), and MPI then pairs the wrong processes.
     """

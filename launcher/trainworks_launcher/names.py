@@ -121,6 +121,10 @@ stuck device) is left behind."""
 LEAVE_LIMIT_SECONDS = 5.0
 """Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
 
+LOOPBACK = "127.0.0.1"
+"""Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere (``docker run`` by
+hand with a resource config of algo-1), and nothing outside needs it."""
+
 # ------------------------------------------------------------------------------------------------- exit status, API
 EXIT_NOT_STARTED = 64
 """The job's inputs were refused; nothing was started."""

@@ -262,6 +262,14 @@ def test_the_hostname_shim_is_preloaded_only_where_names_differ() -> None:
     assert "LD_PRELOAD" not in absent
 
 
+def test_one_host_needs_no_name_that_resolves() -> None:
+    made = plan(environment({MPI: True}, hosts=("algo-1",), hostname="f00d"))
+    assert made.env["MASTER_ADDR"] == "127.0.0.1"
+    assert made.env["SM_CURRENT_HOST"] == "algo-1"
+    assert "LD_PRELOAD" not in made.env
+    assert made.argv[made.argv.index("--host") + 1] == "localhost:1"
+
+
 def test_a_value_in_the_container_is_the_users() -> None:
     env = plan(environment(hosts=("a", "b"), host="a", variables={"NCCL_DEBUG": "TRACE", "PYTHONUNBUFFERED": ""})).env
     assert "NCCL_DEBUG" not in env

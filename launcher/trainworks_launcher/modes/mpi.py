@@ -136,7 +136,9 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
 def _options(job: Job, user: UserOptions) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
     """Options that are not parameters; a user's value of the same option takes the place of ours."""
     theirs = dict(user.keyed)
-    slots = ",".join(f"{host}:{job.processes_per_host}" for host in job.hosts)
+    # On one host the platform's name of it may resolve nowhere, and mpirun would go and look for it by ssh.
+    hosts = job.hosts if len(job.hosts) > 1 else ("localhost",)
+    slots = ",".join(f"{host}:{job.processes_per_host}" for host in hosts)
     keyed: dict[str, tuple[str, ...]] = {"allow-run-as-root": (), "bind-to": ("none",), "map-by": ("slot",)}
     why = [
         Reason("--host", f"{job.processes_per_host} process(es) on each of {len(job.hosts)} host(s)"),
