@@ -47,7 +47,7 @@ def golden() -> Callable[[str, str], None]:
         if os.environ.get(UPDATE):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode())
-        advice = f"if the change is meant: `{UPDATE}=1 make test`, then read `git diff tests/golden`"
+        advice = f"if the change is meant: `make golden` (or {UPDATE}=1 with pytest), then read `git diff tests/golden`"
         assert path.is_file(), f"{path.relative_to(ROOT)} is missing; {advice}"
         assert text == path.read_bytes().decode(), f"{path.relative_to(ROOT)} differs; {advice}"
 
