@@ -36,10 +36,10 @@ def build_image(
     rendering: Rendering,
     engine: Engine,
     settings: HostSettings,
+    progress: BuildProgress,
     *,
     output: Path | None = None,
     no_cache: bool = False,
-    verbose: bool = False,
 ) -> BuildResult:
     """Build the image of a plan; the base image is made first where it is not there yet.
 
@@ -48,15 +48,14 @@ def build_image(
         rendering: Its build context.
         engine: What builds it.
         settings: This machine's settings, passed to the steps that download.
+        progress: Follows the build, for a person.
         output: Folder to leave the context in; default: a private one that is removed.
         no_cache: Build every step again.
-        verbose: Show every line that the steps print.
 
     Raises:
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
     """
     started = time.monotonic()
-    progress = BuildProgress(verbose=verbose)
     ensure_base(plan, engine, settings, progress)
     based = time.monotonic()
     with ExitStack() as stack:

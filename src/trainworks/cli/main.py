@@ -164,6 +164,7 @@ def _show_rendering(plan: ImagePlan, rendering: object, options: Namespace) -> i
 
 def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
     from trainworks.cli.build import build_image, describe_result, say
+    from trainworks.cli.report import BuildProgress
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
     from trainworks.render.dockerfile import Rendering
@@ -178,9 +179,9 @@ def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
         rendering,
         engine,
         settings,
+        BuildProgress(verbose=options.verbose),
         output=options.output,
         no_cache=options.no_cache,
-        verbose=options.verbose,
     )
     report: dict[str, object] = {
         "name": plan.target.name,

@@ -1,0 +1,48 @@
+# Two commands on a fresh machine: `make image` builds the headline image, `make test` runs all tests.
+# Needed beforehand: Python 3.11 or later, git, make, and apt as root or with sudo.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: image test test-quick check docs golden benchmark setup engine engines clean
+
+image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
+	$(BIN)/python build.py --framework pytorch --cuda cu121
+
+test: setup engines  ## set everything up, then run every test: without an engine first, then real builds and jobs
+	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m engine
+
+test-quick: setup  ## the tests that need no engine
+	$(BIN)/python -m pytest
+
+check: setup  ## lint, format, types, import contracts, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/generate --check
+
+docs: setup  ## write the generated parts of the documentation and the schemas
+	$(BIN)/python tools/generate
+
+golden: setup  ## write the golden files anew; review the difference
+	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher
+
+benchmark: setup engines  ## measure builds beside a plain Dockerfile, print ratios
+	$(BIN)/python benchmarks/builds.py
+
+setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
+
+.venv/complete: pyproject.toml launcher/pyproject.toml tools/set-up-python
+	PYTHON=$(PYTHON) tools/set-up-python
+	@touch $@
+
+engine:  ## a container engine, installed and started where none answers
+	@tools/set-up-engine
+
+engines:  ## Docker and buildah, as the tests want them
+	@tools/set-up-engine all
+
+clean:  ## remove what `make` made in this folder; images stay in their engine
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

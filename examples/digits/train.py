@@ -1,0 +1,70 @@
+"""Trains a small network on scikit-learn's handwritten digits with DistributedDataParallel.
+
+Started by `train` under torchrun or under mpirun, on one host or several: where its rank comes from is the only
+difference. Prints the mean loss of each epoch, and rank 0 writes `model.pt` to SM_MODEL_DIR.
+"""
+
+import argparse
+import csv
+import os
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def join():
+    """Join the process group; torchrun sets RANK and WORLD_SIZE, Open MPI has its own names for them."""
+    os.environ.setdefault("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+    os.environ.setdefault("WORLD_SIZE", os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
+    os.environ.setdefault("MASTER_ADDR", "localhost")
+    os.environ.setdefault("MASTER_PORT", "7777")
+    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def read_digits(folder):
+    """Return images [N, 64] in 0..1 and labels [N] from `digits.csv`: 64 pixels in 0..16, then the digit."""
+    with (Path(folder) / "digits.csv").open(newline="") as file:
+        rows = torch.tensor([[float(cell) for cell in row] for row in csv.reader(file)])
+    return rows[:, :64] / 16, rows[:, 64].long()
+
+
+def main():
+    """Train, say how it goes, and save the model."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--batch", type=int, default=32)
+    options = parser.parse_args()
+    rank, world = join()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    images, labels = (part[rank::world].to(device) for part in read_digits(os.environ["SM_CHANNEL_TRAINING"]))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
+    steps = len(images) // options.batch
+    for epoch in range(options.epochs):
+        total = torch.zeros(1, device=device)
+        for step in range(steps):
+            batch = slice(step * options.batch, (step + 1) * options.batch)
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        distributed.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch} world {world} loss {total.item() / steps / world:.4f}", flush=True)
+    if rank == 0:
+        torch.save(model.module.state_dict(), Path(os.environ["SM_MODEL_DIR"]) / "model.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

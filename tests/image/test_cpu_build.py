@@ -1,0 +1,78 @@
+"""The `cpu` image, for real, with every engine: its promises, a second build, and a change of the launcher only."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from image_support import ROOT, BuiltByCommand, build_command
+
+from trainworks.cli.build import build_image
+from trainworks.cli.report import BuildProgress
+from trainworks.engine.protocol import StepEvent
+from trainworks.facts.load import load
+from trainworks.host.settings import read_host_settings
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+from trainworks.render.dockerfile import render
+
+pytestmark = pytest.mark.engine
+
+REQUEST = Request(framework="pytorch", cuda="cpu")
+
+
+class Recorder(BuildProgress):
+    """Follows a build as a person's terminal would, and keeps its events."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())
+        self.events: list[StepEvent] = []
+
+    def __call__(self, event: StepEvent) -> None:
+        self.events.append(event)
+        super().__call__(event)
+
+    def components(self, state: str) -> set[str]:
+        """Return the components that had a step of their own in this state; taking over a base is none."""
+        own = [event for event in self.events if event.step.startswith(("RUN", "COPY"))]
+        return {event.component for event in own if event.state == state}
+
+
+def test_every_promise_is_kept_and_said_in_one_line(image: BuiltByCommand) -> None:
+    plan = make_plan(REQUEST, load(ROOT))
+    checks = image.report["checks"]
+    assert [check["title"] for check in checks if not check["passed"]] == []
+    assert len(checks) == len(set(plan.checks))
+    assert sum(line.startswith("ok  ") for line in image.progress.splitlines()) == len(checks)
+    assert image.report["size"] <= plan.budget_megabytes * 1_000_000
+
+
+def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
+    command = build_command(image.engine.name, "--until", "build")
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout)["identifier"] == image.report["identifier"]
+
+
+def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCommand, tmp_path: Path) -> None:
+    for name in ("images", "templates", "launcher"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
+    changed.write_text(changed.read_text(encoding="utf-8") + "\n# One line more.\n", encoding="utf-8")
+    facts = load(tmp_path)
+    plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
+    recorder = Recorder()
+    settings = read_host_settings(os.environ)
+    result = build_image(plan, render(plan, facts), image.engine, settings, recorder)
+    before = image.engine.history(image.reference)
+    after = image.engine.history(plan.tags[0])
+    image.engine.remove(plan.tags[0])
+    assert result.image.identifier != image.report["identifier"]
+    assert recorder.components("done") <= {"launcher", "image"}, "a component was rebuilt that did not change"
+    assert "launcher" in recorder.components("done")
+    assert [entry.size for entry in before][:-8] == [entry.size for entry in after][:-8]
