@@ -44,6 +44,8 @@ def describe_status(returncode: int) -> str:
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _LAUNCHERS = ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError",)
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: |:?$)")
+_STRANGE_LINES = 20
 _RUNNERS = ('  File "<frozen runpy>"',)
 _MPI4PY = "/site-packages/mpi4py/"
 _PREFIX = re.compile(r"^\[rank(\d+)\]: ?")
@@ -69,12 +71,16 @@ def find_traceback(tail: str, processes: int, first_rank: str = "") -> tuple[str
         owner = ranks[index]
         block = [lines[index]]
         index += 1
-        while index < len(lines) and (lines[index].startswith((" ", "\t")) or not lines[index].strip()):
-            block.append(lines[index])
+        while index < len(lines):
+            line = lines[index]
             index += 1
-        if index < len(lines):
-            block.append(lines[index])  # the line that names the exception
-            index += 1
+            if line.startswith((" ", "\t")) or not line.strip():
+                block.append(line)
+            elif _EXCEPTION.match(line):
+                block.append(line)
+                break
+            elif not _goes_on(lines[index : index + _STRANGE_LINES]):
+                break
         if blocks and _is_chained(lines, index - len(block)):
             blocks[-1] += block
         else:
@@ -103,6 +109,11 @@ def _without_runner(block: list[str]) -> list[str]:
         if not dropping:
             kept.append(line)
     return kept
+
+
+def _goes_on(following: list[str]) -> bool:
+    """Whether a traceback goes on below a line that does not belong to it: other ranks print in between."""
+    return any(line.startswith('  File "') or _EXCEPTION.match(line) for line in following)
 
 
 def _is_chained(lines: list[str], start: int) -> bool:

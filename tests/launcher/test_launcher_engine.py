@@ -161,11 +161,13 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Pa
 
 
 def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+    """One status and one cause on both hosts. Which status: mpirun's own choice, if another rank's abort overtakes."""
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     with job(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
-        assert [launcher.wait() for launcher in launchers] == [1, 1], launchers[0].text + launchers[1].text
+        statuses = [launcher.wait() for launcher in launchers]
+    assert statuses[0] == statuses[1] != 0
     assert launchers[0].failure == launchers[1].failure
-    assert launchers[0].failure.startswith("ValueError: the last rank fails\n")
+    assert launchers[0].failure.startswith("ValueError: the last rank fails\n"), launchers[0].text
 
 
 def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:

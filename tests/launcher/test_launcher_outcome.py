@@ -46,6 +46,10 @@ def marked(text: str, rank: int) -> str:
         (marked(FIRST, 2) + marked(SECOND, 3) + TORCHRUN, 2, "3", "KeyError: second"),
         (marked(FIRST, 2) + TORCHRUN, 2, "3", ""),
         (FIRST + TORCHRUN, 2, "3", "ValueError: first"),
+        (FIRST.replace("ValueError", "rank 2 of 4\nValueError"), 4, "", "ValueError: first"),
+        (FIRST.replace('  File "a.py"', 'step 7, loss 0.5\n  File "a.py"'), 4, "", "ValueError: first"),
+        (FIRST.replace("ValueError: first", "torch.OutOfMemoryError: full"), 1, "", "torch.OutOfMemoryError: full"),
+        (FIRST.replace("ValueError: first", "KeyboardInterrupt"), 1, "", "KeyboardInterrupt"),
         ("Traceback (most recent call last):", 1, "", "Traceback (most recent call last):"),
     ],
 )
