@@ -1,0 +1,388 @@
+"""``build.py`` as a person runs it: a real process, what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainworks.cli import main
+from trainworks.facts.rows import Facts
+
+CPU = ("--framework", "pytorch", "--cuda", "cpu")
+NO_ENGINE = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+"""Holds for every test here: whatever goes wrong, none of them begins to build an image."""
+
+
+def run(
+    root: Path, *words: str, environment: Mapping[str, str] | None = None, program: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(program or root / "build.py"), *words]
+    variables = {**os.environ, **NO_ENGINE, "PYTHONWARNINGS": "error::ResourceWarning", **(environment or {})}
+    return subprocess.run(argv, env=variables, capture_output=True, text=True, check=False, timeout=60)
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def call(root: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Give the command line inside this process, for what ends before an engine: a new process costs 0.4 s."""
+
+    def call_main(*words: str) -> subprocess.CompletedProcess[str]:
+        try:
+            status = main(words, root)
+        except SystemExit as error:
+            status = int(str(error.code))
+        output, errors = capsys.readouterr()
+        return subprocess.CompletedProcess(words, status, output, errors)
+
+    return call_main
+
+
+def json_of(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+# Results.
+
+
+def test_list_for_people(root: Path, facts: Facts) -> None:
+    done = run(root, "--list")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["framework", "version", "cuda", "python", "base", "sources", "built", "for", "real"]
+    assert len(lines) == 1 + len(facts.targets)
+    numbers = [tuple(int(part) for part in line.split()[1].split(".")) for line in lines[1:]]
+    assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_list_for_programs(call: Call, facts: Facts) -> None:
+    rows = json_of(call("--list", "--format", "json"))
+    assert {row["name"] for row in rows} == {facts.name_of(row) for row in facts.targets}
+    assert rows[0].keys() == {
+        *("name", "framework", "version", "cuda", "python", "base", "sources", "stack", "versions", "built"),
+    }
+    assert all("torch" in row["versions"] for row in rows)
+
+
+def test_plan_for_people(call: Call) -> None:
+    done = call("--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "pytorch-2.4.1-cu121-py311-debian12\n  image  trainworks/pytorch-training:2.4.1-cu121"
+    )
+    assert "  torch               2.4.1       PyTorch" in done.stdout
+    assert "  without aws-ofi-nccl: NCCL talks TCP between hosts" in done.stdout
+    assert done.stdout.endswith("at most 6000 MB\n")
+
+
+def test_plan_for_programs_is_the_same_in_every_run(root: Path) -> None:
+    words = ("--framework", "pytorch", "--cuda", "cu124", "--python", "3.13", "--until", "plan", "--format", "json")
+    first = run(root, *words, environment={"PYTHONHASHSEED": "1"})
+    assert json_of(first)["target"]["base"] == "debian13"
+    assert run(root, *words, environment={"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo"}).stdout == first.stdout
+
+
+def test_with_and_without(call: Call) -> None:
+    words = ("--with", "rmm-python", "--without", "mpi4py", "--without", "open-mpi", "--until", "plan")
+    plan = json_of(call("--framework", "pytorch", "--cuda", "cu121", *words, "--format", "json"))
+    names = {step["component"] for step in plan["steps"]}
+    assert "rmm-python" in names
+    assert names.isdisjoint({"mpi4py", "open-mpi"})
+
+
+def test_rendering_on_stdout_is_the_dockerfile(root: Path) -> None:
+    done = run(root, *CPU, "--until", "render")
+    assert (done.returncode, done.stderr) == (0, "")
+    golden = root / "tests" / "golden" / "render" / "pytorch-2.13.0-cpu-py311-debian12" / "Dockerfile"
+    assert done.stdout == golden.read_text(encoding="utf-8")
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Return everything below a folder: permissions, time and bytes of each file, by its path."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            path.stat().st_mode,
+            int(path.stat().st_mtime),
+            path.read_bytes() if path.is_file() else b"",
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_output_is_the_same_context_every_time_whatever_the_umask(root: Path, tmp_path: Path) -> None:
+    words = (*CPU, "--until", "render", "--output")
+    first, second = tmp_path / "first", tmp_path / "new" / "second"
+    assert run(root, *words, str(first)).stdout == f"{first}\n"
+    previous = os.umask(0o077)
+    try:
+        assert run(root, *words, str(second)).returncode == 0
+    finally:
+        os.umask(previous)
+    assert contents(first) == contents(second)
+    assert {"Dockerfile", "image.json", "requirements/torch.txt", "wheels/torch/.keep"} <= contents(first).keys()
+    assert run(root, *words, str(first)).returncode == 0, "a context of ours may be written again"
+    assert contents(first) == contents(second)
+
+
+def test_output_is_what_json_lists(call: Call, tmp_path: Path) -> None:
+    content = json_of(call(*CPU, "--until", "render", "--output", str(tmp_path / "context"), "--format", "json"))
+    files = {path for path in contents(tmp_path / "context") if (tmp_path / "context" / path).is_file()}
+    assert files == {"Dockerfile", *content["files"]}
+    assert (tmp_path / "context" / "Dockerfile").read_text(encoding="utf-8") == content["dockerfile"]
+
+
+def test_an_earlier_context_of_another_target_leaves_nothing_behind(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "context"
+    for cuda in ("cu121", "cpu"):
+        call("--framework", "pytorch", "--cuda", cuda, "--until", "render", "--output", str(folder))
+    assert not (folder / "requirements" / "nccl.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({"notes.txt": "mine"}, id="nothing of ours"),
+        pytest.param({"Dockerfile": "FROM scratch\n"}, id="a Dockerfile of somebody else"),
+        pytest.param(
+            {"Dockerfile": "# x\n# Written by trainworks\n", "thesis.tex": "mine"}, id="ours, and something beside it"
+        ),
+    ],
+)
+def test_output_removes_nothing_that_is_not_ours(files: Mapping[str, str], call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    done = call(*CPU, "--until", "render", "--output", str(folder))
+    assert (done.returncode, done.stdout) == (9, "")
+    assert "has files that are not ours" in done.stderr
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == files
+
+
+def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, str(root / "build.py"), "--list"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == run(root, "--list").stdout
+
+
+# Errors: one class, one exit status; what, why and what next on stderr.
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        pytest.param((), 2, "--framework and --cuda must be given; --list shows what there is", id="nothing asked for"),
+        pytest.param(("--framework", "pytorch"), 2, "--cuda must be given; --list shows", id="no cuda"),
+        pytest.param(("--cuda", "cpu"), 2, "--framework must be given", id="no framework"),
+        pytest.param((*CPU, "--until", "tomorrow"), 2, "invalid choice: 'tomorrow'", id="unknown stage"),
+        pytest.param((*CPU, "--frame", "x"), 2, "unrecognized arguments: --frame x", id="no abbreviations"),
+        pytest.param(
+            ("--framework", "pytorch", "--cuda", "cu120", "--until", "plan"), 4, "did you mean cu12", id="unknown cuda"
+        ),
+        pytest.param((*CPU, "--with", "nonsense", "--until", "plan"), 4, "--with: 'nonsense'", id="unknown component"),
+        pytest.param((*CPU, "--engine", "dokcer"), 4, "Did you mean docker?", id="unknown engine"),
+        pytest.param(
+            ("lock", "--only", "pytorch-2.4.1"), 4, "did you mean pytorch-2.4.1-cu121-py311-debian12?", id="no target"
+        ),
+        pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent/images is not a folder", id="no checkout"),
+    ],
+)
+def test_errors(words: tuple[str, ...], status: int, said: str, call: Call) -> None:
+    done = call(*words)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in done.stderr
+
+
+def test_errors_for_programs(root: Path) -> None:
+    done = run(root, "--framework", "pytorch", "--cuda", "cu120", "--until", "plan", "--format", "json")
+    content = json.loads(done.stdout)
+    assert content.keys() == {"error", "message", "hint", "exit_status"}
+    assert (content["error"], content["exit_status"], done.returncode) == ("UnknownNameError", 4, 4)
+    assert content["message"] in done.stderr
+    assert content["hint"] in done.stderr
+
+
+def test_malformed_facts_are_all_said(checkout: Path, call: Call) -> None:
+    for name in ("cuda", "bases"):
+        path = checkout / "images" / f"{name}.toml"
+        path.write_text(path.read_text(encoding="utf-8").replace("source =", "sauce =", 1), encoding="utf-8")
+    done = call(*CPU, "--root", str(checkout))
+    assert done.returncode == 3
+    assert "4 problems in the facts:\n  images/bases.toml: base 1 (name = 'debian12'" in done.stderr
+    assert "images/cuda.toml: cuda 1 (name = 'cpu'): unknown key 'sauce'" in done.stderr
+
+
+def test_a_recipe_that_does_not_fit(checkout: Path, call: Call) -> None:
+    path = checkout / "templates" / "components" / "torch.j2"
+    path.write_text(path.read_text(encoding="utf-8").replace("requirements)", "requirement)"), encoding="utf-8")
+    done = call(*CPU, "--root", str(checkout), "--until", "render")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "templates/components/torch.j2: it reads `requirement`" in done.stderr
+
+
+def test_a_lock_that_is_missing(checkout: Path, call: Call) -> None:
+    (checkout / "images" / "lock" / "pytorch-2.13.0-cpu-py311-debian12.toml").unlink()
+    done = call(*CPU, "--root", str(checkout), "--until", "plan")
+    assert (done.returncode, done.stdout) == (11, "")
+    assert "hint: `python build.py lock --only pytorch-2.13.0-cpu-py311-debian12`" in done.stderr
+
+
+def test_without_an_engine_one_command_is_named(root: Path) -> None:
+    done = run(root, *CPU)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "error: no container engine answers. Tried:\n  docker: " in done.stderr
+    assert "\n  buildah: " in done.stderr
+    assert done.stderr.endswith("hint: `make engine` installs one and starts it\n")
+
+
+@pytest.mark.parametrize("engine", ["docker", "buildah"])
+def test_an_engine_that_was_asked_for_and_does_not_answer(engine: str, root: Path) -> None:
+    done = run(root, *CPU, "--engine", engine)
+    assert (done.returncode, done.stdout) == (6, "")
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_that_pip_refuses(root: Path) -> None:
+    done = run(root, *CPU, environment={"PIP_TIMEOUT": "soon"})
+    assert (done.returncode, done.stdout) == (10, "")
+    assert "pip's time-out is 'soon'" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_output_that_cannot_be_written(place: str, call: Call, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    done = call(*CPU, "--until", "render", "--output", str(tmp_path / place))
+    assert (done.returncode, done.stdout) == (9, "")
+    assert f"error: {tmp_path / 'file'}" in done.stderr
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize(
+    "words", [("--list",), (*CPU, "--until", "plan", "--format", "json"), ("--list", "--cuda", "x")]
+)
+def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        argv = [sys.executable, str(root / "build.py"), *words]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert done.returncode == 9
+    assert done.stderr == "error: stdout cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [("--list",), (*CPU, "--until", "plan", "--format", "json")])
+def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], root: Path) -> None:
+    """As ``| head`` does; here the pipe is closed before anything is written, for less text than it could hold."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    argv = [sys.executable, str(root / "build.py"), *words]
+    try:
+        done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# The front door on a bare checkout.
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a Python that has nothing installed."""
+    folder = tmp_path_factory.mktemp("bare") / "environment"
+    venv.create(folder, with_pip=False, symlinks=True)
+    return folder / "bin" / "python"
+
+
+def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    argv = [str(python), str(program), *words]
+    return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "build.py"
+    program.write_bytes((root / "build.py").read_bytes())
+    done = bare_run(bare_python, program, "--list")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: this Python lacks docker, jinja2, packaging, pydantic")
+    assert done.stderr.endswith("hint: type `make setup`, then this again\n")
+
+
+def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Path, root: Path, tmp_path: Path) -> None:
+    program = tmp_path / "build.py"
+    program.write_bytes((root / "build.py").read_bytes())
+    stand_in = tmp_path / ".venv" / "bin" / "python"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    done = bare_run(bare_python, program, "--cuda", "two words")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(program), "--cuda", "two words"]
+
+
+# Signals, and time.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_is_said_in_one_line(number: signal.Signals, root: Path, tmp_path: Path) -> None:
+    """A stand-in for ``apt-config`` keeps the command waiting at a known place for as long as the test wants."""
+    ready, never = tmp_path / "ready", tmp_path / "never"
+    os.mkfifo(ready)
+    os.mkfifo(never)
+    stand_in = tmp_path / "apt-config"
+    stand_in.write_text(f'#!/bin/sh\necho $$ > "{ready}"\nread nothing < "{never}"\n', encoding="utf-8")
+    stand_in.chmod(0o755)
+    argv = [sys.executable, str(root / "build.py"), *CPU]
+    environment = {**os.environ, **NO_ENGINE, "PATH": str(tmp_path)}
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        child = os.pidfd_open(int(ready.read_text(encoding="utf-8")))
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, output) == (130, "")
+    assert errors == "\ninterrupted: everything that was started has been stopped\n"
+    ended, _, _ = select.select([child], [], [], 10)
+    os.close(child)
+    assert ended, "what was started has been stopped"
+
+
+def test_planning_is_quick(root: Path) -> None:
+    """Issue 2 asks for half a second from process start; CPU time, because other tests may keep this machine busy."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run(root, "--framework", "pytorch", "--cuda", "cu121", "--until", "plan").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < 1.0, "twice the promise: half of it is for a slow machine"
+
+
+# Generated files.
+
+
+def test_schemas_are_written(checkout: Path, root: Path, call: Call) -> None:
+    folder = checkout / "images" / "schema"
+    for path in folder.iterdir():
+        path.unlink()
+    done = call("schema", "--root", str(checkout))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [str(path) for path in map(Path, done.stdout.split()) if path.is_file()]
+    committed = {path.name: path.read_bytes() for path in (root / "images" / "schema").iterdir()}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == committed

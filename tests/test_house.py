@@ -1,0 +1,95 @@
+"""Rules of the tree that no tool checks: facts are in ``images/``, and each list of files is the list of its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from trainworks.engine import ENGINES
+from trainworks.facts.rows import Facts
+from trainworks_launcher.modes import MODES
+
+VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:\.\d+)*(?![\w.])")
+ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
+
+ALLOWED: Mapping[tuple[str, str], str] = {
+    ("facts/load.py", "2.4.1"): "an example in an error message",
+    ("facts/load.py", "https://json-schema.org/draft/2020-12/schema"): "the name of a language, never fetched",
+    ("host/pip.py", "https://pypi.org/simple"): "pip's own default, so that naming it is known to say nothing",
+    ("host/pip.py", "https://pip.pypa.io/en/stable/topics/configuration"): "where the rules of that file come from",
+    ("plan/select.py", "2.10.0"): "an example of how versions are ordered",
+    ("plan/select.py", "2.9.1"): "an example of how versions are ordered",
+}
+"""Literals in code that look like facts, and why each is none."""
+
+
+def texts(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each file that must not hold facts: the builder's layers and the templates."""
+    for layer in ("facts", "plan", "render", "host", "cli"):
+        for path in sorted((root / "src" / "trainworks" / layer).glob("*.py")):
+            yield f"{layer}/{path.name}", path.read_text(encoding="utf-8")
+    for path in sorted((root / "templates").rglob("*")):
+        if path.is_file():
+            yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
+
+
+def literals(root: Path) -> set[tuple[str, str]]:
+    return {
+        (name, found.rstrip(".,;:`"))
+        for name, text in texts(root)
+        for pattern in (VERSION, ADDRESS)
+        for found in pattern.findall(text)
+    }
+
+
+def test_no_version_and_no_address_in_code_or_templates(root: Path) -> None:
+    assert literals(root) - ALLOWED.keys() == set(), "a fact is a row of images/, with its source"
+
+
+def test_every_exception_is_still_needed(root: Path) -> None:
+    assert ALLOWED.keys() - literals(root) == set()
+
+
+@pytest.mark.parametrize("text", ["torch==2.4.1", 'version = "12.1.105"', "curl https://mirror.example/x", "9.1.0.70"])
+def test_what_looks_like_a_fact_is_found(text: str) -> None:
+    assert VERSION.search(text) or ADDRESS.search(text)
+
+
+def test_instance_types_stand_in_images_only(facts: Facts, root: Path) -> None:
+    names = [row.name.removeprefix("ml.") for row in facts.instances]
+    assert len(names) > 30
+    files = [path for folder in ("src", "templates") for path in (root / folder).rglob("*") if path.suffix != ".pyc"]
+    found = [
+        (path.relative_to(root).as_posix(), name)
+        for path in files
+        if path.is_file()
+        for name in names
+        if name in path.read_text(encoding="utf-8", errors="replace")
+    ]
+    assert found == []
+
+
+def test_one_file_for_each_engine(root: Path) -> None:
+    modules = {place.partition(":")[0].rpartition(".")[2] for place in ENGINES.values()}
+    assert modules == set(ENGINES)
+    assert [name for name in modules if not (root / "src" / "trainworks" / "engine" / f"{name}.py").is_file()] == []
+
+
+def test_one_file_for_each_mode(root: Path) -> None:
+    modules = {plan.__module__.rpartition(".")[2] for plan in MODES.values()}
+    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "modes").glob("*.py")}
+    assert files - {"__init__", "common"} == modules
+
+
+def test_one_recipe_for_each_component_and_files_only_for_components(facts: Facts, root: Path) -> None:
+    components = {row.name for row in facts.components if not row.vendor}
+    assert {path.stem for path in (root / "templates" / "components").iterdir()} == components
+    assert {path.name for path in (root / "templates" / "files").iterdir()} <= components
+
+
+def test_one_lock_for_each_target(facts: Facts, root: Path) -> None:
+    locks = {path.stem for path in (root / "images" / "lock").iterdir()}
+    assert locks == {facts.name_of(row) for row in facts.targets}
