@@ -54,6 +54,9 @@ fi
 mv "$root"/etc/dpkg/dpkg.cfg.d/99mmdebstrap "$root"/etc/dpkg/dpkg.cfg.d/slim
 rm -rf "$root"/var/log/* "$root"/var/cache/ldconfig/* "$root"/var/cache/debconf/*-old "$root"/var/lib/dpkg/*-old
 rm -f "$root"/etc/apt/apt.conf.d/99mmdebstrap "$root"/etc/machine-id
+# Packages must not start their services while an image is built: with some engines nothing would end them.
+printf '#!/bin/sh\nexit 101\n' > "$root"/usr/sbin/policy-rc.d
+chmod 755 "$root"/usr/sbin/policy-rc.d
 echo localhost > "$root"/etc/hostname
 : > "$root"/etc/resolv.conf
 """

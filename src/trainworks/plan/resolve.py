@@ -329,5 +329,5 @@ def base_reference(base: Base) -> str:
     return f"trainworks/base:{base.suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
 
 
-BOOTSTRAP_REVISION = 1
+BOOTSTRAP_REVISION = 2
 """To be raised when ``host.bootstrap`` makes other bytes from the same row."""
