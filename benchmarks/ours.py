@@ -1,0 +1,59 @@
+"""Our build as a process: what ``build.py --until build`` does, under another tag, so that nobody's image is moved.
+
+Called by ``builds.py`` with a frozen copy of the checkout: ``ours.py ROOT ENGINE TAG cached|all FRAMEWORK CUDA``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+
+def main(words: list[str]) -> int:
+    """Build, and print as JSON what was built and which components had a step that ran."""
+    root, engine_name, tag, steps, framework, cuda = words
+    sys.path.insert(0, str(Path(root) / "src"))
+
+    from trainworks.cli.arguments import build_parser
+    from trainworks.cli.build import build_image
+    from trainworks.cli.report import BuildProgress
+    from trainworks.engine import choose
+    from trainworks.engine.protocol import StepEvent
+    from trainworks.facts.load import load
+    from trainworks.host.settings import read_host_settings
+    from trainworks.plan.model import Request
+    from trainworks.plan.resolve import make_plan
+    from trainworks.render.dockerfile import render
+
+    class Recorder(BuildProgress):
+        """Follows the build as a log file would, and remembers which components ran a step."""
+
+        def __init__(self) -> None:
+            super().__init__(io.StringIO())
+            self.ran: set[str] = set()
+
+        def __call__(self, event: StepEvent) -> None:
+            if event.state == "done" and event.step.startswith(("RUN", "COPY")):
+                self.ran.add(event.component)
+            super().__call__(event)
+
+    arguments = ("--framework", framework, "--cuda", cuda, "--until", "build", "--engine", engine_name)
+    options = build_parser().parse_args(arguments)
+    facts = load(Path(root))
+    plan = make_plan(Request(framework=options.framework, cuda=options.cuda), facts)
+    rendering = render(plan, facts)
+    settings = read_host_settings(os.environ)
+    engine = choose(options.engine)
+    recorder = Recorder()
+    result = build_image(replace(plan, tags=(tag,)), rendering, engine, settings, recorder, no_cache=steps == "all")
+    content = {"identifier": result.image.identifier, "size": result.image.size, "ran": sorted(recorder.ran)}
+    sys.stdout.write(json.dumps(content) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
