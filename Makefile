@@ -23,8 +23,9 @@ check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate --check
 
-docs: setup  ## write the generated parts of the documentation and the schemas
+docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate
+	$(BIN)/python build.py schema
 
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher

@@ -47,6 +47,22 @@ def test_buildkit_says_how_long_a_step_took() -> None:
     assert seconds > 2.0
 
 
+def test_buildah_steps_of_two_stages_may_alternate() -> None:
+    lines = (
+        "[1/2] STEP 1/2: FROM base AS first",
+        "[2/2] STEP 1/3: FROM base AS final",
+        "[2/2] STEP 2/3: RUN one",
+        "[1/2] STEP 2/2: RUN two",
+        "[2/2] STEP 3/3: COPY --from=first / /",
+    )
+    parser = BuildahParser(COMPONENTS)
+    events = [event for line in lines for event in parser.feed(line)]
+    started = {event.step: event.component for event in events if event.state == "started"}
+    assert started["RUN one"] == "launcher"
+    assert started["RUN two"] == "python"
+    assert started["COPY --from=first / /"] == "launcher"
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_cached_steps_are_cached(engine: str) -> None:
     events = events_of(LOGS / f"{engine}-cached.txt", COMPONENTS)

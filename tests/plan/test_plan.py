@@ -152,3 +152,28 @@ def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> Non
     }
     assert len(names) == 3
     assert base_reference(replace(base, source="another book")) == base_reference(base)
+
+
+@pytest.mark.parametrize(
+    ("added", "removed", "ending"),
+    [
+        ((), (), "debian12"),
+        (("rmm-python",), (), "-with-rmm-python"),
+        ((), ("metis", "rmm"), "-without-metis-without-rmm"),
+        (("rmm-python",), ("metis",), "-with-rmm-python-without-metis"),
+        (("rmm",), (), "debian12"),
+    ],
+)
+def test_images_of_other_components_have_another_tag(
+    facts: Facts, added: tuple[str, ...], removed: tuple[str, ...], ending: str
+) -> None:
+    request = Request(framework="pytorch", cuda="cu121", with_components=added, without_components=removed)
+    assert make_plan(request, facts).tags[0].endswith(ending)
+
+
+def test_a_tag_never_grows_longer_than_registries_take(facts: Facts) -> None:
+    removed = ("open-mpi", "mpi4py", "rmm", "sagemaker-training", "ssh", "metis")
+    request = Request(framework="pytorch", cuda="cu121", without_components=removed)
+    tag = make_plan(request, facts).tags[0].partition(":")[2]
+    assert len(tag) <= 128
+    assert tag.startswith("2.4.1-cu121-py311-debian12-variant-")

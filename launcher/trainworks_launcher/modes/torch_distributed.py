@@ -37,8 +37,9 @@ def plan(job: Job) -> NodePlan:
         ]
         why.append(Reason("--node-rank", "static rendezvous puts rank 0 on the leader, whose model is kept"))
     else:
-        words += ["--standalone"]
+        words += ["--standalone", "--local-addr=127.0.0.1"]
         why.append(Reason("--standalone", "one host needs no fixed port for its rendezvous"))
+        why.append(Reason("--local-addr", "one host talks to itself: its own name need not resolve"))
     return NodePlan(
         mode=NAME,
         host=job.host,

@@ -16,7 +16,7 @@ from trainworks.host.bootstrap import bootstrap
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import base_reference
-from trainworks.render.dockerfile import Rendering
+from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 
 PULL_SECONDS = 300.0
 """How long a pull of a base image may take before it is bootstrapped instead."""
@@ -43,6 +43,8 @@ def build_image(
 ) -> BuildResult:
     """Build the image of a plan; the base image is made first where it is not there yet.
 
+    Where the engine has an image of this name that was built from the very same inputs, that one is the result.
+
     Args:
         plan: What to build.
         rendering: Its build context.
@@ -56,6 +58,10 @@ def build_image(
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
     """
     started = time.monotonic()
+    existing = None if no_cache or output else engine.inspect(plan.tags[0])
+    if existing is not None and existing.labels.get(INPUTS_LABEL) == rendering.digest:
+        progress.line(f"  nothing changed since this image was built: {plan.tags[0]}")
+        return BuildResult(image=existing, seconds=time.monotonic() - started, base_seconds=0)
     ensure_base(plan, engine, settings, progress)
     based = time.monotonic()
     with ExitStack() as stack:
@@ -78,6 +84,7 @@ def build_image(
                     for name, content in settings.secrets(plan.base.suite, plan.wheel_index).items()
                 ),
                 arguments=settings.proxies,
+                labels={INPUTS_LABEL: rendering.digest},
                 stage_components=rendering.stage_components,
                 no_cache=no_cache,
             ),

@@ -166,6 +166,8 @@ class BuildahEngine:
             for name in request.arguments:
                 if name not in _PROXIES:
                     argv += ["--build-arg", name]
+            for label, value in request.labels.items():
+                argv += ["--label", f"{label}={value}"]
             for tag in request.tags:
                 argv += ["--tag", tag]
             if request.no_cache:

@@ -137,6 +137,8 @@ class DockerEngine:
             # Values go by the environment: a proxy's address may hold a password, and argv is for all to see.
             for name in request.arguments:
                 argv += ["--build-arg", name]
+            for label, value in request.labels.items():
+                argv += ["--label", f"{label}={value}"]
             for tag in request.tags:
                 argv += ["--tag", tag]
             if request.no_cache:

@@ -121,7 +121,7 @@ class BuildahParser:
     """
 
     _HEADING: Final = re.compile(
-        r"(?:^|\[\d+/\d+\] )STEP \d+/\d+: (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?: .+)?)$"
+        r"(?:^|\[(?P<stage>\d+)/\d+\] )STEP \d+/\d+: (?P<step>.+)$|\[\d+/\d+\] (?P<commit>COMMIT(?: .+)?)$"
     )
     _FROM: Final = re.compile(r"FROM \S+(?: \S+)*? AS (?P<stage>\S+)$", re.IGNORECASE)
     _CACHED: Final = re.compile(r"--> Using cache [0-9a-f]{12,}$")
@@ -135,6 +135,7 @@ class BuildahParser:
     def __init__(self, stage_components: Mapping[str, str]) -> None:
         """Take the names of the stages."""
         self._components = dict(stage_components)
+        self._component_of_stage: dict[str, str] = {}
         self._component = ""
         self._step = ""
         self._ended = True
@@ -177,11 +178,12 @@ class BuildahParser:
         if found["commit"]:
             return found.start(), "", found["commit"]
         text = found["step"]
-        component = self._component
+        # Steps of two stages may alternate: a stage that waits for another one goes on later, by its number alone.
+        number = found["stage"] or ""
         if text.upper().startswith("FROM "):
             stage = self._FROM.fullmatch(text)
-            component = self._components.get(stage["stage"] if stage else "", "")
-        return found.start(), component, text
+            self._component_of_stage[number] = self._components.get(stage["stage"] if stage else "", "")
+        return found.start(), self._component_of_stage.get(number, ""), text
 
     def _foreign(self) -> bool:
         """Whether an ``Error:`` line is buildah's own: a RUN step's program may print such lines too."""

@@ -47,6 +47,7 @@ class BuildRequest:
         tags: References that the image gets, first the one to print.
         secrets: Host settings for the steps that ask for them.
         arguments: Build arguments; only the proxy variables, which the engines keep out of history and cache keys.
+        labels: Labels of the image besides those of its Dockerfile.
         stage_components: Stage name (``FROM ... AS name``) to component, so that a failing step names its component.
         no_cache: Build every step again.
     """
@@ -56,6 +57,7 @@ class BuildRequest:
     tags: tuple[str, ...]
     secrets: tuple[Secret, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     stage_components: Mapping[str, str] = field(default_factory=dict)
     no_cache: bool = False
 

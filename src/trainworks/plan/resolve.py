@@ -81,7 +81,7 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
         steps=steps,
         environment=_environment(cuda, recipes),
         labels=labels,
-        tags=(f"trainworks/{row.framework}-training:{_tag(target)}",),
+        tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, row, facts)}",),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
         missing=tuple(
@@ -100,6 +100,16 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
 
 def _tag(target: Target) -> str:
     return f"{target.version}-{target.cuda}-py{target.python.replace('.', '')}-{target.base}"
+
+
+def _variant(components: Sequence[Component], row: TargetRow, facts: Facts) -> str:
+    """Return what sets an image apart from its target's usual one, for its tag: two contents never share a name."""
+    usual = {component.name for component in select_components(Request(framework="", cuda=row.cuda), row, facts)}
+    chosen = {component.name for component in components}
+    words = [f"-with-{name}" for name in sorted(chosen - usual)] + [
+        f"-without-{name}" for name in sorted(usual - chosen)
+    ]
+    return "".join(words)
 
 
 def _environment(cuda: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:

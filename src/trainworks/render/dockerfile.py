@@ -7,9 +7,11 @@ gives and it ignores, is an error before any engine starts.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, meta
 
@@ -18,6 +20,9 @@ from trainworks.facts.rows import Facts, Recipe, SourceFile
 from trainworks.plan.model import ImagePlan, Step
 from trainworks.plan.resolve import base_reference
 from trainworks.render.manifest import render_manifest
+
+INPUTS_LABEL = "trainworks.inputs"
+"""Label of every image: the digest of the rendering that it was built from. Equal digests need no build."""
 
 FRAME = "Dockerfile.j2"
 MACROS = "macros.j2"
@@ -37,6 +42,14 @@ class Rendering:
     dockerfile: str
     files: tuple[SourceFile, ...]
     stage_components: Mapping[str, str]
+
+    @cached_property
+    def digest(self) -> str:
+        """``sha256:`` and the hash of everything that decides the image, paths and permissions included."""
+        digest = hashlib.sha256(self.dockerfile.encode())
+        for file in self.files:
+            digest.update(f"\0{file.path}\0{file.mode:o}\0{len(file.content)}\0".encode() + file.content)
+        return f"sha256:{digest.hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True)
