@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from image_support import BuiltByCommand, build_once
 
+from image.support import BuiltByCommand, build_once
 from trainworks.engine import ENGINES
 
 

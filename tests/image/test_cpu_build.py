@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import subprocess
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from image_support import ROOT, BuiltByCommand, build_command
 
+from image.support import ROOT, BuiltByCommand, build_command
 from trainworks.cli.build import build_image
 from trainworks.cli.report import BuildProgress
 from trainworks.engine.protocol import StepEvent
@@ -62,7 +63,8 @@ def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCo
     for name in ("images", "templates", "launcher"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
-    changed.write_text(changed.read_text(encoding="utf-8") + "\n# One line more.\n", encoding="utf-8")
+    # A line that no earlier run of this test has built already.
+    changed.write_text(f"{changed.read_text(encoding='utf-8')}\n# {uuid.uuid4().hex}\n", encoding="utf-8")
     facts = load(tmp_path)
     plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
     recorder = Recorder()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_support import ROOT, BuiltByCommand
 
+from image.support import ROOT, BuiltByCommand
 from trainworks.engine.protocol import Completed, Mount
 
 pytestmark = pytest.mark.engine

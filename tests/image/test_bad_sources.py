@@ -1,0 +1,69 @@
+"""What a person sees when a file of the package index is not what the lock says, or the index does not answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image.support import ROOT, engine_that_answers
+from trainworks.engine import ENGINES
+from trainworks.errors import BuildError
+
+pytestmark = pytest.mark.engine
+
+LOCK = Path("images") / "lock" / "pytorch-2.13.0-cpu-py311-debian12.toml"
+UNREACHABLE = "http://127.0.0.1:9/simple"
+
+
+@pytest.fixture
+def spoiled(tmp_path: Path) -> Path:
+    """Give a checkout whose lock has another hash for pip, so that its step is new to every cache."""
+    for name in ("images", "templates", "launcher"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    lock = tmp_path / LOCK
+    text = re.sub(
+        r'(name = "pip"\n.*\n.*\nsha256 = ")[0-9a-f]{64}', r"\g<1>" + "0" * 64, lock.read_text(encoding="utf-8")
+    )
+    lock.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def build(root: Path, engine: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the product's command on another checkout."""
+    engine_that_answers(engine)
+    command = (sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cpu")
+    return subprocess.run(
+        (*command, "--engine", engine, "--until", "build"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+        env={**os.environ, **variables},
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_wrong_hash_is_refused_by_name_and_nothing_is_built(spoiled: Path, engine: str) -> None:
+    done = build(spoiled, engine)
+    assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
+    message = done.stderr[done.stderr.index("error: ") :]
+    assert "pip" in message.splitlines()[0]
+    assert "hash" in message.splitlines()[0].lower()
+    assert "python-environment" in message
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_index_that_does_not_answer_is_named(spoiled: Path, engine: str) -> None:
+    done = build(spoiled, engine, PIP_INDEX_URL=UNREACHABLE, PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS="")
+    assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
+    message = done.stderr[done.stderr.index("error: ") :]
+    assert "127.0.0.1" in message
+    assert "python-environment" in message or "builder" in message
+    assert done.stdout == ""
