@@ -19,6 +19,9 @@ ROOT = HERE.parent
 RESULTS = HERE / "results.json"
 REPORT = HERE / "results.md"
 
+LIMIT = 1800.0
+"""Seconds after which a process is given up; far above what any of them takes."""
+
 HEAD = """\
 # Measured
 
@@ -92,20 +95,23 @@ def clock_process(command: Sequence[str], *, environment: Mapping[str, str] | No
     return clock(lambda: run(command, environment=environment))
 
 
-def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> str:
+def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> str:
     """Run a process and return what it wrote to stdout.
 
     Raises:
         SystemExit: It failed; says with what words.
     """
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=dict(environment) if environment is not None else None,
-        cwd=folder,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=dict(environment) if environment is not None else None,
+            timeout=LIMIT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SystemExit(f"{' '.join(command)} had not ended after {LIMIT:g} s") from error
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return done.stdout
@@ -145,7 +151,7 @@ def amount(values: Sequence[float], unit: str) -> str:
     """Return the median of measurements for a table, with the smallest and the largest where there are several."""
     if not values:
         return ""
-    digits = 0 if unit == "MB" else 1 if statistics.median(values) >= 10 else 2 if max(values) >= 0.1 else 3
+    digits = 0 if unit == "MB" else 1 if statistics.median(values) >= 10 else 2 if statistics.median(values) >= 0.1 else 3
     text = f"{statistics.median(values):,.{digits}f} {unit}"
     if len(values) > 1 and unit == "s":
         text += f" ({min(values):.{digits}f}..{max(values):.{digits}f})"
