@@ -151,8 +151,9 @@ def amount(values: Sequence[float], unit: str) -> str:
     """Return the median of measurements for a table, with the smallest and the largest where there are several."""
     if not values:
         return ""
-    digits = 0 if unit == "MB" else 1 if statistics.median(values) >= 10 else 2 if statistics.median(values) >= 0.1 else 3
-    text = f"{statistics.median(values):,.{digits}f} {unit}"
+    median = statistics.median(values)
+    digits = 0 if unit == "MB" else 1 if median >= 10 else 2 if median >= 0.1 else 3
+    text = f"{median:,.{digits}f} {unit}"
     if len(values) > 1 and unit == "s":
         text += f" ({min(values):.{digits}f}..{max(values):.{digits}f})"
     return text
