@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.cli.context import add_local_wheels, replace_output, write_context
+from trainworks.cli.context import add_local_wheels, context_folder, replace_output, write_context
 from trainworks.cli.report import BuildProgress, megabytes
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
@@ -66,7 +67,7 @@ def build_image(
     based = time.monotonic()
     with ExitStack() as stack:
         if output is None:
-            folder = stack.enter_context(private_folder())
+            folder = stack.enter_context(context_folder(plan.target.name, os.environ))
         else:
             replace_output(rendering, output)
             folder = output

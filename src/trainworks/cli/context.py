@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from trainworks.engine.scratch import private_folder
 from trainworks.errors import OutputError
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
@@ -69,6 +73,34 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Give an empty folder for a build context, the same one for each build of a target, and empty it afterwards.
+
+    Docker knows a context by its path: at a new path it sends every byte again and keeps every byte once more. Two
+    builds of one target at once do not share it: the second one gets a private folder.
+
+    Args:
+        name: The target's.
+        environment: The process's environment, which says where caches lie.
+    """
+    with contextlib.ExitStack() as stack:
+        folder: Path | None = None
+        try:
+            cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "context"
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = stack.enter_context((cache / f"{name}.lock").open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder = cache / name
+            if folder.exists():
+                shutil.rmtree(folder)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        except (OSError, RuntimeError):
+            # Taken by another build, not ours to write, or no home at all: only speed is lost.
+            folder = None
+        yield folder if folder is not None else stack.enter_context(private_folder())
+
+
 def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
     """Put this machine's own copies of locked files into the context, each where its step mounts it.
 
@@ -90,7 +122,7 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
                 try:
                     os.link(source, target)
                 except OSError:
-                    shutil.copyfile(source, target)
+                    shutil.copy2(source, target)
             except OSError as error:
                 raise OutputError(f"{target}: {error.strerror or error}") from error
             found.append(package.file)

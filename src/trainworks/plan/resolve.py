@@ -106,10 +106,14 @@ def _variant(components: Sequence[Component], row: TargetRow, facts: Facts) -> s
     """Return what sets an image apart from its target's usual one, for its tag: two contents never share a name."""
     usual = {component.name for component in select_components(Request(framework="", cuda=row.cuda), row, facts)}
     chosen = {component.name for component in components}
-    words = [f"-with-{name}" for name in sorted(chosen - usual)] + [
-        f"-without-{name}" for name in sorted(usual - chosen)
-    ]
-    return "".join(words)
+    words = "".join(
+        [f"-with-{name}" for name in sorted(chosen - usual)] + [f"-without-{name}" for name in sorted(usual - chosen)]
+    )
+    return words if len(words) <= VARIANT_LENGTH else f"-variant-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+
+
+VARIANT_LENGTH = 80
+"""Longer than this a variant is named by a hash: registries take tags of at most 128 characters."""
 
 
 def _environment(cuda: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:
