@@ -63,6 +63,8 @@ def main():
             print(f"epoch {epoch} world {world} loss {total.item() / steps / world:.4f}", flush=True)
     if rank == 0:
         torch.save(model.module.state_dict(), Path(os.environ["SM_MODEL_DIR"]) / "model.pt")
+    # Nobody leaves while another rank still talks to it.
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -785,3 +785,17 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
     for result, (_, reason) in zip(results, expected, strict=True):
         assert result.passed == (not reason), f"{result.title}: {result.detail}"
         assert reason in result.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("librdmacm1", "librdmacm1t64"),
+        ("libssl3", "libssl3t64"),
+        ("librdmacm", ""),
+        ("awk", "mawk"),
+    ],
+)
+def test_a_debian_package_may_be_provided_by_one_of_another_name(name: str, package: str) -> None:
+    listing = "librdmacm1t64\tlibrdmacm1 (= 56.1-1)\nlibssl3t64\tlibcrypto3, libssl3 (= 3.5)\nmawk\tawk\nbash\t\n"
+    assert test_promises.provider_in(listing, name) == package

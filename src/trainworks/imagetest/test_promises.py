@@ -6,6 +6,7 @@ The name of a function is ``test_`` and the promise's ``kind``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, cast
@@ -172,12 +173,29 @@ def test_debian_package(check: DebianPackageCheck, host: Host) -> None:
     """A Debian package is there; its upstream version begins with the declared one."""
     package = host.package(check.package)
     if not package.is_installed:
+        # A library whose ABI changed has another package name, and provides the old one (64-bit time in Debian 13).
+        package = host.package(_provider(host, check.package) or check.package)
+    if not package.is_installed:
         _broken(f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage")
     if not check.version:
         return
     upstream = upstream_version(package.version)
     if upstream != check.version and not upstream.startswith(f"{check.version}."):
         _broken(f"{check.package} is {package.version}, declared is {check.version}")
+
+
+def _provider(host: Host, name: str) -> str:
+    """Return an installed Debian package that provides ``name``, ``""`` where there is none."""
+    return provider_in(host.run("dpkg-query --show --showformat='${Package}\\t${Provides}\\n'").stdout, name)
+
+
+def provider_in(listing: str, name: str) -> str:
+    """Return the first package of a listing (a line is ``package TAB provides``) that provides ``name``, or ``""``."""
+    for line in listing.splitlines():
+        package, _, provides = line.partition("\t")
+        if name in re.split(r"[ ,]+", re.sub(r"\([^)]*\)", "", provides)):
+            return package
+    return ""
 
 
 def upstream_version(version: str) -> str:
