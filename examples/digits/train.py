@@ -6,6 +6,7 @@ difference. Prints the mean loss of each epoch, and rank 0 writes `model.pt` to 
 
 import argparse
 import csv
+import gc
 import os
 from pathlib import Path
 
@@ -32,19 +33,10 @@ def read_digits(folder):
     return rows[:, :64] / 16, rows[:, 64].long()
 
 
-def main():
-    """Train, say how it goes, and save the model."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
-    parser.add_argument("--batch", type=int, default=32)
-    options = parser.parse_args()
-    rank, world = join()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+def train(options, rank, world):
+    """Train, say how it goes, and on rank 0 save the model."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     images, labels = (part[rank::world].to(device) for part in read_digits(os.environ["SM_CHANNEL_TRAINING"]))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
@@ -63,7 +55,23 @@ def main():
             print(f"epoch {epoch} world {world} loss {total.item() / steps / world:.4f}", flush=True)
     if rank == 0:
         torch.save(model.module.state_dict(), Path(os.environ["SM_MODEL_DIR"]) / "model.pt")
-    # Nobody leaves while another rank still talks to it.
+
+
+def main():
+    """Read the arguments, train, and leave together."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--batch", type=int, default=32)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, world = join()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    train(options, rank, world)
+    # The model holds the process group, in a cycle that only the collector ends. A group that outlives Python now and
+    # then aborts the process at its very end ("terminate called without an active exception").
+    gc.collect()
     distributed.barrier()
     distributed.destroy_process_group()
 

@@ -195,7 +195,7 @@ def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
             ("--framework", "pytorch", "--cuda", "cu120", "--until", "plan"), 4, "did you mean cu12", id="unknown cuda"
         ),
         pytest.param((*CPU, "--with", "nonsense", "--until", "plan"), 4, "--with: 'nonsense'", id="unknown component"),
-        pytest.param((*CPU, "--engine", "dokcer"), 4, "Did you mean docker?", id="unknown engine"),
+        pytest.param((*CPU, "--engine", "dokcer"), 4, "did you mean docker?", id="unknown engine"),
         pytest.param(
             ("lock", "--only", "pytorch-2.4.1"), 4, "did you mean pytorch-2.4.1-cu121-py311-debian12?", id="no target"
         ),

@@ -75,9 +75,9 @@ def test_a_buildah_whose_store_does_not_open_says_why(tmp_path: Path) -> None:
 
 
 def test_an_unknown_engine_has_a_nearest_name() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean docker") as caught:
+    with pytest.raises(UnknownNameError, match="unknown engine 'dokcer'") as caught:
         engine.choose("dokcer")
-    assert "docker, buildah" in caught.value.hint
+    assert caught.value.hint == "did you mean docker?; there is: docker, buildah"
 
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:

@@ -798,4 +798,4 @@ def test_checks_of_a_real_image(engine: Engine, tmp_path: Path) -> None:
 )
 def test_a_debian_package_may_be_provided_by_one_of_another_name(name: str, package: str) -> None:
     listing = "librdmacm1t64\tlibrdmacm1 (= 56.1-1)\nlibssl3t64\tlibcrypto3, libssl3 (= 3.5)\nmawk\tawk\nbash\t\n"
-    assert test_promises.provider_in(listing, name) == package
+    assert promises.provider_in(listing, name) == package

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Final, cast
 
 from trainworks.engine.protocol import Engine
-from trainworks.errors import EngineUnavailableError, UnknownNameError
+from trainworks.errors import EngineUnavailableError
+from trainworks.plan.names import unknown
 
 ENGINES: Final = {
     "docker": "trainworks.engine.docker:DockerEngine",
@@ -23,9 +23,7 @@ def create(name: str) -> Engine:
         UnknownNameError: There is no such engine.
     """
     if name not in ENGINES:
-        near = difflib.get_close_matches(name, ENGINES, n=1, cutoff=0.4)
-        meant = f" Did you mean {near[0]}?" if near else ""
-        raise UnknownNameError(f"there is no engine {name!r}.{meant}", hint=f"engines: {', '.join(ENGINES)}")
+        raise unknown("engine", name, ENGINES)
     module, _, attribute = ENGINES[name].partition(":")
     return cast(Engine, getattr(importlib.import_module(module), attribute)())
 
