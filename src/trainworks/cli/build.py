@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ from trainworks.cli.context import add_local_wheels, context_folder, replace_out
 from trainworks.cli.report import BuildProgress, megabytes
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
+from trainworks.errors import ImageTestError
 from trainworks.host.bootstrap import bootstrap
 from trainworks.host.settings import HostSettings
+from trainworks.imagetest.results import CheckResult, component_width, line
+from trainworks.imagetest.run import run_checks
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import base_reference
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
@@ -119,6 +123,36 @@ def ensure_base(plan: ImagePlan, engine: Engine, settings: HostSettings, progres
         bootstrap(plan.base, name, archive, settings, note)
         engine.load(archive)
     progress.line(f"  {'base':<20} {time.monotonic() - started:6.1f} s  {name}")
+
+
+def check_image(
+    plan: ImagePlan, image: BuiltImage, engine: Engine, settings: HostSettings, *, junit: Path | None = None
+) -> tuple[CheckResult, ...]:
+    """Check every promise of a plan against its image, one line each as it is known, and a line that sums up."""
+    width = component_width(plan.checks)
+    results = run_checks(
+        engine,
+        image,
+        plan.checks,
+        forbidden=settings.forbidden_texts(plan.wheel_index),
+        report=lambda outcome: say(line(outcome, width=width)),
+        junit=junit,
+    )
+    failed = sum(not outcome.passed for outcome in results)
+    say(f"{len(results) - failed} checks passed, {failed} failed")
+    return results
+
+
+def broken_promises(plan: ImagePlan, results: Sequence[CheckResult]) -> ImageTestError | None:
+    """Return the error that ends a run whose image does not keep every promise, ``None`` where it does."""
+    failed = [outcome for outcome in results if not outcome.passed]
+    if not failed:
+        return None
+    names = ", ".join(sorted({outcome.component for outcome in failed}))
+    return ImageTestError(
+        f"{plan.tags[0]} was built and breaks {len(failed)} of its promises: {names}",
+        hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
+    )
 
 
 def describe_result(plan: ImagePlan, result: BuildResult, engine: Engine) -> str:

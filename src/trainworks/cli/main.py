@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from trainworks.cli.arguments import build_parser, lock_parser, schema_parser
 from trainworks.cli.listing import list_json, list_text
@@ -19,6 +19,9 @@ from trainworks.errors import ImageTestError, OutputError, TrainworksError
 from trainworks.facts.load import load
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
+
+if TYPE_CHECKING:
+    from trainworks.render.dockerfile import Rendering
 
 INTERRUPTED = 130
 
@@ -139,11 +142,9 @@ def describe_plan(plan: ImagePlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _show_rendering(plan: ImagePlan, rendering: object, options: Namespace) -> int:
+def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
     from trainworks.cli.context import replace_output, write_context
-    from trainworks.render.dockerfile import Rendering
 
-    assert isinstance(rendering, Rendering)
     if options.output is not None:
         replace_output(rendering, options.output)
         write_context(rendering, options.output)
@@ -162,27 +163,19 @@ def _show_rendering(plan: ImagePlan, rendering: object, options: Namespace) -> i
     return 0
 
 
-def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
-    from trainworks.cli.build import build_image, describe_result, say
+def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
+    from trainworks.cli.build import broken_promises, build_image, check_image, describe_result, say
     from trainworks.cli.report import BuildProgress
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
-    from trainworks.render.dockerfile import Rendering
 
-    assert isinstance(rendering, Rendering)
     settings = read_host_settings(os.environ)
     engine = choose(options.engine)
     information = engine.probe()
     say(f"{plan.target.name}: building with {information.name} {information.version}")
-    result = build_image(
-        plan,
-        rendering,
-        engine,
-        settings,
-        BuildProgress(verbose=options.verbose),
-        output=options.output,
-        no_cache=options.no_cache,
-    )
+    progress = BuildProgress(verbose=options.verbose)
+    result = build_image(plan, rendering, engine, settings, progress, output=options.output, no_cache=options.no_cache)
+    say(describe_result(plan, result, engine))
     report: dict[str, object] = {
         "name": plan.target.name,
         "tags": plan.tags,
@@ -192,35 +185,14 @@ def _build(plan: ImagePlan, rendering: object, options: Namespace) -> int:
         "base_seconds": round(result.base_seconds, 2),
         "engine": asdict(information),
     }
-    say(describe_result(plan, result, engine))
-    status = 0
+    broken: ImageTestError | None = None
     if options.until == "test":
-        from trainworks.imagetest.results import component_width, line
-        from trainworks.imagetest.run import run_checks
-
-        width = component_width(plan.checks)
-        results = run_checks(
-            engine,
-            result.image,
-            plan.checks,
-            forbidden=settings.forbidden_texts(plan.wheel_index),
-            report=lambda outcome: say(line(outcome, width=width)),
-            junit=options.junit,
-        )
-        failed = [outcome for outcome in results if not outcome.passed]
-        say(f"{len(results) - len(failed)} checks passed, {len(failed)} failed")
+        results = check_image(plan, result.image, engine, settings, junit=options.junit)
         report["checks"] = [asdict(outcome) for outcome in results]
-        status = ImageTestError.exit_status if failed else 0
-    if options.format == "json":
-        _put(json.dumps(report, indent=2) + "\n")
-    else:
-        _put(f"{plan.tags[0]}\n")
-    if status:
-        raise ImageTestError(
-            f"{plan.tags[0]} was built and breaks {len(failed)} of its promises: "
-            + ", ".join(sorted({outcome.component for outcome in failed})),
-            hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
-        )
+        broken = broken_promises(plan, results)
+    _put(json.dumps(report, indent=2) + "\n" if options.format == "json" else f"{plan.tags[0]}\n")
+    if broken is not None:
+        raise broken
     return 0
 
 
