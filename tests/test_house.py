@@ -18,7 +18,6 @@ ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
 ALLOWED: Mapping[tuple[str, str], str] = {
     ("facts/load.py", "2.4.1"): "an example in an error message",
     ("facts/load.py", "https://json-schema.org/draft/2020-12/schema"): "the name of a language, never fetched",
-    ("host/pip.py", "https://pypi.org/simple"): "pip's own default, so that naming it is known to say nothing",
     ("host/pip.py", "https://pip.pypa.io/en/stable/topics/configuration"): "where the rules of that file come from",
     ("plan/select.py", "2.10.0"): "an example of how versions are ordered",
     ("plan/select.py", "2.9.1"): "an example of how versions are ordered",

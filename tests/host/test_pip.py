@@ -18,6 +18,7 @@ from trainworks.errors import HostError
 from trainworks.facts.rows import LockedPackage
 from trainworks.host.pip import (
     PipSettings,
+    default_index,
     find_local_file,
     pip_configuration,
     read_pip_settings,
@@ -158,10 +159,10 @@ print(json.dumps({
 WE_SAY = """
 import json, os
 from dataclasses import asdict
-from trainworks.host.pip import DEFAULT_INDEX, read_pip_settings
+from trainworks.host.pip import default_index, read_pip_settings
 
 settings = asdict(read_pip_settings(os.environ))
-settings["index_url"] = settings["index_url"] or DEFAULT_INDEX
+settings["index_url"] = settings["index_url"] or default_index()
 settings["timeout_seconds"] = settings["timeout_seconds"] or 15
 print(json.dumps(settings))
 """
@@ -249,11 +250,11 @@ VENDOR = "https://vendor.example/whl/cpu"
             id="a user without a source of packages gets the vendor's",
         ),
         pytest.param(
-            PipSettings(index_url="https://pypi.org/simple/"),
+            PipSettings(index_url=f"{default_index()}/"),
             {
                 "index-strategy": "unsafe-best-match",
                 "find-links": ["/run/wheels"],
-                "index": [{"url": VENDOR}, {"url": "https://pypi.org/simple/", "default": True}],
+                "index": [{"url": VENDOR}, {"url": f"{default_index()}/", "default": True}],
             },
             id="so does one who names pip's default",
         ),

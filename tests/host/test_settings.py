@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.host.apt import AptSettings, AptSource
-from trainworks.host.pip import PipSettings
+from trainworks.host.pip import PipSettings, default_index
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.host.trust import CA_VARIABLES, ca_bundle, proxy_arguments
 
@@ -74,8 +74,8 @@ def test_what_must_not_stay_in_an_image() -> None:
     "settings",
     [
         PipSettings(),
-        PipSettings(index_url="https://pypi.org/simple"),
-        PipSettings(index_url="https://pypi.org/simple/", extra_index_urls=("https://vendor.example/whl/cpu/",)),
+        PipSettings(index_url=default_index()),
+        PipSettings(index_url=f"{default_index()}/", extra_index_urls=("https://vendor.example/whl/cpu/",)),
         PipSettings(find_links=("/w", "wheels", ".")),
     ],
 )

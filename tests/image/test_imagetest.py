@@ -345,7 +345,7 @@ def test_clean_layers_have_no_finding() -> None:
         "opt/venv/lib/python3.11/site-packages/tornado/test/test.key": PRIVATE_KEY,
         "root/.netrc": b"",
         "var/lib/apt/lists/lock": b"",
-        "etc/pip.conf": b"[global]\nindex-url = https://pypi.org/simple\n",
+        "etc/pip.conf": b"[global]\nindex-url = https://mirror.example/simple\n",
         "usr/share/ca-certificates/mozilla/A.crt": certificate("A"),
         "etc/ssl/certs/ca-certificates.crt": certificate("A"),
         "opt/model.bin": b"\0" + PRIVATE_KEY,

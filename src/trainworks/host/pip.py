@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import hashlib
+import importlib
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -22,9 +23,6 @@ OTHER_NAMES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
 """What pip takes for a set flag."""
-
-DEFAULT_INDEX = "https://pypi.org/simple"
-"""pip's own default: naming it says nothing."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
 
@@ -65,8 +63,17 @@ class PipSettings:
     @property
     def names_a_source(self) -> bool:
         """Whether the user said where packages come from, beyond pip's default index."""
-        own_index = self.index_url.rstrip("/") not in ("", DEFAULT_INDEX)
+        own_index = self.index_url.rstrip("/") not in ("", default_index())
         return bool(own_index or self.extra_index_urls or self.find_links or self.no_index)
+
+
+def default_index() -> str:
+    """Return pip's own default, as the pip beside this Python knows it (``""`` without one): naming it says nothing."""
+    try:
+        known = importlib.import_module("pip._internal.models.index")
+    except ImportError:
+        return ""
+    return str(known.PyPI.simple_url).rstrip("/")
 
 
 def local_path(address: str) -> Path | None:

@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 
 from trainworks.host.apt import AptSettings, apt_configuration, host_suite, read_apt_settings, sources_for
-from trainworks.host.pip import DEFAULT_INDEX, PipSettings, pip_configuration, read_pip_settings, uv_configuration
+from trainworks.host.pip import PipSettings, default_index, pip_configuration, read_pip_settings, uv_configuration
 from trainworks.host.trust import ca_bundle, proxy_arguments
 
 SECRETS_FOLDER = "/run/secrets"
@@ -60,7 +60,7 @@ class HostSettings:
         """
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
         addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links)
-        public = {DEFAULT_INDEX, vendor_index.rstrip("/")}
+        public = {default_index(), vendor_index.rstrip("/")}
         texts = {text for text in (*proxies, *addresses) if text.rstrip("/") not in public}
         return tuple(sorted(text for text in texts if len(text) > 8 and "/" in text))
 
