@@ -680,7 +680,7 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     )
     assert child.stderr == ""
     assert child.stdout == (
-        "ok    a  true succeeds\nFAIL  b  false succeeds\n      it ended with status 1 and printed\n"
+        "ok    a  true succeeds\nFAIL  b  false succeeds\n      false\n      ended with status 1 and printed\n"
         "      (it printed nothing)\n"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -20,6 +21,11 @@ def describe(error: TrainworksError) -> str:
     """Return an error for the terminal: what, where, and after a blank line what to do next."""
     text = f"error: {error.message}"
     return f"{text}\n\nhint: {error.hint}" if error.hint else text
+
+
+def readable(step: str) -> str:
+    """Return an instruction as a person reads it: on one line, without what it mounts."""
+    return " ".join(re.sub(r"--mount=\S+", "", step).split())
 
 
 class BuildProgress:
@@ -61,7 +67,7 @@ class BuildProgress:
         if not event.component and event.state != "failed":
             return
         if event.state == "cached":
-            self.line(f"  {event.component:<20} cached    {event.step}")
+            self.line(f"  {event.component:<20} cached    {readable(event.step)}")
         elif event.state == "failed" or (seconds or 0) >= MENTIONED_SECONDS:
             duration = f"{seconds:6.1f} s" if seconds is not None else " " * 8
             self.line(
@@ -71,7 +77,7 @@ class BuildProgress:
     def line(self, text: str) -> None:
         """Write one whole line, above the moving one."""
         self.wipe()
-        width = shutil.get_terminal_size().columns if self.live else 160
+        width = shutil.get_terminal_size().columns if self.live else 140
         self.stream.write(text[:width] + "\n")
         self.stream.flush()
 

@@ -54,7 +54,8 @@ def title_of(check: Check) -> str:
         case PathCheck(path=path, state=state):
             return f"{path} is a {state}"
         case CommandCheck(command=command, expect=expect, why=why):
-            return f"{shlex.join(command)} {f'prints {expect!r}' if expect else 'succeeds'}{f' ({why})' if why else ''}"
+            # What it means says more than a program of one line; a failure shows the command.
+            return why or f"{shlex.join(command)} {f'prints {expect!r}' if expect else 'succeeds'}"
         case ImportCheck(module=module):
             return f"import {module} succeeds"
         case PythonPackageCheck(distribution=distribution, version=version):

@@ -7,6 +7,7 @@ The name of a function is ``test_`` and the promise's ``kind``.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, cast
@@ -129,10 +130,11 @@ def test_command(check: CommandCheck, container: Container) -> None:
     """A command succeeds and prints what is expected."""
     # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
     completed = container.run(check.command, timeout=COMMAND_TIMEOUT)
+    command = shlex.join(check.command)
     if completed.status != 0:
-        _broken(f"it ended with status {completed.status} and printed\n{_tail(completed.output)}")
+        _broken(f"{command}\nended with status {completed.status} and printed\n{_tail(completed.output)}")
     if check.expect not in completed.output:
-        _broken(f"it succeeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}")
+        _broken(f"{command}\nsucceeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}")
 
 
 def test_import(check: ImportCheck, container: Container) -> None:
