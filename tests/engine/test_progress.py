@@ -63,6 +63,24 @@ def test_buildah_steps_of_two_stages_may_alternate() -> None:
     assert started["COPY --from=first / /"] == "launcher"
 
 
+def test_buildah_names_the_step_that_failed_though_another_stage_went_on() -> None:
+    lines = (
+        "[1/2] STEP 1/2: FROM base AS first",
+        '[1/2] STEP 2/2: RUN one "quoted": here',
+        "its words",
+        "[2/2] STEP 1/2: FROM base AS second",
+        "[2/2] STEP 2/2: ARG x=1",
+        'Error: building at STEP "RUN one "quoted": here": while running runtime: exit status 7',
+    )
+    parser = BuildahParser(COMPONENTS)
+    events = [event for line in lines for event in parser.feed(line)]
+    (failed,) = [event for event in events if event.state == "failed"]
+    assert (failed.component, failed.step) == ("python", 'RUN one "quoted": here')
+    log = log_of(events)
+    assert log.failed is not None
+    assert log.failed.lines[-1:] == ("its words",)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_cached_steps_are_cached(engine: str) -> None:
     events = events_of(LOGS / f"{engine}-cached.txt", COMPONENTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -35,15 +36,26 @@ def write_context(rendering: Rendering, folder: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.content)
             target.chmod(file.mode)
-        for path in sorted(folder.rglob("*"), reverse=True):
+            os.utime(target, ns=(content_time(file.content),) * 2)
+        for path in (*folder.rglob("*"), folder):
             if path.is_dir():
                 # Folders are copied into the image as they are: this machine's umask must not decide who may read them.
                 path.chmod(0o755)
-            os.utime(path, (EPOCH, EPOCH))
+                os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
         raise OutputError(
             f"{error.filename or folder}: {error.strerror or error}", hint="choose another --output"
         ) from error
+
+
+def content_time(content: bytes) -> int:
+    """Return the time of a context's file in nanoseconds since 1970: one second for all, a fraction by its content.
+
+    Docker compares a context with the last one from the same place by sizes and times alone. With one fixed time a file
+    that changed and kept its size would be taken for the old one; with the clock's, no two contexts would be the same.
+    """
+    fraction = int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % 1_000_000_000
+    return EPOCH * 1_000_000_000 + fraction
 
 
 def replace_output(rendering: Rendering, folder: Path) -> None:

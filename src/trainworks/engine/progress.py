@@ -136,6 +136,7 @@ class BuildahParser:
         """Take the names of the stages."""
         self._components = dict(stage_components)
         self._component_of_stage: dict[str, str] = {}
+        self._component_of_step: dict[str, str] = {}
         self._component = ""
         self._step = ""
         self._ended = True
@@ -150,10 +151,16 @@ class BuildahParser:
                 yield from self._output(line[:start])
             yield from self._end()
             self._component, self._step, self._ended = component, step, False
+            self._component_of_step[step] = component
             yield self._event("started")
             return
         error = self._ERROR.match(line)
         if error is not None and (self._BUILDING.match(error["text"]) or self._foreign()):
+            # Another stage may have begun its next step by the time that buildah says which one failed.
+            failed = self._failed_step(error["text"])
+            if failed != self._step:
+                yield from self._end()
+                self._component, self._step = self._component_of_step[failed], failed
             self._ended = True
             yield self._event("failed", self._reason(error["text"]))
         elif self._CACHED.match(line):
@@ -188,6 +195,14 @@ class BuildahParser:
     def _foreign(self) -> bool:
         """Whether an ``Error:`` line is buildah's own: a RUN step's program may print such lines too."""
         return not self._step.upper().startswith("RUN ") or self._ended
+
+    def _failed_step(self, text: str) -> str:
+        """Return the step that an error names, the present one where it names none that was begun."""
+        if self._BUILDING.match(text):
+            quoted, found, _ = text.partition('STEP "')[2].rpartition('": ')
+            if found and quoted in self._component_of_step:
+                return quoted
+        return self._step
 
     def _reason(self, text: str) -> str:
         """Return what stands after the quoted instruction, which the event names already."""
@@ -257,7 +272,8 @@ class StepLog:
                         lines=tuple(self._tails.get(key, ())),
                     )
             case _:
-                self._tails.pop(key, None)
+                # Kept after the end too: buildah tells of a failure after it has begun a step of another stage.
+                pass
 
     def broken_off(self, reason: str) -> FailedStep | None:
         """Return the failed step, or the one that was running when the engine ended for a reason of its own."""
