@@ -66,7 +66,7 @@ def test_buildah_steps_of_two_stages_may_alternate() -> None:
 def test_buildah_names_the_step_that_failed_though_another_stage_went_on() -> None:
     lines = (
         "[1/2] STEP 1/2: FROM base AS first",
-        '[1/2] STEP 2/2: RUN one "quoted": here',
+        '[1/2] STEP 2/2: RUN one     "quoted": here',
         "its words",
         "[2/2] STEP 1/2: FROM base AS second",
         "[2/2] STEP 2/2: ARG x=1",
@@ -75,7 +75,7 @@ def test_buildah_names_the_step_that_failed_though_another_stage_went_on() -> No
     parser = BuildahParser(COMPONENTS)
     events = [event for line in lines for event in parser.feed(line)]
     (failed,) = [event for event in events if event.state == "failed"]
-    assert (failed.component, failed.step) == ("python", 'RUN one "quoted": here')
+    assert (failed.component, failed.step) == ("python", 'RUN one     "quoted": here')
     log = log_of(events)
     assert log.failed is not None
     assert log.failed.lines[-1:] == ("its words",)

@@ -136,7 +136,7 @@ class BuildahParser:
         """Take the names of the stages."""
         self._components = dict(stage_components)
         self._component_of_stage: dict[str, str] = {}
-        self._component_of_step: dict[str, str] = {}
+        self._begun: dict[str, tuple[str, str]] = {}
         self._component = ""
         self._step = ""
         self._ended = True
@@ -151,16 +151,16 @@ class BuildahParser:
                 yield from self._output(line[:start])
             yield from self._end()
             self._component, self._step, self._ended = component, step, False
-            self._component_of_step[step] = component
+            self._begun[_one_spaced(step)] = (component, step)
             yield self._event("started")
             return
         error = self._ERROR.match(line)
         if error is not None and (self._BUILDING.match(error["text"]) or self._foreign()):
             # Another stage may have begun its next step by the time that buildah says which one failed.
             failed = self._failed_step(error["text"])
-            if failed != self._step:
+            if failed != (self._component, self._step):
                 yield from self._end()
-                self._component, self._step = self._component_of_step[failed], failed
+                self._component, self._step = failed
             self._ended = True
             yield self._event("failed", self._reason(error["text"]))
         elif self._CACHED.match(line):
@@ -196,13 +196,14 @@ class BuildahParser:
         """Whether an ``Error:`` line is buildah's own: a RUN step's program may print such lines too."""
         return not self._step.upper().startswith("RUN ") or self._ended
 
-    def _failed_step(self, text: str) -> str:
-        """Return the step that an error names, the present one where it names none that was begun."""
-        if self._BUILDING.match(text):
-            quoted, found, _ = text.partition('STEP "')[2].rpartition('": ')
-            if found and quoted in self._component_of_step:
-                return quoted
-        return self._step
+    def _failed_step(self, text: str) -> tuple[str, str]:
+        """Return component and step that an error names, the present ones where it names none that was begun."""
+        present = (self._component, self._step)
+        if not self._BUILDING.match(text):
+            return present
+        # The error quotes the instruction with its spaces made one.
+        quoted, _, _ = text.partition('STEP "')[2].rpartition('": ')
+        return self._begun.get(_one_spaced(quoted), present)
 
     def _reason(self, text: str) -> str:
         """Return what stands after the quoted instruction, which the event names already."""
@@ -222,6 +223,10 @@ class BuildahParser:
 
     def _event(self, state: str, text: str = "") -> StepEvent:
         return StepEvent(component=self._component, step=self._step, state=state, text=text)
+
+
+def _one_spaced(text: str) -> str:
+    return " ".join(text.split())
 
 
 @dataclass(frozen=True, kw_only=True)
