@@ -71,7 +71,7 @@ class BuildProgress:
         elif event.state == "failed" or (seconds or 0) >= MENTIONED_SECONDS:
             duration = f"{seconds:6.1f} s" if seconds is not None else " " * 8
             self.line(
-                f"  {event.component:<20} {duration}  {'FAILED: ' if event.state == 'failed' else ''}{event.step}"
+                f"  {event.component:<20} {duration}  {'FAILED: ' if event.state == 'failed' else ''}{readable(event.step)}"
             )
 
     def line(self, text: str) -> None:

@@ -1,0 +1,37 @@
+"""What a person sees of a build that is not on a terminal: a line for each step that took time, none for noise."""
+
+from __future__ import annotations
+
+import io
+
+from trainworks.cli.report import BuildProgress
+from trainworks.engine.protocol import StepEvent
+
+STEP = "RUN --mount=type=cache,id=x,target=/y     --mount=type=secret,id=z     make    all"
+
+
+def lines(*events: StepEvent, verbose: bool = False) -> list[str]:
+    stream = io.StringIO()
+    progress = BuildProgress(stream, verbose=verbose)
+    for event in events:
+        progress(event)
+    return stream.getvalue().splitlines()
+
+
+def test_steps_are_shown_without_their_mounts() -> None:
+    done = StepEvent(component="torch", step=STEP, state="done", seconds=12.34)
+    cached = StepEvent(component="metis", step=STEP, state="cached")
+    failed = StepEvent(component="nccl", step=STEP, state="failed", seconds=0.1)
+    assert lines(done, cached, failed) == [
+        "  torch                  12.3 s  RUN make all",
+        "  metis                cached    RUN make all",
+        "  nccl                    0.1 s  FAILED: RUN make all",
+    ]
+
+
+def test_steps_of_no_time_and_the_engines_own_are_not_shown() -> None:
+    quick = StepEvent(component="torch", step="COPY a b", state="done", seconds=0.1)
+    own = StepEvent(component="", step="exporting", state="done", seconds=9.0)
+    said = StepEvent(component="torch", step="RUN x", state="output", text="a word")
+    assert lines(quick, own, said) == []
+    assert lines(said, verbose=True) == ["  torch                a word"]
