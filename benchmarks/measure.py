@@ -16,8 +16,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-RESULTS = HERE / "results.json"
-REPORT = HERE / "results.md"
 
 LIMIT = 1800.0
 """Seconds after which a process is given up; far above what any of them takes."""
@@ -197,18 +195,11 @@ def describe(section: Section) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write(name: str, section: Section) -> None:
-    """Record a section, in the place of an earlier one of its name, and write ``results.md`` anew."""
-    known: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+def write(name: str, section: Section, folder: Path = HERE) -> None:
+    """Record a section below ``folder``, in the place of an earlier one of its name, and write ``results.md`` anew."""
+    results = folder / "results.json"
+    known: dict[str, Any] = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     known[name] = asdict(section)
-    RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
+    results.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
     sections = [_section(content) for _, content in sorted(known.items())]
-    REPORT.write_text("\n".join([HEAD, *map(describe, sections)]), encoding="utf-8")
-
-
-def _section(content: Mapping[str, Any]) -> Section:
-    figures = tuple(
-        Figure(**{**figure, "ours": tuple(figure["ours"]), "peer": tuple(figure["peer"])})
-        for figure in content["figures"]
-    )
-    return Section(**{**content, "figures": figures, "details": tuple(content["details"])})
+    (folder / "results.md").write_text("\n".join([HEAD, *map(describe, sections)]), encoding="utf-8")

@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
@@ -33,12 +31,10 @@ def test_a_ratio_is_of_medians_and_a_broken_promise_is_said() -> None:
     assert "at most 1.5 s: BROKEN" in text
 
 
-def test_a_section_is_replaced_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setattr(measure, "REPORT", tmp_path / "results.md")
-    measure.write("one", section(measure.Figure(name="early", unit="s", ours=(1.0,))))
-    measure.write("two", section(measure.Figure(name="other", unit="s", ours=(1.0,))))
-    measure.write("one", section(measure.Figure(name="late", unit="s", ours=(1.0,))))
+def test_a_section_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+    measure.write("one", section(measure.Figure(name="early", unit="s", ours=(1.0,)), tmp_path))
+    measure.write("two", section(measure.Figure(name="other", unit="s", ours=(1.0,)), tmp_path))
+    measure.write("one", section(measure.Figure(name="late", unit="s", ours=(1.0,)), tmp_path))
     assert sorted(json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))) == ["one", "two"]
     report = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "late" in report

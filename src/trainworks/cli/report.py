@@ -70,9 +70,8 @@ class BuildProgress:
             self.line(f"  {event.component:<20} cached    {readable(event.step)}")
         elif event.state == "failed" or (seconds or 0) >= MENTIONED_SECONDS:
             duration = f"{seconds:6.1f} s" if seconds is not None else " " * 8
-            self.line(
-                f"  {event.component:<20} {duration}  {'FAILED: ' if event.state == 'failed' else ''}{readable(event.step)}"
-            )
+            verdict = "FAILED: " if event.state == "failed" else ""
+            self.line(f"  {event.component:<20} {duration}  {verdict}{readable(event.step)}")
 
     def line(self, text: str) -> None:
         """Write one whole line, above the moving one."""
