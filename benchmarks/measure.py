@@ -203,3 +203,11 @@ def write(name: str, section: Section, folder: Path = HERE) -> None:
     results.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", encoding="utf-8")
     sections = [_section(content) for _, content in sorted(known.items())]
     (folder / "results.md").write_text("\n".join([HEAD, *map(describe, sections)]), encoding="utf-8")
+
+
+def _section(content: Mapping[str, Any]) -> Section:
+    figures = tuple(
+        Figure(**{**figure, "ours": tuple(figure["ours"]), "peer": tuple(figure["peer"])})
+        for figure in content["figures"]
+    )
+    return Section(**{**content, "figures": figures, "details": tuple(content["details"])})

@@ -32,9 +32,9 @@ def test_a_ratio_is_of_medians_and_a_broken_promise_is_said() -> None:
 
 
 def test_a_section_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
-    measure.write("one", section(measure.Figure(name="early", unit="s", ours=(1.0,)), tmp_path))
-    measure.write("two", section(measure.Figure(name="other", unit="s", ours=(1.0,)), tmp_path))
-    measure.write("one", section(measure.Figure(name="late", unit="s", ours=(1.0,)), tmp_path))
+    measure.write("one", section(measure.Figure(name="early", unit="s", ours=(1.0,))), tmp_path)
+    measure.write("two", section(measure.Figure(name="other", unit="s", ours=(1.0,))), tmp_path)
+    measure.write("one", section(measure.Figure(name="late", unit="s", ours=(1.0,))), tmp_path)
     assert sorted(json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))) == ["one", "two"]
     report = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "late" in report
