@@ -19,7 +19,7 @@ with compiler, headers, pip and venv, then `pip install --no-cache-dir` of the s
 one step, then at the end, where a change costs least, `COPY` of the launcher, `pip install` of it and `gcc` of the
 hostname shim. It is built by the same engine with the same mirrors, proxies and local files, timed without any process
 of ours around it. It differs from ours where such Dockerfiles do: it keeps compiler and headers, and pip writes
-bytecode (`.pyc`), which ours leaves out."""
+bytecode (`.pyc`) of everything, ours only of what every job imports."""
 
 TEMPLATE = """\
 FROM {base}
