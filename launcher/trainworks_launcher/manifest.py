@@ -39,13 +39,11 @@ class Manifest:
     """The parts of the manifest that decide how a job is started.
 
     name: of the image. components: component -> version. instances: instance type -> Instance. programs: program name
-    -> absolute path. hostname_shim: path of the shared library, "" for none. generic: there was no manifest.
+    -> absolute path. hostname_shim: path of the shared library, "" for none.
     """
 
     name: str = "generic"
-    generic: bool = True
     components: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    prefixes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     missing: tuple[Missing, ...] = ()
     instances: Mapping[str, Instance] = field(default_factory=lambda: MappingProxyType({}))
     programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -93,11 +91,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
         )
     return Manifest(
         name=text(content.get("name"), "unnamed"),
-        generic=False,
         components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
-        prefixes=MappingProxyType(
-            {name: text(mapping(row).get("prefix")) for name, row in components.items() if mapping(row).get("prefix")}
-        ),
         missing=tuple(missing),
         instances=MappingProxyType(instances),
         programs=MappingProxyType(

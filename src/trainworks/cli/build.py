@@ -70,6 +70,8 @@ def build_image(
     ensure_base(plan, engine, settings, progress)
     based = time.monotonic()
     with ExitStack() as stack:
+        # An error must not be written behind the moving line.
+        stack.callback(progress.wipe)
         if output is None:
             folder = stack.enter_context(context_folder(plan.target.name, os.environ))
         else:
@@ -95,7 +97,6 @@ def build_image(
             ),
             progress,
         )
-    progress.wipe()
     return BuildResult(image=image, seconds=time.monotonic() - started, base_seconds=based - started)
 
 

@@ -59,10 +59,9 @@ def _tags(base: Base) -> list[Tag]:
     version = tuple(int(part) for part in base.python.split("."))
     interpreter = f"cp{base.python.replace('.', '')}"
     tags = list(cpython_tags(version, platforms=[*platforms, "linux_x86_64"]))
-    for platform in ("any",):
-        tags += [Tag(interpreter, "none", platform)]
-        tags += [Tag(f"py3{number}", "none", platform) for number in range(version[1], -1, -1)]
-        tags += [Tag("py3", "none", platform), Tag("py2.py3", "none", platform)]
+    tags.append(Tag(interpreter, "none", "any"))
+    tags += [Tag(f"py3{number}", "none", "any") for number in range(version[1], -1, -1)]
+    tags += [Tag("py3", "none", "any"), Tag("py2.py3", "none", "any")]
     tags += [Tag("py3", "none", platform) for platform in platforms]
     return tags
 

@@ -539,10 +539,6 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
     )
 
 
-def _mount_options(mount: Mount) -> dict[str, Any]:
-    return {"target": mount.target, "source": str(mount.source.resolve()), "read_only": mount.read_only}
-
-
 def _renamed(built: BuiltImage, reference: str) -> BuiltImage:
     return dataclasses.replace(built, reference=reference)
 

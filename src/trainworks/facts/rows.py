@@ -26,7 +26,6 @@ class Base:
         python: Its Python, ``MAJOR.MINOR``.
         image: The reference to pull where a registry answers.
         digest: ``sha256:...`` of that image; without one it is not pulled but bootstrapped.
-        size_megabytes: Expected size, for the plan's estimate (1 MB = 1,000,000 bytes).
     """
 
     name: str
@@ -35,7 +34,6 @@ class Base:
     glibc: str
     python: str
     image: str
-    size_megabytes: int
     source: str
     digest: str = ""
 
