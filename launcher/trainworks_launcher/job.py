@@ -55,7 +55,8 @@ class Job:
     """A validated job as seen from one host.
 
     mode: "none", "mpi" or "torch_distributed". arguments: of the script. hosts: in the platform's order, the first is
-    the leader. processes: MPI ranks in all. interface: the network interface to use, "" if none is known, interface_why
+    the leader. processes: MPI ranks in all. processes_origin, processes_why: who said how many there are per host (an
+    origin as ``plan`` has it), and how. interface: the network interface to use, "" if none is known, interface_why
     says where it comes from. variables: what the script gets besides the inherited environment. inherited: the
     container's environment (a value in it is the user's). warnings: lines to print before the start.
     """
@@ -69,6 +70,8 @@ class Job:
     host: str
     processes_per_host: int
     processes: int
+    processes_origin: str
+    processes_why: str
     custom_mpi_options: tuple[str, ...]
     interface: str
     interface_why: str
@@ -152,6 +155,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     _check_groups(environment, reserved, mode, problems)
     code_entry = _entry_point(environment, reserved, problems)
     per_host, processes = _processes(environment, reader, mode, len(hosts), problems)
+    processes_origin, processes_why = _processes_reason(environment, reserved, per_host)
     interface, interface_why = _interface(environment, warnings)
     instance_type = _instance_type(environment, current)
     fabric_of_host = fabric.choose_fabric(
@@ -197,6 +201,8 @@ def make_job(environment: Environment, host: str = "") -> Job:
         host=current,
         processes_per_host=per_host,
         processes=processes,
+        processes_origin=processes_origin,
+        processes_why=processes_why,
         custom_mpi_options=options,
         interface=interface,
         interface_why=interface_why,
@@ -359,6 +365,15 @@ def _processes(
             )
         )
     return per_host, total or per_host * hosts
+
+
+def _processes_reason(environment: Environment, reserved: Mapping[str, Json], per_host: int) -> tuple[str, str]:
+    """(origin, reason) of the processes per host."""
+    if reserved.get(names.PROCESSES_PER_HOST) not in (None, ""):
+        return "user", f"hyperparameter {names.PROCESSES_PER_HOST}"
+    if environment.devices.gpus:
+        return "platform", "one per GPU"
+    return "platform", "one per Neuron core" if per_host > 1 else "one, for there is no accelerator"
 
 
 def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:

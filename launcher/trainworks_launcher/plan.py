@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from trainworks_launcher.entry import Code
 from trainworks_launcher.job import Job, Limits
@@ -14,10 +14,27 @@ from trainworks_launcher.values import Json
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a flag, a variable or a choice is as it is. subject: what it is about. why: one sentence."""
+    """Why a flag, a variable or a choice is as it is.
+
+    subject: what it is about: a flag ("--mca pml"), the name of a variable, or a choice in words. why: one sentence.
+    origin: who decided, one of ORIGINS. words: the words of argv that it accounts for; () for a variable or a choice. A
+    command line is made of such reasons (``words_of``), so that ``explain`` can account for each of its words.
+    """
 
     subject: str
     why: str
+    origin: str = "default"
+    words: tuple[str, ...] = ()
+
+
+ORIGINS = ("default", "platform", "image", "fabric", "user")
+"""Who decided: this launcher; the platform's files; the image (its manifest, its programs, its environment); what the
+host's network fabric needs; the job (hyperparameters, code)."""
+
+
+def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
+    """The command line that a sequence of reasons accounts for."""
+    return tuple(word for reason in line for word in reason.words)
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class NodePlan:
             "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": asdict(self.shell) if self.shell else None,
             "limits_seconds": asdict(self.limits),
-            "why": [{"subject": reason.subject, "why": reason.why} for reason in self.why],
+            "why": [{"subject": reason.subject, "origin": reason.origin, "why": reason.why} for reason in self.why],
             "warnings": list(self.warnings),
         }
         return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -109,12 +126,13 @@ def control_of(job: Job) -> Control | None:
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     """Variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
     variables: dict[str, str] = dict(job.fabric.variables)
-    why = [Reason(subject, text) for subject, text in job.fabric.reasons]
+    why = [Reason(subject, text, "fabric") for subject, text in job.fabric.reasons]
     if job.interface:
-        for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        for name, library in (("NCCL_SOCKET_IFNAME", "NCCL"), ("GLOO_SOCKET_IFNAME", "gloo")):
             if name not in job.inherited:
                 variables[name] = job.interface
-        why.append(Reason(f"network interface {job.interface}", job.interface_why))
+                why.append(Reason(name, f"{library} is to use this interface: {job.interface_why}", "platform"))
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
+        why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
     return MappingProxyType(variables), tuple(why)

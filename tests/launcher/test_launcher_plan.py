@@ -15,7 +15,7 @@ from launcher_support import GOLDEN, environment, plan
 
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
-from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.plan import ORIGINS, NodePlan, words_of
 
 TWO = ("algo-1", "algo-2")
 MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2", "epochs": "3"}
@@ -71,6 +71,13 @@ def test_every_golden_file_has_its_scenario() -> None:
 def test_a_plan_is_the_same_twice(name: str) -> None:
     assert SCENARIOS[name]() == SCENARIOS[name]()
     assert SCENARIOS[name]().to_json() == SCENARIOS[name]().to_json()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_word_of_the_command_line_has_its_reason(name: str) -> None:
+    made = SCENARIOS[name]()
+    assert words_of(made.why) == made.argv
+    assert all(reason.why and reason.origin in ORIGINS for reason in made.why)
 
 
 def test_planning_has_no_effects() -> None:

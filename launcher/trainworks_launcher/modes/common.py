@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Job
+from trainworks_launcher.plan import Reason
 
 
 def programs(job: Job, names: tuple[str, ...], reason: str) -> tuple[str, ...]:
@@ -31,10 +32,17 @@ def shell_of(job: Job) -> str:
     return available.get("bash") or available.get("sh") or "/bin/sh"
 
 
-def command(job: Job) -> tuple[str, ...]:
+def command(job: Job) -> tuple[Reason, ...]:
     """The user's program with its arguments, as it is started on its own."""
     python = job.environment.programs.get("python", "python3")
-    return (*program_words(job.entry, job.code, python, shell_of(job)), *job.arguments)
+    return explained_program(job, program_words(job.entry, job.code, python, shell_of(job)))
+
+
+def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
+    """The end of a command line: ``words`` start the user's program, the script's arguments follow."""
+    program = Reason("program", why or f"the entry point, a {job.entry.kind}", "user", words)
+    arguments = Reason("arguments", "the job's hyperparameters, sorted by name", "user", job.arguments)
+    return (program, arguments) if job.arguments else (program,)
 
 
 def requirements(job: Job) -> tuple[str, ...]:

@@ -19,12 +19,13 @@ from trainworks_launcher.exported import HOST_SPECIFIC
 from trainworks_launcher.flags import Dialect, Setting, UserOptions, dialect_of, merge_parameters, parse_user_options
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
-from trainworks_launcher.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of
+from trainworks_launcher.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of, words_of
 
 NAME = "mpi"
 """As Job.mode has it."""
 
 _WHERE = f"hyperparameter {names.MPI_OPTIONS}"
+_FROM_USER = "from the job's custom_mpi_options"
 
 
 def plan(job: Job) -> NodePlan:
@@ -39,28 +40,23 @@ def plan(job: Job) -> NodePlan:
     if problems or more:
         raise RefusalError([*problems, *more])
     exports, export_notes = _exports(job, user)
-    options, option_why = _options(job, user)
-    line: list[str] = [found["mpirun"], *options]
-    for setting in parameters:
-        line += [dialect.option(setting.name), setting.name, setting.value]
-    for setting in exports:
-        line += ["-x", f"{setting.name}={setting.value}"]
-    line += user.rest
-    line += [*_rank_wrapper(job, tuple(setting.name for setting in exports)), *_program(job)]
+    line = [
+        Reason("mpirun", "starts the ranks of every host", "image", (found["mpirun"],)),
+        *_options(job, user),
+        *(_parameter(setting, dialect) for setting in parameters),
+        *(_export(setting) for setting in exports),
+    ]
+    if user.rest:
+        line.append(Reason("other options", _FROM_USER, "user", user.rest))
+    line += [_rank_wrapper(job, tuple(setting.name for setting in exports)), *_program(job)]
     worker = role == "worker"
-    why = (
-        *option_why,
-        *(Reason(f"{dialect.option(row.name)} {row.name}", f"{row.origin}: {row.why}") for row in parameters),
-        *(Reason(f"-x {row.name}", f"{row.origin}: {row.why}") for row in exports),
-        *network_why,
-    )
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
         mode=NAME,
         host=job.host,
         role=role,
         needs=tuple(found.values()),
-        argv=() if worker else tuple(line),
+        argv=() if worker else words_of(line),
         env=MappingProxyType({**job.variables, **network}),
         cwd=job.code.directory,
         code=job.code,
@@ -70,7 +66,7 @@ def plan(job: Job) -> NodePlan:
         control=control_of(job),
         shell=None if role == "alone" else Shell(found["ssh"], found["sshd"], found["ssh-keygen"]),
         limits=job.limits,
-        why=(*waiting, *network_why) if worker else why,
+        why=(*(waiting if worker else line), *network_why),
         warnings=(*job.warnings, *notes, *export_notes),
     )
 
@@ -133,26 +129,38 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     return tuple(rows)
 
 
-def _options(job: Job, user: UserOptions) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+def _parameter(setting: Setting, dialect: Dialect) -> Reason:
+    """The words of an MCA parameter."""
+    option = dialect.option(setting.name)
+    words = (option, setting.name, setting.value)
+    return Reason(f"{option} {setting.name}", setting.why, setting.origin, words)
+
+
+def _export(setting: Setting) -> Reason:
+    """The words of a variable that mpirun sets for every rank."""
+    return Reason(f"-x {setting.name}", setting.why, setting.origin, ("-x", f"{setting.name}={setting.value}"))
+
+
+def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     """Options that are not parameters; a user's value of the same option takes the place of ours."""
-    theirs = dict(user.keyed)
     # On one host the platform's name of it may resolve nowhere, and mpirun would go and look for it by ssh.
     hosts = job.hosts if len(job.hosts) > 1 else ("localhost",)
     slots = ",".join(f"{host}:{job.processes_per_host}" for host in hosts)
-    keyed: dict[str, tuple[str, ...]] = {"allow-run-as-root": (), "bind-to": ("none",), "map-by": ("slot",)}
-    why = [
-        Reason("--host", f"{job.processes_per_host} process(es) on each of {len(job.hosts)} host(s)"),
-        Reason("--allow-run-as-root", "default: containers run as root, and mpirun refuses root without it"),
-        Reason("--bind-to", "default: data loaders need the cores of the whole host, so no process is pinned"),
-        Reason("--map-by", "default: fill one host before the next, so that neighbouring ranks share a host"),
-    ]
-    words: list[str] = ["--host", slots, "-np", str(job.processes)]
-    for option, value in {**keyed, **theirs}.items():
-        words += [f"--{option}", *value]
-        if option in theirs:
-            why = [reason for reason in why if reason.subject != f"--{option}"]
-            why.append(Reason(f"--{option}", "user: from the job's custom_mpi_options"))
-    return tuple(words), tuple(why)
+    why = f"{job.processes_per_host} process(es) on each of {len(job.hosts)} host(s): {job.processes_why}"
+    keyed: dict[str, Reason] = {}
+    for option, values, text in (
+        ("allow-run-as-root", (), "containers run as root, and mpirun refuses root without it"),
+        ("bind-to", ("none",), "data loaders need the cores of the whole host, so no process is pinned"),
+        ("map-by", ("slot",), "fill one host before the next, so that neighbouring ranks share a host"),
+    ):
+        keyed[option] = Reason(f"--{option}", text, words=(f"--{option}", *values))
+    for option, given in user.keyed:
+        keyed[option] = Reason(f"--{option}", _FROM_USER, "user", (f"--{option}", *given))
+    return (
+        Reason("--host", why, "platform", ("--host", slots)),
+        Reason("-np", "processes in all", job.processes_origin, ("-np", str(job.processes))),
+        *keyed.values(),
+    )
 
 
 def _exports(job: Job, user: UserOptions) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
@@ -169,15 +177,15 @@ def _exports(job: Job, user: UserOptions) -> tuple[tuple[Setting, ...], tuple[st
         elif name not in known:
             notes.append(f"left out -x {name}: it is not set")
         else:
-            rows.append(Setting(name, known[name], "user", "from the job's custom_mpi_options, the leader's value"))
-    rows += [Setting(name, value, "user", "from the job's custom_mpi_options") for name, value in user.exports]
+            rows.append(Setting(name, known[name], "user", f"{_FROM_USER}, the leader's value"))
+    rows += [Setting(name, value, "user", _FROM_USER) for name, value in user.exports]
     return tuple(rows), tuple(notes)
 
 
-def _rank_wrapper(job: Job, keep: tuple[str, ...]) -> tuple[str, ...]:
+def _rank_wrapper(job: Job, keep: tuple[str, ...]) -> Reason:
     """argv of rank.py, told which variables mpirun's ``-x`` sets over the host's own."""
     environment = job.environment
-    return (
+    words = (
         environment.launcher_python,
         "-I",
         f"{environment.launcher_directory}/rank.py",
@@ -185,16 +193,15 @@ def _rank_wrapper(job: Job, keep: tuple[str, ...]) -> tuple[str, ...]:
         ",".join(keep),
         "--",
     )
+    return Reason("rank.py", "gives each rank the environment of its own host", words=words)
 
 
-def _program(job: Job) -> tuple[str, ...]:
-    """The program; Python programs under mpi4py where the image has it.
-
-    mpi4py's runner aborts the job on an uncaught exception. Without it Python tries to finalize MPI at its exit and
-    waits for the other ranks for ever.
-    """
+def _program(job: Job) -> tuple[Reason, ...]:
+    """The program; Python programs under mpi4py where the image has it."""
     python = job.environment.programs.get("python", "python3")
     words = program_words(job.entry, job.code, python, common.shell_of(job))
-    if "mpi4py" in job.environment.manifest.components and job.entry.kind in ("script", "module"):
-        words = (words[0], "-m", "mpi4py", *words[1:])
-    return (*words, *job.arguments)
+    if "mpi4py" not in job.environment.manifest.components or job.entry.kind not in ("script", "module"):
+        return common.explained_program(job, words)
+    # Without its runner Python tries to finalize MPI at its exit and waits for the other ranks for ever.
+    why = "the entry point, under mpi4py, which aborts the job on an uncaught exception"
+    return common.explained_program(job, (words[0], "-m", "mpi4py", *words[1:]), why)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from trainworks_launcher import names
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
-from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of
+from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
 NAME = "torch_distributed"
 """As Job.mode has it."""
@@ -21,31 +22,44 @@ def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError if the image has no torchrun."""
     (torchrun,) = common.programs(job, ("torchrun",), "the job asks for torch_distributed")
     network, network_why = network_variables(job)
-    why: list[Reason] = [
-        Reason("--nproc-per-node", f"{job.processes_per_host} process(es) on each of {len(job.hosts)} host(s)")
+    count, per_host = len(job.hosts), job.processes_per_host
+    line = [
+        Reason("torchrun", "starts the processes of this host", "image", (torchrun,)),
+        Reason("--nnodes", "the hosts of the job", "platform", (f"--nnodes={count}",)),
+        Reason(
+            "--nproc-per-node",
+            f"{per_host} process(es) on each of {count} host(s): {job.processes_why}",
+            job.processes_origin,
+            (f"--nproc-per-node={per_host}",),
+        ),
     ]
-    words: list[str] = [
-        torchrun,
-        f"--nnodes={len(job.hosts)}",
-        f"--nproc-per-node={job.processes_per_host}",
-    ]
-    if len(job.hosts) > 1:
-        words += [
-            f"--master-addr={job.leader}",
-            f"--master-port={job.master_port}",
-            f"--node-rank={job.host_rank}",
+    if count > 1:
+        line += [
+            Reason("--master-addr", "rank 0's store is on the leader", "platform", (f"--master-addr={job.leader}",)),
+            Reason("--master-port", "rank 0's store", words=(f"--master-port={job.master_port}",)),
+            Reason(
+                "--node-rank",
+                "static rendezvous puts rank 0 on the leader, whose model is kept",
+                "platform",
+                (f"--node-rank={job.host_rank}",),
+            ),
         ]
-        why.append(Reason("--node-rank", "static rendezvous puts rank 0 on the leader, whose model is kept"))
     else:
-        words += ["--standalone", "--local-addr=127.0.0.1"]
-        why.append(Reason("--standalone", "one host needs no fixed port for its rendezvous"))
-        why.append(Reason("--local-addr", "one host talks to itself: its own name need not resolve"))
+        line += [
+            Reason("--standalone", "one host needs no fixed port for its rendezvous", words=("--standalone",)),
+            Reason(
+                "--local-addr",
+                "one host talks to itself: its own name need not resolve",
+                words=(f"--local-addr={names.LOOPBACK}",),
+            ),
+        ]
+    line += _program(job)
     return NodePlan(
         mode=NAME,
         host=job.host,
         role=role_of(job),
         needs=(torchrun,),
-        argv=(*words, *_program(job)),
+        argv=words_of(line),
         env=MappingProxyType({**job.variables, **network}),
         cwd=job.code.directory,
         code=job.code,
@@ -55,15 +69,15 @@ def plan(job: Job) -> NodePlan:
         status_from="torchrun",
         control=control_of(job),
         limits=job.limits,
-        why=(*why, *network_why),
+        why=(*line, *network_why),
         warnings=job.warnings,
     )
 
 
-def _program(job: Job) -> tuple[str, ...]:
+def _program(job: Job) -> tuple[Reason, ...]:
     """The program as torchrun takes it: it adds Python itself, unless told not to."""
     if job.entry.kind == "script":
-        return (job.entry.name, *job.arguments)
+        return common.explained_program(job, (job.entry.name,))
     if job.entry.kind == "module":
-        return ("-m", job.entry.name, *job.arguments)
-    return ("--no-python", *common.command(job))
+        return common.explained_program(job, ("-m", job.entry.name))
+    return (Reason("--no-python", "the program is not Python's", "user", ("--no-python",)), *common.command(job))
