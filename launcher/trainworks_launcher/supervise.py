@@ -15,14 +15,12 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
-import time
 import traceback
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
-from trainworks_launcher import control, names, output
+from trainworks_launcher import control, names, output, preparation, processes
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.loop import READ, Loop
@@ -38,51 +36,9 @@ from trainworks_launcher.outcome import (
     torchrun_report,
 )
 from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.processes import Child
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_DRAIN_SECONDS = 0.7
-_REAP_SECONDS = 5.0
-
-
-class _Command:
-    """One running child with its output being copied."""
-
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start it. Raises OSError if it cannot be started."""
-        self.argv = tuple(argv)
-        self.tail = output.Tail()
-        self.process = subprocess.Popen(
-            self.argv,
-            env=dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
-        self._pumps = []
-        for stream, target in ((self.process.stdout, 1), (self.process.stderr, 2)):
-            if stream is not None:
-                self._pumps.append(output.Pump(os.dup(stream.fileno()), target, self.tail))
-                stream.close()
-
-    def signal_group(self, number: int) -> None:
-        """Send a signal to everything in the child's process group, gone or not."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-    def drain(self) -> None:
-        """Wait, bounded, for the rest of the output; then end what the child left behind and take its last words.
-
-        Waiting comes first: ``script > >(tee log)`` leaves a process behind that is about to write what matters.
-        """
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        for pump in self._pumps:
-            pump.join(max(0.0, deadline - time.monotonic()))
-        self.signal_group(signal.SIGKILL)
-        for pump in self._pumps:
-            pump.join(max(0.0, deadline + _DRAIN_SECONDS - time.monotonic()))
 
 
 def run_plan(plan: NodePlan, environment: Environment) -> int:
@@ -105,9 +61,9 @@ class _Supervisor:
             **plan.env,
             names.RUNTIME_DIRECTORY_VARIABLE: str(self._directory),
         }
-        self._command: _Command | None = None
+        self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
-        self._steps: list[tuple[str, tuple[str, ...]]] = []
+        self._steps: list[preparation.Step] = []
         self._role: control.Alone | control.Leader | control.Worker | None = None
         self._ssh_server: object | None = None
         self._leader_key = ""
@@ -195,12 +151,7 @@ class _Supervisor:
     def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
         self._leader_key, self._leader_address, self._local_address = leader_key, leader_address, local_address
-        plan = self._plan
-        if plan.code.archive:
-            words = (*self._launcher, f"{self._launcher_directory}/unpack.py", plan.code.archive, plan.code.directory)
-            self._steps.append(("unpacking the code", words))
-        if plan.requirements:
-            self._steps.append(("installing requirements.txt", plan.requirements))
+        self._steps = list(preparation.steps(self._plan, self._launcher, self._launcher_directory))
         self._next_step()
 
     def _next_step(self) -> None:
@@ -209,10 +160,10 @@ class _Supervisor:
         if not self._steps:
             self._guard(self._serve_ssh)
             return
-        what, argv = self._steps.pop(0)
-        output.log(what)
+        step = self._steps.pop(0)
+        output.log(step.what)
         directory = self._plan.cwd if Path(self._plan.cwd).is_dir() else self._base
-        self._start(argv, directory, lambda code: self._step_ended(what, code), names.EXIT_PREPARATION)
+        self._start(step.argv, directory, lambda code: self._step_ended(step.what, code), names.EXIT_PREPARATION)
 
     def _step_ended(self, what: str, code: int) -> None:
         if code == 0 and not self._stop_signal:
@@ -272,7 +223,7 @@ class _Supervisor:
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
         try:
-            self._command = _Command(argv, self._environment_of(argv), cwd)
+            self._command = Child(argv, self._environment_of(argv), cwd)
         except OSError as error:
             hint = ""
             if error.errno == 7:  # E2BIG, errno(3)
@@ -341,26 +292,14 @@ class _Supervisor:
 
     def _reap(self) -> None:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
-        if os.getpid() == 1:
-            self._reap_orphans()
         command = self._command
-        if command is not None and command.process.returncode is None and command.process.poll() is not None:
+        if os.getpid() == 1:
+            processes.reap_orphans((command.pid if command is not None else 0, getattr(self._ssh_server, "pid", 0)))
+        if command is not None and command.has_just_ended():
             command.drain()
-            self._guard(lambda: self._when_ended(int(command.process.returncode)))
+            self._guard(lambda: self._when_ended(command.returncode))
             if self._outcome is not None:
                 self._maybe_leave()
-
-    def _reap_orphans(self) -> None:
-        known = {self._command.process.pid} if self._command is not None else set()
-        server = getattr(self._ssh_server, "pid", 0)
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None or found.si_pid in known or found.si_pid == server:
-                return
-            os.waitpid(found.si_pid, 0)
 
     def _stop(self, number: int) -> None:
         """A stop signal, ours or another host's: hand it on, and bound what follows."""
@@ -373,7 +312,7 @@ class _Supervisor:
             output.log(f"{signal.Signals(number).name}: passed on; KILL follows in {grace:g} s")
             self._loop.after(grace, self._kill)
         self._signal_processes(number)
-        if not self._went and (self._command is None or self._command.process.returncode is not None):
+        if not self._went and (self._command is None or not self._command.running):
             text = f"stopped by {signal.Signals(self._stop_signal).name} before the program was started"
             self._report(Outcome(STOPPED, 128 + self._stop_signal, self._plan.host, text))
 
@@ -385,54 +324,41 @@ class _Supervisor:
     def _signal_processes(self, number: int) -> None:
         """Send a signal to those who are meant to get it."""
         command = self._command
-        ranks = self._ranks()
+        ranks = processes.noted_ranks(self._directory)
         for pid in ranks:
-            _send(pid, number)
-        if command is None or command.process.returncode is not None:
+            processes.send(pid, number)
+        if command is None or not command.running:
             return
         if self._plan.signals == "ranks" and ranks:
             return
-        children = _children_of(command.process.pid) if self._plan.signals == "children" else ()
+        children = processes.children_of(command.pid) if self._plan.signals == "children" else ()
         for pid in children:
-            _send(pid, number)
+            processes.send(pid, number)
         if not children:
             command.signal_group(number)
-
-    def _ranks(self) -> tuple[int, ...]:
-        """Process ids that rank.py noted here and that are still the same processes."""
-        found: list[int] = []
-        for file in sorted(self._directory.joinpath("ranks").glob("*")):
-            try:
-                started = file.read_text(encoding="ascii")
-            except OSError:
-                continue
-            pid = int(file.name)
-            if started and _stat(pid)[1] == started:
-                found.append(pid)
-        return tuple(found)
 
     def _kill(self) -> None:
         """The grace is over."""
         command = self._command
-        if command is not None and command.process.returncode is None:
+        if command is not None and command.running:
             output.log("the grace is over: KILL")
             if self._plan.signals == "ranks":
                 # mpirun is told first, so that its daemons on the other hosts end too.
-                command.process.send_signal(signal.SIGTERM)
+                command.signal(signal.SIGTERM)
                 self._loop.after(names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL))
             else:
-                for pid in _children_of(command.process.pid):
-                    _send(pid, signal.SIGKILL)
+                for pid in processes.children_of(command.pid):
+                    processes.send(pid, signal.SIGKILL)
                 command.signal_group(signal.SIGKILL)
-        for pid in self._ranks():
-            _send(pid, signal.SIGKILL)
+        for pid in processes.noted_ranks(self._directory):
+            processes.send(pid, signal.SIGKILL)
         self._loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
 
     def _abandon(self) -> None:
         """KILL did not end the command: it hangs inside the kernel. The job ends without it."""
         command = self._command
-        if command is not None and command.process.returncode is None:
-            output.log(f"process {command.process.pid} does not end after KILL; leaving without it")
+        if command is not None and command.running:
+            output.log(f"process {command.pid} does not end after KILL; leaving without it")
             self._command = None
             text = f"{_name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
             self._report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
@@ -446,15 +372,15 @@ class _Supervisor:
             return
         self._outcome = outcome
         command = self._command
-        if command is not None and command.process.returncode is None:
+        if command is not None and command.running:
             self._signal_processes(signal.SIGTERM)
             if self._plan.signals != "group":
-                command.process.send_signal(signal.SIGTERM)
+                command.signal(signal.SIGTERM)
             self._loop.after(names.FAILURE_GRACE_SECONDS, self._kill)
         self._maybe_leave()
 
     def _maybe_leave(self) -> None:
-        if self._leaving or (self._command is not None and self._command.process.returncode is None):
+        if self._leaving or (self._command is not None and self._command.running):
             return
         self._leaving = True
         if self._outcome is not None:
@@ -467,13 +393,10 @@ class _Supervisor:
     def _clean_up(self) -> None:
         """End every process and remove every file that the run made."""
         command = self._command
-        if command is not None and command.process.returncode is None:
-            command.signal_group(signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                command.process.wait(_REAP_SECONDS)
-            command.drain()
-        for pid in self._ranks():
-            _send(pid, signal.SIGKILL)
+        if command is not None and command.running:
+            command.kill()
+        for pid in processes.noted_ranks(self._directory):
+            processes.send(pid, signal.SIGKILL)
         server = self._ssh_server
         if server is not None:
             close: Callable[[], None] = server.close  # type: ignore[attr-defined]
@@ -486,27 +409,6 @@ class _Supervisor:
 
 def _ignore(number: int, frame: object) -> None:
     """A handler that does nothing: the wake-up descriptor carries the signal into the loop."""
-
-
-def _send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def _stat(pid: int) -> tuple[int, str]:
-    """(parent, start time) of a process from proc(5); (0, "") if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0, ""
-    return int(fields[1]), fields[19]
-
-
-def _children_of(parent: int) -> tuple[int, ...]:
-    """Direct children of a process."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
-    return tuple(pid for pid in pids if _stat(pid)[0] == parent)
 
 
 def _write_private(path: Path, text: str) -> None:

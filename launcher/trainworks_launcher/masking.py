@@ -1,0 +1,128 @@
+"""Secrets kept out of plans, logs and failure texts. Pure.
+
+Two rules, because a secret shows itself in two ways. By name: a variable, a hyperparameter, an option or a key inside a
+JSON value whose name has a word such as PASSWORD. By form: ``user:password@`` inside a URL. A ``Masker`` also knows the
+values found by name, and hides them wherever they come up again: in SM_HPS, in a command line, in a traceback.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, Mapping
+
+from trainworks_launcher.values import Json, decode
+
+MASK = "******"
+"""What is shown in place of a secret."""
+
+VALUE_LENGTH = 8
+"""Characters from which a value is recognised outside its own place: a shorter one is part of too many other words."""
+
+_WORDS = frozenset(
+    (
+        "apikey",
+        "credential",
+        "credentials",
+        "passphrase",
+        "passwd",
+        "password",
+        "pat",
+        "pwd",
+        "secret",
+        "secrets",
+        "token",
+    )
+)
+_LAST_WORDS = frozenset(("auth", "key", "keys"))  # "api_key" is a secret, "num_key_value_heads" is not
+_BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
+_NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's working directory
+_SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
+_OPTION = re.compile(r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=.*", re.DOTALL)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a name says that its value is secret: ``WANDB_API_KEY``, ``dbPassword``; not ``max_tokens``."""
+    if name in _NOT_SECRET:
+        return False
+    words = [word.lower() for word in _SPLIT.split(name) if word]
+    if not words:
+        return False
+    if words[-1] == "id" and len(words) > 1 and words[-2] in _BEFORE_IDENTIFIER:
+        return True
+    return words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words)
+
+
+def mask_urls(text: str) -> str:
+    """``scheme://user:password@host`` without what stands before the ``@``."""
+    return _URL.sub(rf"\g<1>{MASK}@", text) if "://" in text else text
+
+
+class Masker:
+    """Hides what is secret in one job."""
+
+    def __init__(self, *sources: Mapping[str, Json] | Mapping[str, str]) -> None:
+        """Learn the secret values from mappings of name to value: variables, hyperparameters, channels."""
+        found: set[str] = set()
+        for source in sources:
+            _collect(source, found)
+        values = sorted((value for value in found if len(value) >= VALUE_LENGTH), key=len, reverse=True)
+        self._values = re.compile("|".join(map(re.escape, values))) if values else None
+
+    def text(self, text: str) -> str:
+        """A text without known secret values and without credentials in URLs."""
+        if self._values is not None:
+            text = self._values.sub(MASK, text)
+        return mask_urls(text)
+
+    def value(self, name: str, value: str) -> str:
+        """The value of a name: masked whole if the name says so, else what is secret in it."""
+        return MASK if value and is_secret_name(name) else self.text(value)
+
+    def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """A mapping of variables, masked."""
+        return {name: self.value(name, value) for name, value in variables.items()}
+
+    def words(self, argv: Iterable[str]) -> tuple[str, ...]:
+        """A command line, masked: ``--token VALUE``, ``--token=VALUE``, ``TOKEN=VALUE`` and known values anywhere."""
+        masked: list[str] = []
+        hide = False
+        for word in argv:
+            option = _OPTION.fullmatch(word)
+            if hide and not (option and word.startswith("--")):
+                masked.append(MASK)
+                hide = False
+                continue
+            hide = False
+            if option:
+                secret = is_secret_name(option.group(1))
+                hide = secret and option.group(2) is None
+                masked.append(f"{word.partition('=')[0]}={MASK}" if secret and option.group(2) else self.text(word))
+                continue
+            assignment = _ASSIGNMENT.fullmatch(word)
+            if assignment and is_secret_name(assignment.group(1)):
+                masked.append(f"{assignment.group(1)}={MASK}")
+            else:
+                masked.append(self.text(word))
+        return tuple(masked)
+
+
+def _collect(value: object, found: set[str], name: str = "") -> None:
+    """Add the secret values in a decoded JSON value, or in the JSON text of a variable, to ``found``."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            _collect(entry, found, f"{key}" if is_secret_name(f"{key}") or not is_secret_name(name) else name)
+    elif isinstance(value, (list, tuple)):
+        for entry in value:
+            _collect(entry, found, name)
+    elif isinstance(value, str):
+        if is_secret_name(name):
+            found.add(value)
+        elif value[:1] in ("{", "["):
+            try:
+                _collect(decode(value), found, name)
+            except (ValueError, RecursionError):
+                return
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret_name(name):
+        found.add(str(value))
