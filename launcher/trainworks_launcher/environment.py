@@ -21,7 +21,7 @@ from trainworks_launcher import entry, names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.manifest import Manifest, parse_manifest
-from trainworks_launcher.values import NOTHING, Json, decode, text, texts
+from trainworks_launcher.values import NOTHING, Json, decode, kind, text, texts, unusable
 
 PROGRAMS = ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")
 """Programs that a plan may name; the manifest's path, else the first on PATH."""
@@ -80,6 +80,9 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     problems: list[Problem] = []
     base = variables.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
     base = str(Path(base).absolute())
+    if not Path(base).is_dir():
+        advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
+        problems.append(Problem("there is no such directory, and the job's files are expected in it", base, advice))
     hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
     resource_config = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
     input_data_config = _read_object(base, names.INPUT_DATA_CONFIG_FILE, problems)
@@ -113,14 +116,14 @@ def _read_object(base: str, name: str, problems: list[Problem]) -> Mapping[str, 
     """One of the platform's JSON objects; absent is empty (local use), anything else that fails is a problem."""
     path = Path(base, name)
     try:
-        value = decode(path.read_text(encoding="utf-8"))
+        value = decode(path.read_text(encoding="utf-8-sig"))  # files written by hand may begin with a mark
     except FileNotFoundError:
         return NOTHING
     except (OSError, ValueError) as error:
         problems.append(Problem(f"cannot be read: {error}", str(path), "the platform writes this file as JSON"))
         return NOTHING
     if not isinstance(value, dict):
-        problems.append(Problem(f"is a JSON {type(value).__name__}, not an object", str(path)))
+        problems.append(Problem(f"is {kind(value)}, not an object", str(path), "the platform writes an object"))
         return NOTHING
     return value
 
@@ -171,6 +174,8 @@ def _open_mpi_version(mpirun: str) -> str:
 
 def _look_at_code(base: str, location: str, problems: list[Problem]) -> entry.Code:
     """List the user's code: a directory as it is, or the names inside a tar.gz that will be unpacked later."""
+    if unusable(location):  # the hyperparameter is reported with all others
+        return entry.Code(directory=f"{base}/{names.CODE_DIRECTORY}")
     if "://" in location:
         return entry.Code(directory=location)
     if entry.is_archive(location):
@@ -274,7 +279,7 @@ def _interface_that_reaches(host: str) -> str:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect((host, 9))
                 address = str(probe.getsockname()[0])
-        except OSError:
+        except (OSError, ValueError):  # ValueError: not even the form of a host name
             address = ""
     if address:
         for name in _names("/sys/class/net", lambda _: True):

@@ -2,6 +2,8 @@
 
 Computed on each host from that host's own facts and never forwarded from another one: a rank sees its own host in
 SM_CURRENT_HOST. Text forms: a string as it is, null as "", everything else compact JSON with sorted keys.
+Where a value differs from sagemaker-training's on purpose, docs/environment.md says so and why; a test runs both over
+many inputs and allows no other difference.
 """
 
 from __future__ import annotations
@@ -9,19 +11,22 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from trainworks_launcher import names
+from trainworks_launcher import cluster, names
 from trainworks_launcher.entry import EntryPoint
 from trainworks_launcher.environment import Environment
+from trainworks_launcher.errors import Problem
 from trainworks_launcher.hyperparameters import to_arguments
-from trainworks_launcher.values import Json, compact, mapping, number, text, texts
+from trainworks_launcher.values import Json, compact, mapping, text, texts, unusable
 
 HOST_SPECIFIC = frozenset(
     (
         "CURRENT_HOST",
         "SM_CURRENT_HOST",
+        "SM_CURRENT_HOST_RANK",
         "SM_CURRENT_INSTANCE_GROUP",
         "SM_CURRENT_INSTANCE_GROUP_HOSTS",
         "SM_CURRENT_INSTANCE_TYPE",
+        "SM_DISTRIBUTION_INSTANCE_GROUPS",
         "SM_NETWORK_INTERFACE_NAME",
         "SM_NUM_CPUS",
         "SM_NUM_GPUS",
@@ -36,6 +41,7 @@ HOST_SPECIFIC = frozenset(
 def exported_variables(
     environment: Environment,
     *,
+    mode: str,
     user: Mapping[str, Json],
     reserved: Mapping[str, Json],
     entry: EntryPoint,
@@ -48,85 +54,59 @@ def exported_variables(
     """All variables for ``host``. ``interface`` is the one in use (it may replace the platform's)."""
     base = environment.base_directory
     config = environment.resource_config
-    groups = config.get("instance_groups")
-    group_rows = [mapping(group) for group in groups] if isinstance(groups, list) else []
-    by_name: dict[str, Json] = {text(row.get("instance_group_name")): dict(row) for row in group_rows}
-    own = next((row for row in group_rows if host in texts(row.get("hosts"))), None)
-    group_name = text(own.get("instance_group_name")) if own else text(config.get("current_group_name"))
-    group_name = group_name or "homogeneousCluster"
-    group_hosts: list[Json] = list(texts(own.get("hosts"))) if own else list(hosts)
-    group_names: list[Json] = list(by_name)
-    asked_groups = texts(reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)) or (group_name,)
-    channels: dict[str, Json] = {name: f"{base}/input/data/{name}" for name in environment.input_data_config}
-    framework_parameters: dict[str, Json] = {
-        name: value for name, value in reserved.items() if name not in names.RESERVED_NAMES
-    }
-    log_level = number(reserved.get(names.LOG_LEVEL)) or 20
     module_directory = environment.code.directory
-    job_name = text(reserved.get(names.JOB_NAME)) or environment.variables.get(names.JOB_NAME_VARIABLE, "")
-    arguments: list[Json] = list(to_arguments(user))
-    framework_module = environment.variables.get(names.TRAINING_MODULE_VARIABLE, "")
-    neurons = _neuron_cores(environment, instance_type)
-    own_config = {**config, "current_host": host} if config else {}
-
-    shared: dict[str, Json] = {
-        "channel_input_dirs": channels,
-        "current_host": host,
-        "current_instance_group": group_name,
-        "current_instance_group_hosts": group_hosts,
-        "current_instance_type": instance_type,
-        "distribution_instance_groups": list(asked_groups),
-        "framework_module": framework_module,
-        "hosts": list(hosts),
-        "input_config_dir": f"{base}/input/config",
-        "input_data_config": dict(environment.input_data_config),
-        "input_dir": f"{base}/input",
-        "instance_groups": group_names,
-        "instance_groups_dict": by_name,
-        "is_hetero": len(by_name) > 1,
-        "log_level": log_level,
-        "model_dir": f"{base}/model",
-        "module_dir": module_directory,
-        "module_name": entry.module_name,
-        "network_interface_name": interface,
-        "num_cpus": environment.devices.cpus,
-        "num_gpus": environment.devices.gpus,
-        "num_neurons": neurons,
-        "output_data_dir": f"{base}/output/data",
-        "output_dir": f"{base}/output",
-        "output_intermediate_dir": f"{base}/output/intermediate",
-        "resource_config": own_config,
-        "user_entry_point": entry.name,
-    }
+    job_name = text(reserved.get(names.JOB_NAME))
+    platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
+    master = hosts[0] if len(hosts) > 1 else names.LOOPBACK
+    properties = _properties(
+        environment,
+        mode=mode,
+        user=user,
+        reserved=reserved,
+        entry=entry,
+        hosts=hosts,
+        host=host,
+        interface=interface,
+        instance_type=instance_type,
+    )
+    all_hosts = texts(properties["hosts"])
     training_environment: dict[str, Json] = {
-        **shared,
-        "additional_framework_parameters": framework_parameters,
-        "distribution_hosts": list(hosts),
-        "hyperparameters": dict(user),
-        "is_master": host == hosts[0],
-        "is_modelparallel_enabled": False,
-        "job_name": job_name,
-        "master_hostname": hosts[0],
+        **properties,
+        "job_name": platform_job_name or job_name or None,
+        "master_addr": master,
+        "master_port": master_port,
     }
-    values: dict[str, Json] = {name: value for name, value in shared.items() if name != "channel_input_dirs"}
+    values: dict[str, Json] = {name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY}
+    channels = mapping(properties["channel_input_dirs"])
     channel_names: list[Json] = [*sorted(channels)]
-    values["channels"] = channel_names
-    values["framework_params"] = framework_parameters
-    values["hps"] = dict(user)
-    values["training_env"] = training_environment
-    values["user_args"] = arguments
+    values.update(
+        {
+            "channels": channel_names,
+            "current_host_rank": all_hosts.index(host),
+            "entry_script": entry.name,
+            "framework_params": properties["additional_framework_parameters"],
+            "host_count": len(all_hosts),
+            "hps": dict(user),
+            "master_addr": master,
+            "master_port": master_port,
+            "output_failure": f"{base}/{names.FAILURE_FILE}",
+            "source_dir": module_directory,
+            "training_env": training_environment,
+            "user_args": [*to_arguments(user)],
+        }
+    )
     if config.get("topology"):
         values["topology"] = config.get("topology")
-    for name, path in channels.items():
-        values[f"channel_{name}"] = path
-    for name, value in user.items():
-        values[f"hp_{name}"] = value
+    for prefix, rows in (("channel", channels), ("hp", user)):
+        # A shell cannot read a variable with a hyphen in its name, so there is a second name without.
+        values.update({f"{prefix}_{name.replace('-', '_')}": value for name, value in rows.items() if "-" in name})
+        values.update({f"{prefix}_{name}": value for name, value in rows.items()})
     exported = {f"SM_{name.upper()}": _text_form(value) for name, value in values.items()}
     exported["CURRENT_HOST"] = host
-    exported["SAGEMAKER_JOB_NAME"] = job_name
+    exported["SAGEMAKER_JOB_NAME"] = job_name or platform_job_name
     exported["SAGEMAKER_REGION"] = _region(environment, reserved)
     exported[names.SUBMIT_DIRECTORY_VARIABLE] = module_directory
-    exported["MASTER_ADDR"] = hosts[0] if len(hosts) > 1 else names.LOOPBACK
+    exported["MASTER_ADDR"] = master
     exported["MASTER_PORT"] = str(master_port)
     python_path = environment.variables.get("PYTHONPATH", "")
     exported["PYTHONPATH"] = module_directory + (f":{python_path}" if python_path else "")
@@ -134,6 +114,176 @@ def exported_variables(
         exported.update(_hostname_variables(environment, host))
     exported.update(_log_variables(environment))
     return MappingProxyType(dict(sorted(exported.items())))
+
+
+_ONLY_AS_PROPERTY = frozenset(
+    (
+        "additional_framework_parameters",
+        "channel_input_dirs",
+        "distribution_hosts",
+        "hyperparameters",
+        "is_master",
+        "is_modelparallel_enabled",
+        "is_smddpmprun_installed",
+        "is_smddprun_installed",
+        "master_hostname",
+        "topology",
+    )
+)
+"""Properties that are in SM_TRAINING_ENV and have no variable of their own, or one by another name."""
+
+
+def _properties(
+    environment: Environment,
+    *,
+    mode: str,
+    user: Mapping[str, Json],
+    reserved: Mapping[str, Json],
+    entry: EntryPoint,
+    hosts: Sequence[str],
+    host: str,
+    interface: str,
+    instance_type: str,
+) -> dict[str, Json]:
+    """What SM_TRAINING_ENV tells of the job: the properties of sagemaker-training's Environment, by their names."""
+    base = environment.base_directory
+    config = environment.resource_config
+    all_hosts = texts(config.get("hosts")) or tuple(hosts)
+    groups = cluster.instance_groups(config)
+    group = cluster.group_of(config, host)
+    group_name = group.name if group else text(config.get("current_group_name")) or cluster.HOMOGENEOUS
+    rows = config.get("instance_groups")
+    group_names: list[Json] = [row.name for row in groups]
+    by_name: dict[str, Json] = {
+        named.name: dict(mapping(row)) for named, row in zip(groups, rows if isinstance(rows, list) else [])
+    }
+    on_by_default: list[Json] = [group_name] if mode != "none" else []
+    distributed = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, on_by_default)
+    asked = texts(distributed)
+    distribution_hosts = [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
+    master = distribution_hosts[0] if distribution_hosts else all_hosts[0]
+    framework_parameters: dict[str, Json] = {
+        name: value for name, value in reserved.items() if name not in names.RESERVED_NAMES
+    }
+    parallel = environment.hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
+    parallel_variable = environment.variables.get(names.MODEL_PARALLEL_VARIABLE, "").strip()
+    own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}
+    return {
+        "additional_framework_parameters": framework_parameters,
+        "channel_input_dirs": {name: f"{base}/input/data/{name}" for name in environment.input_data_config},
+        "current_host": host,
+        "current_instance_group": group_name,
+        "current_instance_group_hosts": [*(group.hosts if group else all_hosts)],
+        "current_instance_type": instance_type,
+        "distribution_hosts": [*distribution_hosts],
+        "distribution_instance_groups": distributed,
+        "framework_module": environment.variables.get(names.TRAINING_MODULE_VARIABLE),
+        "hosts": [*all_hosts],
+        "hyperparameters": dict(user),
+        "input_config_dir": f"{base}/input/config",
+        "input_data_config": dict(environment.input_data_config),
+        "input_data_dir": f"{base}/input/data",
+        "input_dir": f"{base}/input",
+        "instance_groups": group_names,
+        "instance_groups_dict": by_name,
+        "is_hetero": len(groups) > 1,
+        "is_master": host == master,
+        "is_modelparallel_enabled": parallel not in (None, "", {}, "{}") or parallel_variable not in ("", "{}"),
+        "is_smddpmprun_installed": "smddpmprun" in environment.programs,
+        "is_smddprun_installed": "smddprun" in environment.programs,
+        "log_level": _log_level(environment, reserved),
+        "master_hostname": master,
+        "model_dir": f"{base}/model",
+        "module_dir": environment.code.directory,
+        "module_name": entry.module_name,
+        "network_interface_name": interface or _default_interface(environment),
+        "num_cpus": environment.devices.cpus,
+        "num_gpus": environment.devices.gpus,
+        "num_neurons": _neuron_cores(environment, instance_type),
+        "output_data_dir": f"{base}/output/data",
+        "output_dir": f"{base}/output",
+        "output_intermediate_dir": f"{base}/output/intermediate",
+        "resource_config": own_config,
+        "topology": config.get("topology") or [],
+        "user_entry_point": entry.name,
+    }
+
+
+def check_exported(environment: Environment, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[Problem]:
+    """What cannot become a variable or an argument: told with its source, before anything is started."""
+    problems: list[Problem] = []
+    for name, value in user.items():
+        where = f"hyperparameter {name!r}"
+        problems += _check_name(name, "hyperparameter", where)
+        bad = next(filter(None, map(unusable, (*to_arguments({name: value})[1:], _text_form(value)))), "")
+        if bad:
+            problems.append(Problem(f"its value {bad}", where, "a program can only be given text: leave it out"))
+    for name in environment.input_data_config:
+        problems += _check_name(name, "channel", f"channel {name!r}")
+    for name, value in reserved.items():
+        bad = unusable(value) if isinstance(value, str) else ""
+        if bad:
+            problems.append(Problem(f"its value {bad}", f"hyperparameter {name}", "leave it out"))
+    for name, value in environment.resource_config.items():
+        bad = next(filter(None, map(unusable, (text(value), *texts(value)))), "")
+        if bad:
+            problems.append(Problem(f"{name!r} {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
+    for group in cluster.instance_groups(environment.resource_config):
+        bad = unusable(group.name) or unusable(group.instance_type)
+        if bad:
+            problems.append(Problem(f"an instance group {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
+    if _log_level(environment, reserved) is None:
+        value = reserved.get(names.LOG_LEVEL)
+        given = reserved.get(names.LOG_LEVEL) not in (None, "")
+        where = f"hyperparameter {names.LOG_LEVEL}" if given else f"variable {names.LOG_LEVEL_VARIABLE}"
+        shown = value if given else environment.variables.get(names.LOG_LEVEL_VARIABLE)
+        advice = f"give a number such as 20, or one of {', '.join(_LEVELS)}"
+        problems.append(Problem(f"{shown!r} is not a log level", where, advice))
+    return problems
+
+
+def _check_name(name: str, what: str, where: str) -> list[Problem]:
+    """What keeps a name from being part of a variable's name (environ(7): no ``=``) and of an argument."""
+    bad = "is empty" if not name else "has a '='" if "=" in name else unusable(name)
+    advice = "use letters, digits, . _ -"
+    return [Problem(f"the name of the {what} {bad}, so no variable can have it", where, advice)] if bad else []
+
+
+def shared_variables(user: Mapping[str, Json]) -> list[str]:
+    """Warnings for hyperparameters whose names differ only in case: they share one variable."""
+    held: dict[str, str] = {}
+    warnings: list[str] = []
+    for name in user:
+        variable = f"SM_HP_{name.upper()}"
+        if variable in held:
+            warnings.append(
+                f"the hyperparameters {held[variable]!r} and {name!r} share the variable {variable}, which has the"
+                f" value of {name!r}; arguments and SM_HPS have both"
+            )
+        held[variable] = name
+    return warnings
+
+
+_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARNING", "WARN", "INFO", "DEBUG", "NOTSET")
+"""Names that Python's logging takes for a level."""
+
+
+def _log_level(environment: Environment, reserved: Mapping[str, Json]) -> Json:
+    """The log level for the script: the hyperparameter, else the variable, else 20; None if it is not a level."""
+    value = reserved.get(names.LOG_LEVEL)
+    if value is None or value == "":
+        given = environment.variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
+        value = int(given) if given.isdecimal() and len(given) < 10 else given or names.LOG_LEVEL_DEFAULT
+    if isinstance(value, str):
+        return value if value in _LEVELS else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _default_interface(environment: Environment) -> str:
+    """The platform's usual interface where none is named, if it exists here."""
+    known = environment.devices.interfaces
+    named = environment.resource_config.get("network_interface_name")
+    return names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
 
 
 def _text_form(value: Json) -> str:
@@ -144,11 +294,9 @@ def _text_form(value: Json) -> str:
 
 
 def _region(environment: Environment, reserved: Mapping[str, Json]) -> str:
-    """The region: first variable that is set, else the hyperparameter."""
-    for name in names.REGION_VARIABLES:
-        if environment.variables.get(name):
-            return environment.variables[name]
-    return text(reserved.get(names.REGION))
+    """The region: the job's hyperparameter, else the first variable that is set."""
+    given = text(reserved.get(names.REGION))
+    return given or next(filter(None, map(environment.variables.get, names.REGION_VARIABLES)), "") or ""
 
 
 def _neuron_cores(environment: Environment, instance_type: str) -> int:

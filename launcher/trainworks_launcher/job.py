@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Mapping
 
+from trainworks_launcher import cluster, fabric, names
 from trainworks_launcher import entry as entries
-from trainworks_launcher import fabric, names
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, RefusalError, nearest
-from trainworks_launcher.exported import exported_variables
+from trainworks_launcher.exported import check_exported, exported_variables, shared_variables
 from trainworks_launcher.hyperparameters import split_reserved, to_arguments, truth
 from trainworks_launcher.values import Json, mapping, text, texts
 
@@ -149,6 +149,9 @@ def make_job(environment: Environment, host: str = "") -> Job:
     problems: list[Problem] = list(environment.problems)
     warnings: list[str] = []
     user, reserved = split_reserved(environment.hyperparameters)
+    problems += cluster.check_resource_config(environment.resource_config)
+    problems += check_exported(environment, user, reserved)
+    warnings += shared_variables(user)
     reader = _Reader(reserved, environment.variables, problems)
     hosts, current = _hosts(environment, host, problems)
     mode = _mode(environment, reserved, problems)
@@ -157,7 +160,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     per_host, processes = _processes(environment, reader, mode, len(hosts), problems)
     processes_origin, processes_why = _processes_reason(environment, reserved, per_host)
     interface, interface_why = _interface(environment, warnings)
-    instance_type = _instance_type(environment, current)
+    instance_type = cluster.instance_type_of(environment.resource_config, current)
     fabric_of_host = fabric.choose_fabric(
         environment.manifest,
         _efa_devices(environment, instance_type),
@@ -182,6 +185,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
         raise RefusalError(problems)
     exported = exported_variables(
         environment,
+        mode=mode,
         user=user,
         reserved=reserved,
         entry=code_entry,
@@ -396,19 +400,9 @@ def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]
     return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist here"
 
 
-def _instance_type(environment: Environment, host: str) -> str:
-    """The instance type of a host: its group's, else the current one; "local" is what the SDK's local mode says."""
-    groups = environment.resource_config.get("instance_groups")
-    for group in groups if isinstance(groups, list) else []:
-        row = mapping(group)
-        if host in texts(row.get("hosts")):
-            return text(row.get("instance_type"), "local")
-    return text(environment.resource_config.get("current_instance_type"), "local")
-
-
 def _efa_devices(environment: Environment, instance_type: str) -> tuple[str, ...] | None:
     """EFA devices of the host planned for: this host's, if it is of the same type; None if they cannot be known."""
-    here = _instance_type(environment, text(environment.resource_config.get("current_host")))
+    here = cluster.instance_type_of(environment.resource_config, text(environment.resource_config.get("current_host")))
     return environment.devices.efa if instance_type == here else None
 
 

@@ -46,8 +46,11 @@ hyperparameter ``sagemaker_submit_directory`` and above BASE/code."""
 TRAINING_MODULE_VARIABLE = "SAGEMAKER_TRAINING_MODULE"
 """``module:function`` of a framework entry; only passed on as SM_FRAMEWORK_MODULE."""
 
-REGION_VARIABLES = ("AWS_REGION", "SAGEMAKER_REGION")
-"""Region, first one set wins (TT); passed on as SAGEMAKER_REGION."""
+REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "SAGEMAKER_REGION")
+"""Region, first one set wins (AWS_REGION is what the platform sets, AWS_DEFAULT_REGION what boto3 reads)."""
+
+LOG_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"
+"""Log level, below the hyperparameter of that name. TT reads and then ignores it; here it counts."""
 
 JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 """Name of the job, set by the platform."""
@@ -120,6 +123,12 @@ stuck device) is left behind."""
 
 LEAVE_LIMIT_SECONDS = 5.0
 """Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
+
+LOG_LEVEL_DEFAULT = 20
+"""Python's logging.INFO (TT)."""
+
+INTERFACE = "eth0"
+"""Network interface where the resource config names none (TT)."""
 
 LOOPBACK = "127.0.0.1"
 """Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere (``docker run`` by

@@ -13,10 +13,61 @@ NOTHING: Mapping[str, Json] = MappingProxyType({})
 """An empty JSON object that nobody can add to."""
 
 
+NESTING_LIMIT = 100
+"""Levels of lists and objects in a JSON text; more would end in a RecursionError somewhere behind the decoder."""
+
+
 def decode(text: str) -> Json:
-    """Decode ``text`` as JSON. Raises ValueError with position and reason."""
-    value: Json = json.loads(text)
+    """Decode ``text`` as JSON. Raises ValueError with position and reason, also for more than NESTING_LIMIT levels."""
+    try:
+        value: Json = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {NESTING_LIMIT} levels") from error
+    if text.count("[") + text.count("{") > NESTING_LIMIT and _depth(value) > NESTING_LIMIT:
+        raise ValueError(f"nested deeper than {NESTING_LIMIT} levels")
     return value
+
+
+def _depth(value: Json) -> int:
+    """Levels of lists and objects, counted without recursion."""
+    depth = 0
+    level: list[Json] = [value]
+    while level:
+        inner: list[Json] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                inner.extend(entry.values())
+            elif isinstance(entry, list):
+                inner.extend(entry)
+        depth += any(isinstance(entry, (dict, list)) for entry in level)
+        level = inner
+    return depth
+
+
+def kind(value: Json) -> str:
+    """What a value is, in JSON's words and with an article: "a text", "a number", "an object"."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "a number"
+    return {str: "a text", list: "a list", dict: "an object"}[type(value)]
+
+
+def unusable(text: str) -> str:
+    """Why the kernel or a terminal cannot be given ``text`` as an argument or a variable; "" if they can.
+
+    >>> unusable("straße"), unusable("a\\0b")
+    ('', 'has a NUL character')
+    """
+    if "\0" in text:
+        return "has a NUL character"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
+    return ""
 
 
 def compact(value: object) -> str:
