@@ -22,12 +22,14 @@ from trainworks.facts.rows import (
     Component,
     Cuda,
     Facts,
+    Family,
     Instance,
     Lock,
     LockedPackage,
     Recipe,
     SourceFile,
     Stack,
+    Storage,
     TargetRow,
 )
 
@@ -175,8 +177,10 @@ def load(root: Path) -> Facts:
     components = table("components", Component, "component")
     stacks = table("stacks", Stack, "stack")
     instances = table("instances", Instance, "instance")
+    families = table("families", Family, "family")
+    storages = table("storage", Storage, "storage")
     targets: list[TargetRow] = []
-    fixed = {"bases", "cuda", "components", "stacks", "instances"}
+    fixed = {"bases", "cuda", "components", "stacks", "instances", "families", "storage"}
     for path in sorted(images.glob("*.toml")):
         if path.stem not in fixed:
             content = reader.toml(path)
@@ -191,6 +195,8 @@ def load(root: Path) -> Facts:
         components=components,
         stacks=stacks,
         instances=instances,
+        families=families,
+        storages=storages,
         targets=tuple(targets),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
@@ -262,6 +268,8 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("component", [row.name for row in facts.components]),
         ("stack", [row.name for row in facts.stacks]),
         ("instance", [row.name for row in facts.instances]),
+        ("family", [row.name for row in facts.families]),
+        ("storage", [row.name for row in facts.storages]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
     known = names_of("component", facts.component_by_name)
@@ -329,6 +337,8 @@ def schemas() -> dict[str, dict[str, Any]]:
         "components": ("component", Component),
         "stacks": ("stack", Stack),
         "instances": ("instance", Instance),
+        "families": ("family", Family),
+        "storage": ("storage", Storage),
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
     }

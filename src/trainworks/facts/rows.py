@@ -78,13 +78,46 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """What one host of an instance type has; ``efa_rdma``: its EFA devices can write to remote memory."""
+    """What one host of an instance type has; ``efa_rdma``: its EFA devices can write to remote memory.
+
+    What has a default is for the launcher's preflight; see the head of ``images/instances.toml``.
+    """
 
     name: str
     gpus: int
     neuron_cores: int
     efa: bool
     efa_rdma: bool
+    source: str
+    memory_gib: int = 0
+    smp_loader_workers: bool = True
+    smddp: bool = False
+    smdistributed_by_torchrun_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of instance types (``ml.m5``) of which no size has an accelerator."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A file system whose throughput grows with its size.
+
+    Attributes:
+        name: What a person calls it.
+        step_gib: Capacity of one step.
+        step_megabytes_per_second: What each step adds to the throughput, 10**6 bytes per second.
+        increment_gib: Above one step, capacities are multiples of this.
+    """
+
+    name: str
+    step_gib: int
+    step_megabytes_per_second: int
+    increment_gib: int
     source: str
 
 
@@ -200,6 +233,8 @@ class Facts:
     components: tuple[Component, ...]
     stacks: tuple[Stack, ...]
     instances: tuple[Instance, ...]
+    families: tuple[Family, ...]
+    storages: tuple[Storage, ...]
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]
