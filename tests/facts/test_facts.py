@@ -16,9 +16,9 @@ from trainworks.plan.resolve import python_patterns
 
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
-    tables = (facts.bases, facts.cudas, facts.components, facts.stacks, facts.instances, facts.targets)
-    tables += (facts.families, facts.storages)
-    sources = [row.source for rows in tables for row in rows]
+    sources = [row.source for rows in (facts.bases, facts.cudas, facts.components, facts.stacks) for row in rows]
+    sources += [row.source for rows in (facts.instances, facts.families, facts.storages) for row in rows]
+    sources += [row.source for row in facts.targets]
     assert len(sources) > 60
     assert [source for source in sources if len(source) < 8] == []
 

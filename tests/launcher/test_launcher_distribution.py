@@ -1,0 +1,239 @@
+"""What the SDK makes of a ``distribution``: by a table, and beside the real SDK."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from launcher_support import LAUNCHER, REPOSITORY
+
+from trainworks_launcher.distribution import Group, translate
+from trainworks_launcher.facts import FILE, parse_facts
+from trainworks_launcher.values import Json
+
+FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / FILE).read_text(encoding="utf-8"))
+P4D = "ml.p4d.24xlarge"
+PEER = REPOSITORY / ".cache" / "peers" / "sdk-v2" / "bin" / "python"
+SMP: Json = {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}
+MPI: Json = {"enabled": True, "processes_per_host": 8}
+
+
+def cluster(instance_type: str = P4D, count: int = 2) -> tuple[Group, ...]:
+    return (Group("", instance_type, count),)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"),
+    [
+        ({}, {}),
+        (
+            {"mpi": {"enabled": True, "processes_per_host": 8, "custom_mpi_options": "-x A=1"}},
+            {
+                "sagemaker_mpi_enabled": True,
+                "sagemaker_mpi_num_of_processes_per_host": 8,
+                "sagemaker_mpi_custom_mpi_options": "-x A=1",
+            },
+        ),
+        (
+            {"torch_distributed": {"enabled": True}},
+            {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": P4D},
+        ),
+        (
+            {"smdistributed": {"modelparallel": SMP}, "mpi": MPI},
+            {
+                "sagemaker_mpi_enabled": True,
+                "sagemaker_mpi_num_of_processes_per_host": 8,
+                "sagemaker_mpi_custom_mpi_options": "",
+                "mp_parameters": {"pipeline_parallel_degree": 2},
+                "sagemaker_distributed_dataparallel_enabled": False,
+                "sagemaker_instance_type": P4D,
+            },
+        ),
+        (
+            {"pytorchddp": {"enabled": True, "custom_mpi_options": "-verbose"}},
+            {
+                "sagemaker_distributed_dataparallel_enabled": True,
+                "sagemaker_instance_type": P4D,
+                "sagemaker_distributed_dataparallel_custom_mpi_options": "-verbose",
+            },
+        ),
+        (
+            {"torchrun": {"process_count_per_node": 4}},
+            {"sagemaker_torch_distributed_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 4},
+        ),
+        (
+            {"mpi": {"process_count_per_node": 4, "mpi_additional_options": ["-x", "A=b c"]}},
+            {
+                "sagemaker_mpi_enabled": True,
+                "sagemaker_mpi_num_of_processes_per_host": 4,
+                "sagemaker_mpi_custom_mpi_options": "-x 'A=b c'",
+            },
+        ),
+    ],
+)
+def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[str, Json]) -> None:
+    made = translate(distribution, cluster(), FACTS, "train.py")
+    assert (dict(made.hyperparameters), made.refused, made.problems) == (expected, (), ())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "said"),
+    [
+        ("mpi", "is a str, not a dict (distribution)"),
+        ({"mpi": True}, "is True, not a dict (distribution['mpi']); write {'enabled': True}"),
+        ({"mpi": {"enabled": True}, "pytorchdpp": {"enabled": True}}, "did you mean 'pytorchddp'?"),
+        ({"dataparallel": {"enabled": True}}, "write {'smdistributed': {'dataparallel': ...}}"),
+        ({"mpi": {"processes_per_host": 8}}, "'enabled' is missing, which the SDK takes for False"),
+        ({"mpi": {"enabled": "True"}}, "'enabled' is 'True', not True or False"),
+        ({"mpi": {"enabled": True, "process_per_host": 8}}, "did you mean 'processes_per_host'?"),
+        ({"mpi": {"enabled": True, "processes_per_host": 0}}, "'processes_per_host' is 0, and the SDK leaves it out"),
+        ({"smdistributed": {"dataparallel": {"enabled": True}, "modelparallel": SMP}}, "one job cannot have both"),
+        ({"smdistributed": {"datparallel": {"enabled": True}}}, "did you mean 'dataparallel'?"),
+        ({"smdistributed": {"modelparallel": SMP}}, "model parallelism goes with mpi, which is not on"),
+        ({"smdistributed": {"modelparallel": {"enabled": True}}, "mpi": MPI}, "'parameters' is missing or empty"),
+        (
+            {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"microbatches": 4}}}, "mpi": MPI},
+            "'pipeline_parallel_degree' is missing",
+        ),
+        (
+            {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"optimize": "sped"}}}, "mpi": MPI},
+            "'optimize' is 'sped' (distribution['smdistributed']['modelparallel']['parameters']); did you mean 'speed'",
+        ),
+        ({"torch_distributed": {"enabled": True}, "mpi": MPI}, "the SDK sends torch_distributed only"),
+        ({"pytorchddp": {"enabled": True}, "smdistributed": {}}, "pytorchddp and smdistributed are both there"),
+        ({"multi_worker_mirrored_strategy": {"enabled": True}}, "is for TensorFlow, and this is pytorch"),
+        ({"instance_groups": ["a"], "mpi": MPI}, "the cluster has no instance groups"),
+        ({"torchrun": {"processes": 4}}, "torchrun has no field 'processes'"),
+        ({"torchrun": {}, "mpi": {}}, "ModelTrainer takes one of them"),
+        ({"mpi": {"mpi_additional_options": "-x A=1"}}, "give a list of texts"),
+    ],
+)
+def test_mistakes_are_named_with_what_to_do(distribution: Json, said: str) -> None:
+    made = translate(distribution, cluster(), FACTS, "train.py")
+    texts = [str(problem) for problem in (*made.refused, *made.problems)]
+    assert any(said in text for text in texts), texts
+
+
+def test_all_mistakes_are_said_at_once() -> None:
+    parameters: dict[str, Json] = {"pipeline": "x", "microbatches": 0, "ddp_port": -1, "memory_weight": 2}
+    wrong: Json = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {}}
+    made = translate(wrong, cluster(), FACTS)
+    assert len(made.refused) == 5
+    assert len(made.problems) == 3
+
+
+def test_an_instance_type_without_mpi_for_smdistributed_and_one_with_neuron_cores() -> None:
+    smddp: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
+    assert "add 'torch_distributed'" in str(translate(smddp, cluster("ml.p5.48xlarge"), FACTS).refused[0])
+    assert "use torch_distributed there" in str(translate({"mpi": MPI}, cluster("ml.trn1.32xlarge"), FACTS).refused[0])
+
+
+class Case(NamedTuple):
+    """One call of the SDK; a group is (name, instance type, count)."""
+
+    distribution: dict[str, Json]
+    instance_type: str
+    groups: tuple[tuple[str, str, int], ...]
+    entry_point: str
+
+
+def random_cases(count: int) -> list[Case]:
+    """Distributions as people write and miswrite them."""
+    source = random.Random(7)
+
+    def switch(**more: Sequence[Json]) -> Json:
+        table: dict[str, Json] = {"enabled": source.choice([True, True, True, False])}
+        if source.random() < 0.15:
+            del table["enabled"]
+        for name, values in more.items():
+            if source.random() < 0.4:
+                table[name] = source.choice(values)
+        return table if source.random() < 0.98 else True
+
+    def parameters() -> Json:
+        rows: dict[str, Sequence[Json]] = {
+            "partitions": [1, 2, 0, "2"],
+            "pipeline_parallel_degree": [2],
+            "microbatches": [4, 0, True],
+            "pipeline": ["simple", "interleaved", "other"],
+            "placement_strategy": ["spread", "none"],
+            "optimize": ["speed", "memory", 1],
+            "auto_partition": [True, False, "yes"],
+            "default_partition": [0, 1, 2],
+            "ddp": [True, False, 1],
+            "horovod": [True, False],
+            "ddp_port": [0, 8080, -1, "8080"],
+            "ddp_dist_backend": ["auto"],
+            "memory_weight": [0.2, 1.5, -1, 1],
+            "partition_file": ["a", 1],
+        }
+        return {name: source.choice(values) for name, values in rows.items() if source.random() < 0.2}
+
+    def inner() -> Json:
+        made: dict[str, Json] = {}
+        if source.random() < 0.5:
+            made["dataparallel"] = switch(custom_mpi_options=["-verbose"])
+        if source.random() < 0.6 or not made:
+            made["modelparallel"] = switch(parameters=[parameters(), parameters(), [], 3.5])
+        if source.random() < 0.05:
+            made["other"] = {}
+        return made if source.random() < 0.95 else {}
+
+    groups_named: list[Json] = [["a"], ["b"], ["a", "b"], ["stranger"], []]
+
+    def distribution() -> dict[str, Json]:
+        rows: list[tuple[str, float, Json]] = [
+            ("mpi", 0.4, switch(processes_per_host=[8, 0, "8"], custom_mpi_options=["-x A=1", ""])),
+            ("torch_distributed", 0.3, switch()),
+            ("smdistributed", 0.4, inner()),
+            ("pytorchddp", 0.15, switch(custom_mpi_options=["-verbose"])),
+            ("parameter_server", 0.1, switch()),
+            ("multi_worker_mirrored_strategy", 0.1, switch()),
+            ("instance_groups", 0.2, source.choice(groups_named)),
+            ("unknown", 0.05, {"enabled": True}),
+        ]
+        return {name: value for name, chance, value in rows if source.random() < chance}
+
+    def case() -> Case:
+        types = (P4D, "ml.g4dn.xlarge", "ml.p5.48xlarge", "ml.trn1.32xlarge", "ml.m5.large")
+        groups = (("a", source.choice(types), 1), ("b", source.choice(types), 2))
+        cut = source.choice((0, 0, 1, 2))
+        script = source.choice(("train.py", "train.py", "run.sh"))
+        return Case(distribution(), source.choice(types), groups[:cut], script)
+
+    return [case() for _ in range(count)]
+
+
+@pytest.mark.engine
+def test_the_same_hyperparameters_and_refusals_as_the_real_sdk(tmp_path: Path) -> None:
+    if not PEER.exists():
+        pytest.skip("the SageMaker SDK is not there; run: tools/set-up-peers sdk-v2")
+    cases = random_cases(1500)
+    done = subprocess.run(
+        (str(PEER), "-W", "ignore", str(Path(__file__).with_name("peer_sdk_distribution.py"))),
+        input=json.dumps([case._asdict() for case in cases]),
+        stdout=subprocess.PIPE,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SAGEMAKER_SUPPRESS_V2_WARNING": "1"},
+        timeout=300,
+        check=True,
+        text=True,
+    )
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert sum("sent" in answer for answer in answers) > 200, "too few cases are right ones"
+    assert sum("refused" in answer for answer in answers) > 200, "too few cases are wrong ones"
+    different = []
+    for case, answer in zip(cases, answers, strict=True):
+        groups = tuple(Group(*group) for group in case.groups) or cluster(case.instance_type)
+        made = translate(case.distribution, groups, FACTS, case.entry_point)
+        if made.refused and "is True, not a dict" in str(made.refused[0]):
+            continue  # the SDK may never look at it; we always do
+        ours = {"refused": ""} if made.refused else {"sent": dict(made.hyperparameters)}
+        if ours.keys() != answer.keys() or ("sent" in answer and ours != answer):
+            different.append((case, answer, [str(problem) for problem in made.refused] or made.hyperparameters))
+    assert different == []
