@@ -28,7 +28,6 @@ PROGRAMS = ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-ke
 
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
 _SYSTEM_PATH = "/usr/sbin:/sbin"  # sshd is not on every user's PATH
-_OPEN_MPI = "open-mpi"
 _ENTRIES_LIMIT = 20_000  # a data set beside the code must not make the start slow
 _PROBE_SECONDS = 20.0
 
@@ -91,9 +90,9 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     hosts = texts(resource_config.get("hosts"))
     reserved = split_reserved(hyperparameters)[1]
     location = entry.code_location(base, variables, reserved)
-    if truth(reserved.get(names.MPI_ENABLED)) and "mpirun" in programs and _OPEN_MPI not in manifest.components:
+    if truth(reserved.get(names.MPI_ENABLED)) and "mpirun" in programs and names.OPEN_MPI not in manifest.components:
         version = _open_mpi_version(programs["mpirun"])
-        manifest = replace(manifest, components=MappingProxyType({**manifest.components, _OPEN_MPI: version}))
+        manifest = replace(manifest, components=MappingProxyType({**manifest.components, names.OPEN_MPI: version}))
     return Environment(
         base_directory=base,
         variables=MappingProxyType(dict(variables)),

@@ -2,8 +2,8 @@
 
 Open MPI refuses a command line on which one MCA parameter stands twice with two values (4.x: even with one). So
 parameters are merged by name before the line is written: the higher origin wins, the same value is said once, and two
-values from the user are an error that shows both. Open MPI 5 renamed the parameters of its run-time (ORTE, now PRRTE);
-names are made canonical for the installed dialect first, so that a user's old name meets our new one.
+values from the user are an error that shows both. How the installed Open MPI spells things is in ``dialects``: a
+user's words for the other line become this one's, so that an old name meets our new one.
 """
 
 from __future__ import annotations
@@ -12,198 +12,238 @@ import re
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-from trainworks_launcher.errors import Problem
+from trainworks_launcher import names
+from trainworks_launcher.dialects import FOREIGN, INSTEAD, KEYED, MCA_OPTIONS, OURS, Dialect
+from trainworks_launcher.errors import Problem, nearest
 
-ORIGINS = ("default", "platform", "user")
-"""From weakest to strongest."""
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How one major line of Open MPI spells things.
-
-    major: 4 or 5. runtime_option: the option for parameters of the run-time. runtime_prefixes: how their names begin.
-    renamed: old name -> the name this dialect uses. gone: parameters without a successor -> why they may be dropped.
-    """
-
-    major: int
-    runtime_option: str
-    runtime_prefixes: tuple[str, ...]
-    renamed: Mapping[str, str]
-    gone: Mapping[str, str]
-    renamed_prefixes: tuple[tuple[str, str], ...] = ()
-
-    def canonical(self, name: str) -> str:
-        """The name of an MCA parameter as this dialect has it."""
-        if name in self.renamed:
-            return self.renamed[name]
-        for old, new in self.renamed_prefixes:
-            if name.startswith(old):
-                return new + name[len(old) :]
-        return name
-
-    def option(self, name: str) -> str:
-        """The option that introduces the (canonical) parameter."""
-        return self.runtime_option if name.startswith(self.runtime_prefixes) else "--mca"
-
-
-# Sources: `ompi_info --all`, `prte_info --all` of Open MPI 5.0 (they list the synonyms), and `ompi_info` of 4.1.
-OPEN_MPI_4 = Dialect(
-    major=4,
-    runtime_option="--mca",
-    runtime_prefixes=(),
-    renamed={"prte_if_include": "oob_tcp_if_include", "prte_if_exclude": "oob_tcp_if_exclude"},
-    gone={},
-    renamed_prefixes=(("plm_ssh_", "plm_rsh_"), ("btl_sm_single_copy", "btl_vader_single_copy")),
-)
-OPEN_MPI_5 = Dialect(
-    major=5,
-    runtime_option="--prtemca",
-    runtime_prefixes=("plm_", "prte_", "oob_", "rmaps_", "ras_", "grpcomm_", "odls_", "routed_"),
-    renamed={
-        "oob_tcp_if_include": "prte_if_include",
-        "oob_tcp_include": "prte_if_include",
-        "oob_tcp_if_exclude": "prte_if_exclude",
-        "oob_tcp_exclude": "prte_if_exclude",
-    },
-    gone={
-        "orte_abort_on_non_zero_status": "Open MPI 5 always ends a job on the first non-zero status",
-        "btl_vader_single_copy_mechanism": "in Open MPI 5 the single-copy mechanism is a component of its own (smsc)",
-        "btl_sm_single_copy_mechanism": "in Open MPI 5 the single-copy mechanism is a component of its own (smsc)",
-    },
-    renamed_prefixes=(("plm_rsh_", "plm_ssh_"), ("btl_vader_", "btl_sm_"), ("orte_", "prte_")),
-)
-
-
-def dialect_of(version: str) -> Dialect:
-    """The dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
-    major = version.split(".", 1)[0]
-    return OPEN_MPI_5 if major.isdecimal() and int(major) >= OPEN_MPI_5.major else OPEN_MPI_4
+ORIGINS = ("default", "platform", "image", "user")
+"""From weakest to strongest. "image" is what the container's environment sets."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One named value with its origin and the reason for it (empty for what needs none)."""
+    """One named value with its origin and the reason for it (empty for what needs none).
+
+    option: the option that introduces it, "" for the dialect's.
+    """
 
     name: str
     value: str
     origin: str
     why: str = ""
+    option: str = ""
 
 
 @dataclass(frozen=True)
 class UserOptions:
     """The user's words, sorted: MCA parameters, exported variables, options with a fixed meaning, the rest.
 
-    parameters and exports: name -> value, in the order given. An export's value is "" with ``forwarded`` naming it when
-    only the name was given. keyed: canonical option -> words. rest: everything else, in order and untouched.
+    parameters: (name, value, option), in the order given. exports: name -> value. forwarded: variables of which only
+    the name was given; a "*" at the end stands for any ending. keyed: canonical option -> words. left_out: our options
+    that cannot stand beside the user's. rest: everything else, in order. notes: what a person should know.
     """
 
-    parameters: tuple[tuple[str, str], ...] = ()
+    parameters: tuple[tuple[str, str, str], ...] = ()
     exports: tuple[tuple[str, str], ...] = ()
     forwarded: tuple[str, ...] = ()
     keyed: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    left_out: frozenset[str] = frozenset()
     rest: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_MCA_OPTIONS = frozenset(("mca", "gmca", "omca", "prtemca", "pmixmca"))
-_KEYED_OPTIONS: Mapping[str, int] = {
-    "bind-to": 1,
-    "map-by": 1,
-    "rank-by": 1,
-    "allow-run-as-root": 0,
-    "oversubscribe": 0,
-}
-_OURS: Mapping[str, str] = {
-    "np": "processes are counted by sagemaker_mpi_num_of_processes_per_host and sagemaker_mpi_num_processes",
-    "n": "processes are counted by sagemaker_mpi_num_of_processes_per_host and sagemaker_mpi_num_processes",
-    "c": "processes are counted by sagemaker_mpi_num_of_processes_per_host and sagemaker_mpi_num_processes",
-    "host": "the platform's resource config lists the hosts",
-    "H": "the platform's resource config lists the hosts",
-    "hostfile": "the platform's resource config lists the hosts",
-    "machinefile": "the platform's resource config lists the hosts",
-}
+_VARIABLES = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\*?")
+_VARIABLE_LIST = "mca_base_env_list"
 
 
-def parse_user_options(words: Sequence[str], where: str) -> tuple[UserOptions, list[Problem]]:
+def parse_user_options(words: Sequence[str], dialect: Dialect, where: str) -> tuple[UserOptions, list[Problem]]:
     """Sort the user's words (already split by shell rules). ``where`` names their source in the problems."""
-    problems: list[Problem] = []
-    parameters: dict[str, str] = {}
-    exports: dict[str, str] = {}
-    forwarded: list[str] = []
-    keyed: dict[str, tuple[str, ...]] = {}
-    rest: list[str] = []
+    parser = _Parser(words, dialect, where)
+    while parser.words:
+        parser.take_option()
+    parser.check_exports()
+    return parser.options(), parser.problems
 
-    def keep(into: dict[str, str], kind: str, name: str, value: str) -> None:
+
+class _Parser:
+    """Goes through the words once. Every method takes its words off the front of ``words``."""
+
+    def __init__(self, words: Sequence[str], dialect: Dialect, where: str) -> None:
+        self.words = list(words)
+        self.problems: list[Problem] = []
+        self._dialect = dialect
+        self._where = where
+        self._parameters: dict[str, str] = {}
+        self._classes: dict[str, str] = {}
+        self._exports: dict[str, str] = {}
+        self._forwarded: dict[str, None] = {}
+        self._keyed: dict[str, tuple[str, ...]] = {}
+        self._left_out: set[str] = set()
+        self._rest: list[str] = []
+        self._notes: list[str] = []
+
+    def options(self) -> UserOptions:
+        """What was found."""
+        return UserOptions(
+            parameters=tuple((name, value, self._classes.get(name, "")) for name, value in self._parameters.items()),
+            exports=tuple(self._exports.items()),
+            forwarded=tuple(self._forwarded),
+            keyed=tuple(self._keyed.items()),
+            left_out=frozenset(self._left_out),
+            rest=tuple(self._rest),
+            notes=tuple(self._notes),
+        )
+
+    def take_option(self) -> None:
+        """One option with its values."""
+        word = self.words.pop(0)
+        option, equals, value = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
+        if not option:
+            self._stray(word)
+            return
+        if equals and option not in self._dialect.optional:
+            # Both programs refuse --OPTION=VALUE, and for both it can mean one thing only.
+            self.words.insert(0, value)
+        if option in MCA_OPTIONS:
+            self._take_parameter(word, option)
+        elif option in ("x", "NCCL_DEBUG"):
+            self._take_export(word, option)
+        elif option in OURS:
+            self._refuse(word, f"leave it out: {OURS[option]}", 0 if equals else self._dialect.options.get(option, 1))
+            if equals:
+                self.words.pop(0)
+        elif option in KEYED:
+            self._take_keyed(word, option)
+        elif option in FOREIGN and option not in self._dialect.options:
+            count, advice = FOREIGN[option]
+            text = f"{word} is an option of MPICH, and this is Open MPI"
+            self.problems.append(Problem(text, self._where, advice))
+            del self.words[: max(count, 1 if equals else 0)]
+        elif option in self._dialect.options:
+            self._take_known(word, option, value if equals else None)
+        else:
+            self._take_unknown(word, option)
+
+    def check_exports(self) -> None:
+        """A variable that is given both ways, or is ours."""
+        for name in self._forwarded:
+            if name in self._exports:
+                self._problem(f"-x {name} is given with a value and without", "give it once")
+        for name in (*self._exports, *self._forwarded):
+            if name.startswith(names.OWN_PREFIX):
+                self._problem(f"-x {name} is a setting of the launcher, not of a rank", "set it in every container")
+
+    def _problem(self, what: str, advice: str) -> None:
+        self.problems.append(Problem(what, self._where, advice))
+
+    def _refuse(self, word: str, advice: str, values: int) -> None:
+        self._problem(f"{word} cannot be given here", advice)
+        del self.words[:values]
+
+    def _values(self, word: str, count: int, example: str) -> tuple[str, ...] | None:
+        """The next ``count`` words; None, with a problem, if there are too few."""
+        if len(self.words) < count:
+            self.words.clear()
+            self._problem(f"{word} needs {'a name and a value' if count > 1 else 'a value'}", f"for example: {example}")
+            return None
+        taken = tuple(self.words[:count])
+        del self.words[:count]
+        return taken
+
+    def _keep(self, into: dict[str, str], kind: str, name: str, value: str) -> None:
         if into.get(name, value) != value:
-            text = f"{kind} {name} is given as {into[name]!r} and as {value!r}"
-            problems.append(Problem(text, where, "give it once"))
+            self._problem(f"{kind} {name} is given as {into[name]!r} and as {value!r}", "give it once")
         else:
             into[name] = value
 
-    index = 0
-    while index < len(words):
-        word = words[index]
-        option = word.lstrip("-") if word.startswith("-") else ""
-        following = words[index + 1 : index + 3]
-        index += 1
-        if option in _MCA_OPTIONS:
-            if len(following) < 2:
-                problems.append(Problem(f"{word} needs a name and a value", where, "for example: --mca NAME VALUE"))
-                break
-            if not _PARAMETER.fullmatch(following[0]):
-                text = f"{following[0]!r} is not the name of an MCA parameter"
-                problems.append(Problem(text, where, "for example: --mca NAME VALUE"))
-            keep(parameters, "MCA parameter", following[0], following[1])
-            index += 2
-        elif option == "x" or option == "NCCL_DEBUG":
-            if not following:
-                problems.append(Problem(f"{word} needs a value", where, f"for example: {word} VALUE"))
-                break
-            # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of mpirun; it means the variable.
-            name, equals, value = following[0].partition("=") if option == "x" else ("NCCL_DEBUG", "=", following[0])
-            index += 1
-            if not _VARIABLE.fullmatch(name):
-                text = f"-x {following[0]!r} does not begin with the name of a variable"
-                problems.append(Problem(text, where, "for example: -x NAME=VALUE"))
-            elif equals:
-                keep(exports, "-x", name, value)
-            elif name not in forwarded:
-                forwarded.append(name)
-        elif option in _KEYED_OPTIONS:
-            count = _KEYED_OPTIONS[option]
-            value_words = tuple(words[index : index + count])
-            index += count
-            if len(value_words) < count:
-                problems.append(Problem(f"{word} needs a value", where, f"for example: --{option} none"))
-                break
-            if keyed.get(option, value_words) != value_words:
-                text = f"--{option} is given as {keyed[option][0]!r} and as {value_words[0]!r}"
-                problems.append(Problem(text, where, "give it once"))
-            keyed[option] = value_words
-        elif option in _OURS:
-            problems.append(Problem(f"{word} cannot be given here", where, f"leave it out: {_OURS[option]}"))
-            index += 1
-        elif not option and (not rest or word.startswith("-")):
-            text = f"{word!r} is no option: mpirun would start it instead of the training script"
-            problems.append(Problem(text, where, "options start with -; quote a value that has a space"))
+    def _take_parameter(self, word: str, option: str) -> None:
+        example = f"--{option} NAME VALUE"
+        taken = self._values(word, 2, example)
+        if taken is None:
+            return
+        name, value = taken
+        if not _PARAMETER.fullmatch(name):
+            self._problem(f"{name!r} is not the name of an MCA parameter", f"for example: {example}")
+        elif name == _VARIABLE_LIST:
+            # Open MPI 4 refuses this parameter beside -x, which the ranks' own variables may come with.
+            for entry in filter(None, value.split(";")):
+                self._export(f"--{option} {name}", entry)
         else:
-            rest.append(word)
-    problems.extend(
-        Problem(f"-x {name} is given with a value and without", where, "give it once")
-        for name in forwarded
-        if name in exports
-    )
-    options = UserOptions(
-        parameters=tuple(parameters.items()),
-        exports=tuple(exports.items()),
-        forwarded=tuple(forwarded),
-        keyed=tuple(keyed.items()),
-        rest=tuple(rest),
-    )
-    return options, problems
+            self._keep(self._parameters, "MCA parameter", name, value)
+            self._left_out.update(INSTEAD.get(name, ()))
+            if self._dialect.own_classes and option not in ("mca", "gmca"):
+                self._classes[name] = f"--{option}"
+
+    def _take_export(self, word: str, option: str) -> None:
+        taken = self._values(word, 1, "-x NAME=VALUE" if option == "x" else f"{word} INFO")
+        if taken is None:
+            return
+        if option == "x":
+            self._export("-x", taken[0])
+        else:
+            # ``--NCCL_DEBUG LEVEL`` is an option of sagemaker-training, not of mpirun; it means the variable.
+            self._keep(self._exports, "-x", option, taken[0])
+
+    def _export(self, said: str, entry: str) -> None:
+        name, equals, value = entry.partition("=")
+        if not (_VARIABLE if equals else _VARIABLES).fullmatch(name):
+            self._problem(f"{said} {entry!r} does not begin with the name of a variable", "for example: -x NAME=VALUE")
+        elif equals:
+            self._keep(self._exports, "-x", name, value)
+        else:
+            self._forwarded.setdefault(name)
+
+    def _take_keyed(self, word: str, option: str) -> None:
+        """An option that can stand once, by any of its names."""
+        canonical, pattern = KEYED[option]
+        taken = self._values(word, pattern.count("{}"), f"--{option} {'none' if option == canonical else '2'}")
+        if taken is None:
+            return
+        value = pattern.replace("{socket}", self._dialect.socket).format(*taken)
+        values = (value,) if value else ()
+        if self._keyed.get(canonical, values) != values:
+            text = f"--{canonical} is given as {self._keyed[canonical][0]!r} and as {value!r}"
+            self._problem(text + (f" ({word})" if option != canonical else ""), "give it once")
+        self._keyed[canonical] = values
+        if canonical == "map-by" and "pe=" in value.lower():
+            self._left_out.add("bind-to")  # PE=N binds each process to N cores; Open MPI 5 refuses both
+
+    def _take_known(self, word: str, option: str, value: str | None) -> None:
+        """An option of the installed mpirun: two dashes, which both lines take for every name longer than a letter."""
+        self._left_out.update(INSTEAD.get(option, ()))
+        dashed = f"-{option}" if len(option) == 1 else f"--{option}"
+        if option in self._dialect.optional:
+            self._rest.append(dashed if value is None else f"{dashed}={value}")
+            return
+        count = self._dialect.options[option]
+        if count == 0 and value is not None:
+            self._problem(f"{word} has a value, and --{option} takes none", f"write: --{option}")
+            self.words.pop(0)
+            return
+        taken = self._values(word, count, f"{word} VALUE")
+        self._rest += (dashed, *(taken or ()))
+
+    def _take_unknown(self, word: str, option: str) -> None:
+        """Passed on: the image may have a newer mpirun than we know. The words up to the next option are its values."""
+        self._notes.append(
+            f"Open MPI {self._dialect.major} has no option {word} that is known here; it is passed on, and mpirun will"
+            f" refuse it if it has none; {nearest(option, self._dialect.options)}"
+        )
+        if "=" in word:
+            self.words.pop(0)
+        self._rest.append(word)
+        while self.words and not self.words[0].startswith("-"):
+            self._rest.append(self.words.pop(0))
+
+    def _stray(self, word: str) -> None:
+        """A word that mpirun would take for the program."""
+        advice = "options start with -; quote a value that has a space"
+        name, equals, _ = word.partition("=")
+        if equals and _VARIABLE.fullmatch(name):
+            advice = f"to set a variable, write: -x {word}"
+        self._problem(f"{word!r} is no option: mpirun would start it instead of the training script", advice)
 
 
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
@@ -220,16 +260,18 @@ def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 
 def merge_parameters(
-    ours: Sequence[Setting], user: UserOptions, dialect: Dialect, where: str
+    ours: Sequence[Setting], user: UserOptions, dialect: Dialect, variables: Mapping[str, str], where: str
 ) -> tuple[tuple[Setting, ...], tuple[str, ...], list[Problem]]:
     """(MCA parameters of the line, notes, problems).
 
-    A user's ``*_if_exclude`` takes our ``*_if_include`` away and the reverse: Open MPI accepts only one of the two.
+    variables: the container's environment, in which ``OMPI_MCA_NAME`` sets a parameter: it wins over ours, the user's
+    options over it. A ``*_if_exclude`` takes our ``*_if_include`` away and the reverse: Open MPI accepts only one of
+    the two.
     """
     problems: list[Problem] = []
     notes: list[str] = []
     theirs: dict[str, Setting] = {}
-    for name, value in user.parameters:
+    for name, value, option in user.parameters:
         if name in dialect.gone:
             notes.append(f"left out --mca {name} {value}: {dialect.gone[name]}")
             continue
@@ -240,20 +282,35 @@ def merge_parameters(
             text = f"MCA parameter {canonical} is given as {held.value!r} and, as {name}, as {value!r}"
             problems.append(Problem(text, where, "give it once"))
             continue
-        theirs[canonical] = Setting(canonical, value, "user", renamed or "from the job's custom_mpi_options")
+        theirs[canonical] = Setting(canonical, value, "user", renamed or "from the job's custom_mpi_options", option)
     problems.extend(
         Problem(f"MCA parameters {name} and {_opposite(name)} are both given", where, "Open MPI accepts one of them")
         for name in theirs
         if name.endswith("_if_include") and _opposite(name) in theirs
     )
+    image = _from_environment(variables, dialect)
     kept: list[Setting] = []
     for setting in ours:
         opposite = _opposite(setting.name)
         if opposite and opposite in theirs:
             notes.append(f"left out {setting.name} {setting.value}: the job gives {opposite}")
+        elif opposite and opposite in image and setting.name not in theirs:
+            notes.append(f"left out {setting.name} {setting.value}: the container's environment gives {opposite}")
         else:
-            kept.append(setting)
+            kept.append(image.get(setting.name, setting))
     return merge([*kept, *theirs.values()]), tuple(notes), problems
+
+
+def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[str, Setting]:
+    """Parameters that the container's environment sets, by their canonical names."""
+    found: dict[str, Setting] = {}
+    for variable, value in sorted(variables.items()):
+        for prefix in ("OMPI_MCA_", "PRTE_MCA_"):
+            name = variable[len(prefix) :]
+            if variable.startswith(prefix) and name not in dialect.gone:
+                name = dialect.canonical(name)
+                found[name] = Setting(name, value, "image", f"the container's environment sets {variable}")
+    return found
 
 
 def _opposite(name: str) -> str:

@@ -180,7 +180,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
         prepare=reader.seconds(names.PREPARE_LIMIT_VARIABLE, names.PREPARE_LIMIT_SECONDS),
         heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
     )
-    options = _custom_options(reserved, mode, problems)
+    options = _custom_options(environment, reserved, mode, problems)
     if problems:
         raise RefusalError(problems)
     exported = exported_variables(
@@ -406,7 +406,9 @@ def _efa_devices(environment: Environment, instance_type: str) -> tuple[str, ...
     return environment.devices.efa if instance_type == here else None
 
 
-def _custom_options(reserved: Mapping[str, Json], mode: str, problems: list[Problem]) -> tuple[str, ...]:
+def _custom_options(
+    environment: Environment, reserved: Mapping[str, Json], mode: str, problems: list[Problem]
+) -> tuple[str, ...]:
     """The user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
     where = f"hyperparameter {names.MPI_OPTIONS}"
     value = reserved.get(names.MPI_OPTIONS)
@@ -420,9 +422,11 @@ def _custom_options(reserved: Mapping[str, Json], mode: str, problems: list[Prob
     except ValueError as error:
         problems.append(Problem(f"cannot be split into words: {error}: {value!r}", where, "close every quote"))
         return ()
+    from trainworks_launcher.dialects import dialect_of
     from trainworks_launcher.flags import parse_user_options
 
-    _, found = parse_user_options(words, where)
+    dialect = dialect_of(environment.manifest.components.get(names.OPEN_MPI, ""))
+    _, found = parse_user_options(words, dialect, where)
     problems.extend(found)
     return words
 

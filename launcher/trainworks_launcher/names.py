@@ -76,6 +76,9 @@ PREPARE_LIMIT_VARIABLE = "TRAINWORKS_PREPARE_LIMIT_SECONDS"
 HEARTBEAT_LIMIT_VARIABLE = "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS"
 """OURS. Seconds of silence after which a host counts as lost; default HEARTBEAT_LIMIT_SECONDS."""
 
+OWN_PREFIX = "TRAINWORKS_"
+"""OURS. Every variable that this launcher introduces begins with it."""
+
 # ----------------------------------------------------------------------------------------------- variables we hand on
 HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """OURS. The name that the hostname shim makes gethostname() answer."""
@@ -90,6 +93,9 @@ IMAGE_MANIFEST = "/opt/trainworks/image.json"
 
 IMAGE_MANIFEST_SCHEMA = 1
 """The manifest schema that this launcher reads."""
+
+OPEN_MPI = "open-mpi"
+"""The manifest's name of the component whose version decides mpirun's dialect."""
 
 # ------------------------------------------------------------------------------------------------ limits and defaults
 CONTROL_PORT = 7780

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher_support import environment, plan
 
+from trainworks_launcher.dialects import FOREIGN, KEYED, OPEN_MPI_4, OPEN_MPI_5, OURS, dialect_of
 from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.flags import OPEN_MPI_4, OPEN_MPI_5, Setting, dialect_of, merge, parse_user_options
+from trainworks_launcher.flags import Setting, merge, parse_user_options
 
 MPI = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
 OPTIONS = "sagemaker_mpi_custom_mpi_options"
@@ -27,6 +28,11 @@ def parameters(argv: tuple[str, ...]) -> list[tuple[str, str]]:
     end = argv.index("/usr/bin/python3")
     options = ("--mca", "-mca", "--gmca", "--prtemca", "--pmixmca")
     return [(argv[i + 1], argv[i + 2]) for i, word in enumerate(argv[:end]) if word in options]
+
+
+def exports(argv: tuple[str, ...]) -> list[str]:
+    """What stands behind each -x."""
+    return [argv[i + 1] for i, word in enumerate(argv) if word == "-x"]
 
 
 @pytest.mark.parametrize("open_mpi", ["4.1.4", "5.0.11"])
@@ -65,22 +71,95 @@ def test_binding_and_mapping_are_replaced_not_repeated() -> None:
 
 def test_exports_keep_their_spaces_and_reach_the_ranks() -> None:
     argv = line("-x GREETING='hello world' --NCCL_DEBUG INFO -x PATH")
-    assert "GREETING=hello world" in argv
-    assert "NCCL_DEBUG=INFO" in argv
-    assert "PATH=/usr/bin:/bin" in argv
+    assert exports(argv) == ["PATH", "GREETING=hello world", "NCCL_DEBUG=INFO"]
     assert argv[argv.index("--keep") + 1] == "PATH,GREETING,NCCL_DEBUG"
 
 
-def test_a_host_specific_variable_is_not_copied_from_the_leader() -> None:
-    made = plan(environment({**MPI, OPTIONS: "-x SM_CURRENT_HOST"}, hosts=HOSTS))
-    assert not any(word.startswith("SM_CURRENT_HOST") for word in made.argv)
-    assert any("SM_CURRENT_HOST" in warning for warning in made.warnings)
+def test_a_secret_that_is_exported_by_name_stands_on_no_command_line() -> None:
+    secret = {"PATH": "/bin", "API_KEY": "do-not-show", "API_URL": "https://example.org", "OTHER": "1"}
+    for options in ("-x API_KEY -x API_URL", "-x 'API_*'"):
+        made = plan(environment({**MPI, OPTIONS: options}, hosts=HOSTS, variables=secret))
+        assert exports(made.argv) == ["API_KEY", "API_URL"]
+        assert "do-not-show" not in made.to_json()
 
 
-def test_unknown_options_are_passed_on_in_order() -> None:
-    argv = line("-verbose --display map --tag-output")
-    at = argv.index("-verbose")
-    assert argv[at : at + 4] == ("-verbose", "--display", "map", "--tag-output")
+def test_a_list_of_variables_is_the_same_as_exporting_each() -> None:
+    argv = line("--mca mca_base_env_list 'A=1;PATH' -x B=2")
+    assert exports(argv) == ["PATH", "A=1", "B=2"]
+    assert "mca_base_env_list" not in argv
+
+
+def test_what_is_not_set_or_differs_by_host_is_not_exported() -> None:
+    made = plan(environment({**MPI, OPTIONS: "-x NOT_SET -x SM_CURRENT_HOST -x NCCL_SOCKET_IFNAME"}, hosts=HOSTS))
+    assert exports(made.argv) == []
+    assert len([warning for warning in made.warnings if warning.startswith("left out -x ")]) == 3
+
+
+def test_other_options_are_passed_on_in_order_with_their_values() -> None:
+    argv = line("-verbose --display map -timeout 60 --tag-output")
+    at = argv.index("--verbose")
+    assert argv[at : at + 6] == ("--verbose", "--display", "map", "--timeout", "60", "--tag-output")
+
+
+@pytest.mark.parametrize(
+    ("options", "four", "five"),
+    [
+        ("-bind-to core -map-by node", "--bind-to core --map-by node", "--bind-to core --map-by node"),
+        ("-npernode 2", "--bind-to none --map-by ppr:2:node", "--bind-to none --map-by ppr:2:node"),
+        ("-N 2 --oversubscribe", "--map-by ppr:2:node --oversubscribe", "--map-by ppr:2:node --oversubscribe"),
+        ("--npersocket 1", "--map-by ppr:1:socket", "--map-by ppr:1:package"),
+        ("--bind-to-socket", "--bind-to socket", "--bind-to package"),
+        ("--bynode", "--map-by node", "--map-by node"),
+        ("--cpus-per-proc 4", "--map-by slot:PE=4", "--map-by slot:PE=4"),
+        ("--map-by=slot:PE=4", "--map-by slot:PE=4", "--map-by slot:PE=4"),
+        ("-rank-by slot", "--map-by slot --rank-by slot", "--map-by slot --rank-by slot"),
+        ("--rankfile ranks", "--rankfile ranks", "--rankfile ranks"),
+    ],
+)
+def test_options_for_placing_are_said_as_the_installed_mpirun_takes_them(options: str, four: str, five: str) -> None:
+    for open_mpi, expected in (("4.1.4", four), ("5.0.11", five)):
+        argv = line(options, open_mpi)
+        assert f" {expected} " in f" {' '.join(argv)} "
+        assert argv.count("--map-by") == (0 if "rankfile" in options else 1)
+        assert argv.count("--bind-to") == (0 if "rankfile" in options or "PE=" in expected else 1)
+
+
+def test_a_placement_that_is_given_as_a_parameter_takes_ours_away() -> None:
+    argv = line("--mca rmaps_base_mapping_policy node --mca hwloc_base_binding_policy core")
+    assert "--map-by" not in argv
+    assert "--bind-to" not in argv
+    found = dict(parameters(argv))
+    assert found["rmaps_default_mapping_policy"] == "node"
+    assert found["hwloc_default_binding_policy"] == "core"
+
+
+def test_a_parameter_keeps_the_class_that_the_user_gave_it() -> None:
+    assert "--pmixmca gds hash" in " ".join(line("--pmixmca gds hash"))
+    assert "--mca gds hash" in " ".join(line("--pmixmca gds hash", "4.1.4"))
+
+
+def test_the_containers_environment_wins_over_ours_and_the_options_over_it() -> None:
+    variables = {"OMPI_MCA_pml": "ucx", "OMPI_MCA_btl_tcp_if_exclude": "docker0", "OMPI_MCA_oob_tcp_if_include": "eth1"}
+    made = plan(environment(MPI, hosts=HOSTS, variables=variables))
+    found = dict(parameters(made.argv))
+    assert found["pml"] == "ucx"
+    assert found["prte_if_include"] == "eth1"
+    assert "btl_tcp_if_include" not in found
+    assert [reason.origin for reason in made.why if reason.subject == "--mca pml"] == ["image"]
+    made = plan(environment({**MPI, OPTIONS: "--mca pml cm"}, hosts=HOSTS, variables=variables))
+    assert dict(parameters(made.argv))["pml"] == "cm"
+
+
+def test_an_option_nobody_knows_is_passed_on_and_said() -> None:
+    made = plan(environment({**MPI, OPTIONS: "--reprot-bindings --newer-option a b -q"}, hosts=HOSTS))
+    argv = " ".join(made.argv)
+    assert "--reprot-bindings --newer-option a b -q " in argv
+    assert "did you mean 'report-bindings'?" in made.warnings[0]
+    assert [warning.split("no option ")[1].split()[0] for warning in made.warnings] == [
+        "--reprot-bindings",
+        "--newer-option",
+        "-q",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +184,20 @@ def test_unknown_options_are_passed_on_in_order() -> None:
         ("-np 4", "-np cannot be given here"),
         ("--host a:1", "--host cannot be given here"),
         ("train.py", "'train.py' is no option"),
+        ("-verbose train.py", "'train.py' is no option"),
+        ("--display map train.py", "'train.py' is no option"),
+        ("-x A=1 B=2", "'B=2' is no option"),
+        ("--mca btl=tcp self", "'btl=tcp' is not the name of an MCA parameter"),
+        ("--npernode 2 --map-by slot", "--map-by is given as 'ppr:2:node' and as 'slot'"),
+        ("--npernode", "--npernode needs a value"),
+        ("--timeout", "--timeout needs a value"),
+        ("--tag-output=yes", "--tag-output=yes has a value"),
+        ("--version", "--version cannot be given here"),
+        ("--do-not-launch", "--do-not-launch cannot be given here"),
+        ("--wdir /tmp", "--wdir cannot be given here"),
+        ("-genv A 1", "-genv is an option of MPICH"),
+        ("-ppn 8", "-ppn is an option of MPICH"),
+        ("-x TRAINWORKS_CONTROL_PORT=1", "-x TRAINWORKS_CONTROL_PORT is a setting of the launcher"),
         ("-x 'A=1", "cannot be split into words: No closing quotation"),
     ],
 )
@@ -162,11 +255,15 @@ NAMES = st.sampled_from(
         "other",
     ]
 )
+ALL_OPTIONS = sorted({*OPEN_MPI_4.options, *OPEN_MPI_5.options, *FOREIGN, *OURS})
 WORDS = st.one_of(
     st.tuples(st.sampled_from(["--mca", "-mca", "--gmca", "--prtemca"]), NAMES, st.sampled_from(["a", "b", "^c d"])),
     st.tuples(st.just("-x"), st.sampled_from(["A=1", "A=2", "B", "PATH", "FI_PROVIDER=tcp", "SM_CURRENT_HOST", "="])),
     st.tuples(st.sampled_from(["--bind-to", "-bind-to", "--map-by"]), st.sampled_from(["core", "none"])),
     st.tuples(st.sampled_from(["-verbose", "--tag-output", "--oversubscribe", "-np", "--mca", "-x", "word", "--"])),
+    st.tuples(st.sampled_from(ALL_OPTIONS), st.sampled_from(["-", "--"]), st.sampled_from(["", "=v", "="])).map(
+        lambda parts: (parts[1] + parts[0] + parts[2],)
+    ),
     st.tuples(st.text(max_size=6)),
 )
 
@@ -184,8 +281,29 @@ def test_no_mca_parameter_stands_twice_whatever_the_user_says(words: list[tuple[
     names = Counter(dialect.canonical(name) for name, _ in parameters(argv))
     assert not [name for name, count in names.items() if count > 1]
     assert not {"btl_tcp_if_include", "btl_tcp_if_exclude"} <= set(names)
-    exports = Counter(argv[i + 1].partition("=")[0] for i, word in enumerate(argv) if word == "-x")
-    assert not [name for name, count in exports.items() if count > 1]
+    exported = Counter(said.partition("=")[0] for said in exports(argv))
+    assert not [name for name, count in exported.items() if count > 1]
+    given = Counter(argv[: argv.index("/usr/bin/python3")])
+    assert not [option for option, _ in KEYED.values() if given[f"--{option}"] > 1]
+    assert argv == line(options, open_mpi)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(NAMES, st.sampled_from(["a", "b"]), max_size=6), st.sampled_from(["4.1.4", "5.0.11"]))
+def test_what_the_user_says_is_what_stands_there_in_the_users_order(said: dict[str, str], open_mpi: str) -> None:
+    options = shlex.join(word for pair in said.items() for word in ("--mca", *pair))
+    dialect = dialect_of(open_mpi)
+    try:
+        found = parameters(line(options, open_mpi))
+    except RefusalError:
+        return
+    wanted = {dialect.canonical(name): value for name, value in said.items() if name not in dialect.gone}
+    assert wanted.items() <= dict(found).items()
+    ours = [name for name, _ in parameters(line("", open_mpi))]
+    assert [name for name, _ in found] == [
+        *(name for name in ours if name in dict(found)),
+        *(name for name in wanted if name not in ours),
+    ]
 
 
 def test_every_flag_of_ours_says_why() -> None:
@@ -201,8 +319,8 @@ def test_every_flag_of_ours_says_why() -> None:
 
 
 def test_options_are_parsed_without_a_job() -> None:
-    options, problems = parse_user_options(("--mca", "btl", "tcp", "-x", "A", "--display", "map"), "here")
+    options, problems = parse_user_options(("--mca", "btl", "tcp", "-x", "A", "--display", "map"), OPEN_MPI_5, "here")
     assert problems == []
-    assert options.parameters == (("btl", "tcp"),)
+    assert options.parameters == (("btl", "tcp", ""),)
     assert options.forwarded == ("A",)
     assert options.rest == ("--display", "map")

@@ -11,12 +11,14 @@ sagemaker-training gives mpirun, since jobs were tuned with that.
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Mapping
 
 from trainworks_launcher import names
+from trainworks_launcher.dialects import Dialect, dialect_of
 from trainworks_launcher.entry import program_words
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.exported import HOST_SPECIFIC
-from trainworks_launcher.flags import Dialect, Setting, UserOptions, dialect_of, merge_parameters, parse_user_options
+from trainworks_launcher.flags import Setting, UserOptions, merge_parameters, parse_user_options
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of, words_of
@@ -34,21 +36,21 @@ def plan(job: Job) -> NodePlan:
     wanted = ("mpirun",) if role == "alone" else ("mpirun", "ssh", "sshd", "ssh-keygen")
     found = dict(zip(wanted, common.programs(job, wanted, "the job asks for mpi")))
     network, network_why = network_variables(job)
-    dialect = dialect_of(job.environment.manifest.components.get("open-mpi", _GENERIC_VERSION))
-    user, problems = parse_user_options(job.custom_mpi_options, _WHERE)
-    parameters, notes, more = merge_parameters(_parameters(job, dialect), user, dialect, _WHERE)
+    dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
+    user, problems = parse_user_options(job.custom_mpi_options, dialect, _WHERE)
+    parameters, notes, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, _WHERE)
     if problems or more:
         raise RefusalError([*problems, *more])
-    exports, export_notes = _exports(job, user)
+    exports, export_notes = _exports(job, user, network)
     line = [
         Reason("mpirun", "starts the ranks of every host", "image", (found["mpirun"],)),
         *_options(job, user),
         *(_parameter(setting, dialect) for setting in parameters),
-        *(_export(setting) for setting in exports),
+        *exports.values(),
     ]
     if user.rest:
         line.append(Reason("other options", _FROM_USER, "user", user.rest))
-    line += [_rank_wrapper(job, tuple(setting.name for setting in exports)), *_program(job)]
+    line += [_rank_wrapper(job, tuple(exports)), *_program(job)]
     worker = role == "worker"
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
@@ -67,7 +69,7 @@ def plan(job: Job) -> NodePlan:
         shell=None if role == "alone" else Shell(found["ssh"], found["sshd"], found["ssh-keygen"]),
         limits=job.limits,
         why=(*(waiting if worker else line), *network_why),
-        warnings=(*job.warnings, *notes, *export_notes),
+        warnings=(*job.warnings, *user.notes, *notes, *export_notes),
     )
 
 
@@ -131,14 +133,9 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
 
 def _parameter(setting: Setting, dialect: Dialect) -> Reason:
     """The words of an MCA parameter."""
-    option = dialect.option(setting.name)
+    option = setting.option or dialect.option(setting.name)
     words = (option, setting.name, setting.value)
     return Reason(f"{option} {setting.name}", setting.why, setting.origin, words)
-
-
-def _export(setting: Setting) -> Reason:
-    """The words of a variable that mpirun sets for every rank."""
-    return Reason(f"-x {setting.name}", setting.why, setting.origin, ("-x", f"{setting.name}={setting.value}"))
 
 
 def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
@@ -153,7 +150,8 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
         ("bind-to", ("none",), "data loaders need the cores of the whole host, so no process is pinned"),
         ("map-by", ("slot",), "fill one host before the next, so that neighbouring ranks share a host"),
     ):
-        keyed[option] = Reason(f"--{option}", text, words=(f"--{option}", *values))
+        if option not in user.left_out:
+            keyed[option] = Reason(f"--{option}", text, words=(f"--{option}", *values))
     for option, given in user.keyed:
         keyed[option] = Reason(f"--{option}", _FROM_USER, "user", (f"--{option}", *given))
     return (
@@ -163,23 +161,31 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     )
 
 
-def _exports(job: Job, user: UserOptions) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """The user's ``-x``: with a value as given, with a name alone the leader's value.
+def _exports(job: Job, user: UserOptions, network: Mapping[str, str]) -> tuple[Mapping[str, Reason], tuple[str, ...]]:
+    """(name -> the words of the user's ``-x``, notes). With a name alone mpirun takes the leader's value from its own
+    environment, so that no secret stands on a command line.
 
     Everything else that a rank needs comes from its own host, so we export nothing ourselves.
     """
-    rows: list[Setting] = []
+    exports: dict[str, Reason] = {}
     notes: list[str] = []
     known = {**job.inherited, **job.variables}
-    for name in user.forwarded:
-        if name in HOST_SPECIFIC:
-            notes.append(f"left out -x {name}: each host has its own value, and its ranks get that one")
-        elif name not in known:
-            notes.append(f"left out -x {name}: it is not set")
+    own = {*HOST_SPECIFIC, *network}
+    for asked in user.forwarded:
+        if asked.endswith("*"):
+            found = sorted(name for name in known if name.startswith(asked[:-1]) and name not in own)
         else:
-            rows.append(Setting(name, known[name], "user", f"{_FROM_USER}, the leader's value"))
-    rows += [Setting(name, value, "user", _FROM_USER) for name, value in user.exports]
-    return tuple(rows), tuple(notes)
+            found = [asked]
+        for name in found:
+            if name in own:
+                notes.append(f"left out -x {name}: each host has its own value, and its ranks get that one")
+            elif name not in known:
+                notes.append(f"left out -x {name}: it is not set")
+            else:
+                exports[name] = Reason(f"-x {name}", f"{_FROM_USER}, the leader's value", "user", ("-x", name))
+    for name, value in user.exports:
+        exports[name] = Reason(f"-x {name}", _FROM_USER, "user", ("-x", f"{name}={value}"))
+    return MappingProxyType(exports), tuple(notes)
 
 
 def _rank_wrapper(job: Job, keep: tuple[str, ...]) -> Reason:

@@ -1,0 +1,238 @@
+"""How each major line of Open MPI spells its command line: names of parameters, and every option with its values. Data.
+
+Open MPI 5 renamed the parameters of its run-time (ORTE, now PRRTE) and took some options away. A user's words were
+often written for the other line than the image has; so names are made canonical for the installed one.
+
+Sources: ``mpirun --help full`` and ``ompi_info --all`` of 4.1; of 5.0 ``ompi_info --all``, ``prte_info --all`` (they
+list the synonyms) and the option table of its command line. An engine test asks both programs about every option.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Mapping
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One major line of Open MPI.
+
+    major: 4 or 5. runtime_option: the option for parameters of the run-time. runtime_prefixes: how their names begin.
+    options: every option without its dashes -> the number of words that follow it. optional: options whose value, if
+    any, is written behind "=". renamed: old name of a parameter -> the name this line uses. gone: parameters without a
+    successor -> why they may be dropped. socket: what it calls a processor package. own_classes: whether parameters of
+    the run-time, of PMIx and of MPI have options of their own.
+    """
+
+    major: int
+    runtime_option: str
+    runtime_prefixes: tuple[str, ...]
+    options: Mapping[str, int]
+    optional: frozenset[str]
+    renamed: Mapping[str, str]
+    gone: Mapping[str, str]
+    socket: str
+    own_classes: bool
+    renamed_prefixes: tuple[tuple[str, str], ...] = field(default=())
+
+    def canonical(self, name: str) -> str:
+        """The name of an MCA parameter as this dialect has it."""
+        if name in self.renamed:
+            return self.renamed[name]
+        for old, new in self.renamed_prefixes:
+            if name.startswith(old):
+                return new + name[len(old) :]
+        return name
+
+    def option(self, name: str) -> str:
+        """The option that introduces the (canonical) parameter."""
+        return self.runtime_option if name.startswith(self.runtime_prefixes) else "--mca"
+
+
+def _counted(none: str, one: str, two: str) -> Mapping[str, int]:
+    """Names of options, by the number of words that follow each."""
+    return MappingProxyType(
+        {name: count for count, names in enumerate((none, one, two)) for name in names.split()},
+    )
+
+
+_BOTH_NONE = """
+    allow-run-as-root bind-to-core bycore bynode byslot continuous debug debug-daemons debug-daemons-file
+    disable-recovery display-allocation display-devel-map display-map do-not-launch enable-recovery get-stack-traces
+    leave-session-attached merge-stderr-to-stdout nolocal nooversubscribe noprefix output-proctable oversubscribe
+    pernode preload-binary report-bindings report-child-jobs-separately report-state-on-timeout show-progress s
+    tag-output timestamp-output use-hwthread-cpus v verbose V version xml
+"""
+_BOTH_ONE = """
+    N am app bind-to c cpu-list cpu-set cpus-per-proc cpus-per-rank default-hostfile host hostfile launch-agent
+    machinefile map-by max-restarts max-vm-size n np npernode npersocket output-filename path personality ppr prefix
+    preload-files rank-by rankfile report-pid report-uri stdin timeout tune wd wdir x xterm
+"""
+_SINGLE_COPY = "in Open MPI 5 the single-copy mechanism is a component of its own (smsc)"
+_MCA_CLASSES = frozenset(("mca", "gmca", "omca", "gomca", "prtemca", "pmixmca"))
+
+OPEN_MPI_4 = Dialect(
+    major=4,
+    runtime_option="--mca",
+    runtime_prefixes=(),
+    options=_counted(
+        none=_BOTH_NONE
+        + """
+            bind-to-socket d debug-devel display-devel-allocation display-diffable-map display-topo do-not-resolve dvm
+            enable-instant-on-support fwd-mpirun-port index-argv-by-rank novm q quiet set-cwd-to-session-dir tv
+            use-regexp
+        """,
+        one=_BOTH_ONE + "H cartofile cf debugger h help hnp ompi-server report-events rf xml-file",
+        two="mca gmca",
+    ),
+    optional=frozenset(),
+    renamed=MappingProxyType(
+        {
+            "prte_if_include": "oob_tcp_if_include",
+            "prte_if_exclude": "oob_tcp_if_exclude",
+            "rmaps_default_mapping_policy": "rmaps_base_mapping_policy",
+            "rmaps_default_ranking_policy": "rmaps_base_ranking_policy",
+            "hwloc_default_binding_policy": "hwloc_base_binding_policy",
+        }
+    ),
+    gone=MappingProxyType({}),
+    socket="socket",
+    own_classes=False,
+    renamed_prefixes=(("plm_ssh_", "plm_rsh_"), ("btl_sm_single_copy", "btl_vader_single_copy")),
+)
+OPEN_MPI_5 = Dialect(
+    major=5,
+    runtime_option="--prtemca",
+    runtime_prefixes=(
+        *("plm_", "prte_", "oob_", "rmaps_", "ras_", "grpcomm_", "odls_", "routed_"),
+        "hwloc_default_",  # hwloc_base_ has parameters of MPI too
+    ),
+    options=_counted(
+        none=_BOTH_NONE
+        + """
+            display-comm display-comm-finalize fwd-environment h help hetero-nodes no-aggregate-help no-app-prefix
+            parsable parseable soft stop-in-app stop-in-init stop-on-exec
+        """,
+        one=_BOTH_ONE
+        + """
+            H amca app-pmix-prefix append-env arch bindto display display-topo dvm file forward-signals gpu-support
+            initial-errhandler mapby memory-alloc-kinds output output-directory prepend-env pset rankby rtos
+            spawn-timeout stream-buffering tmpdir unset-env with-ft
+        """,
+        two=" ".join(sorted(_MCA_CLASSES)),
+    ),
+    optional=frozenset(("fwd-environment", "help", "output-proctable")),
+    renamed=MappingProxyType(
+        {
+            "oob_tcp_if_include": "prte_if_include",
+            "oob_tcp_include": "prte_if_include",
+            "oob_tcp_if_exclude": "prte_if_exclude",
+            "oob_tcp_exclude": "prte_if_exclude",
+            "rmaps_base_mapping_policy": "rmaps_default_mapping_policy",
+            "rmaps_base_ranking_policy": "rmaps_default_ranking_policy",
+            "hwloc_base_binding_policy": "hwloc_default_binding_policy",
+        }
+    ),
+    gone=MappingProxyType(
+        {
+            "orte_abort_on_non_zero_status": "Open MPI 5 always ends a job on the first non-zero status",
+            "btl_vader_single_copy_mechanism": _SINGLE_COPY,
+            "btl_sm_single_copy_mechanism": _SINGLE_COPY,
+        }
+    ),
+    socket="package",
+    own_classes=True,
+    renamed_prefixes=(("plm_rsh_", "plm_ssh_"), ("btl_vader_", "btl_sm_"), ("orte_", "prte_")),
+)
+
+
+def dialect_of(version: str) -> Dialect:
+    """The dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
+    major = version.split(".", 1)[0]
+    return OPEN_MPI_5 if major.isdecimal() and int(major) >= OPEN_MPI_5.major else OPEN_MPI_4
+
+
+MCA_OPTIONS = _MCA_CLASSES
+"""Options that give a parameter: a name and a value. Open MPI 5 tells the classes apart; 4 has ``mca`` and ``gmca``."""
+
+KEYED: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "allow-run-as-root": ("allow-run-as-root", ""),
+        "oversubscribe": ("oversubscribe", ""),
+        "map-by": ("map-by", "{}"),
+        "rank-by": ("rank-by", "{}"),
+        "bind-to": ("bind-to", "{}"),
+        "mapby": ("map-by", "{}"),
+        "rankby": ("rank-by", "{}"),
+        "bindto": ("bind-to", "{}"),
+        "N": ("map-by", "ppr:{}:node"),
+        "npernode": ("map-by", "ppr:{}:node"),
+        "pernode": ("map-by", "ppr:1:node"),
+        "npersocket": ("map-by", "ppr:{}:{socket}"),
+        "ppr": ("map-by", "ppr:{}"),
+        "byslot": ("map-by", "slot"),
+        "bynode": ("map-by", "node"),
+        "bycore": ("map-by", "core"),
+        "cpus-per-proc": ("map-by", "slot:PE={}"),
+        "cpus-per-rank": ("map-by", "slot:PE={}"),
+        "bind-to-core": ("bind-to", "core"),
+        "bind-to-socket": ("bind-to", "{socket}"),
+    }
+)
+"""Options that can stand once -> (the option, the value) that both lines take without complaint; "" for no value."""
+
+INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "rankfile": ("map-by", "bind-to"),
+        "rf": ("map-by", "bind-to"),
+        "cpu-list": ("map-by", "bind-to"),
+        "cpu-set": ("map-by", "bind-to"),
+        "rmaps_base_mapping_policy": ("map-by",),
+        "rmaps_default_mapping_policy": ("map-by",),
+        "hwloc_base_binding_policy": ("bind-to",),
+        "hwloc_default_binding_policy": ("bind-to",),
+    }
+)
+"""Options and parameters that cannot stand beside, or say the same as, an option that we give: it is left out then."""
+
+_COUNTED = "processes are counted by sagemaker_mpi_num_of_processes_per_host and sagemaker_mpi_num_processes"
+_LISTED = "the platform's resource config lists the hosts"
+_PRINTS = "mpirun would print and start nothing, and the job would count as done"
+_PLACED = "ranks start in the directory of the job's code"
+OURS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("np", "n", "c"), _COUNTED),
+        **dict.fromkeys(("host", "H", "hostfile", "machinefile", "default-hostfile"), _LISTED),
+        **dict.fromkeys(("help", "h", "version", "V", "do-not-launch"), _PRINTS),
+        **dict.fromkeys(("wd", "wdir", "set-cwd-to-session-dir"), _PLACED),
+        "app": "mpirun would start what the file says instead of the training script",
+        "file": "mpirun would start what the file says instead of the training script",
+        **dict.fromkeys(("preload-binary", "s"), "every host has the image's programs"),
+        "dvm": "each job has a run-time of its own",
+        "hnp": "each job has a run-time of its own",
+    }
+)
+"""Options that the launcher decides -> why a user cannot."""
+
+FOREIGN: Mapping[str, tuple[int, str]] = MappingProxyType(
+    {
+        "genv": (2, "write: -x NAME=VALUE"),
+        "env": (2, "write: -x NAME=VALUE"),
+        "genvlist": (1, "write -x NAME for each name"),
+        "envlist": (1, "write -x NAME for each name"),
+        "genvall": (0, "every rank has the environment of its host"),
+        "envall": (0, "every rank has the environment of its host"),
+        "genvnone": (0, "every rank has the environment of its host"),
+        "ppn": (1, _COUNTED),
+        "perhost": (1, _COUNTED),
+        "f": (1, _LISTED),
+        "hosts": (1, _LISTED),
+        "iface": (1, "write: --mca btl_tcp_if_include NAME"),
+        "launcher": (1, "hosts are reached with the job's own ssh"),
+        "bootstrap": (1, "hosts are reached with the job's own ssh"),
+        "l": (0, "each line is prefixed with its host and rank already"),
+        "prepend-rank": (0, "each line is prefixed with its host and rank already"),
+    }
+)
+"""Options of MPICH and Intel MPI -> (words that follow, what to do in this image)."""
