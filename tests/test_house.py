@@ -10,7 +10,7 @@ import pytest
 
 from trainworks.engine import ENGINES
 from trainworks.facts.rows import Facts
-from trainworks_launcher.modes import MODES
+from trainworks_launcher.registry import MODES
 
 VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:\.\d+)*(?![\w.])")
 ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
@@ -79,7 +79,7 @@ def test_one_file_for_each_engine(root: Path) -> None:
 
 
 def test_one_file_for_each_mode(root: Path) -> None:
-    modules = {plan.__module__.rpartition(".")[2] for plan in MODES.values()}
+    modules = {row.file for row in MODES.values()}
     files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "modes").glob("*.py")}
     assert files - {"__init__", "common"} == modules
 

@@ -15,15 +15,19 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Callable, Mapping
+from typing import Callable, Mapping, Sequence
 
 from trainworks_launcher import entry, names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.manifest import Manifest, parse_manifest
-from trainworks_launcher.values import NOTHING, Json, decode, kind, text, texts, unusable
+from trainworks_launcher.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.values import NOTHING, Json, decode, kind, mapping, text, texts, unusable
 
-PROGRAMS = ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")
+PROGRAMS = (
+    *("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen"),
+    *("smddprun", "smddpmprun", "neuron_parallel_compile"),
+)
 """Programs that a plan may name; the manifest's path, else the first on PATH."""
 
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
@@ -90,9 +94,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     hosts = texts(resource_config.get("hosts"))
     reserved = split_reserved(hyperparameters)[1]
     location = entry.code_location(base, variables, reserved)
-    if truth(reserved.get(names.MPI_ENABLED)) and "mpirun" in programs and names.OPEN_MPI not in manifest.components:
-        version = _open_mpi_version(programs["mpirun"])
-        manifest = replace(manifest, components=MappingProxyType({**manifest.components, names.OPEN_MPI: version}))
+    asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
+    manifest = _complete(manifest, asked, programs)
     return Environment(
         base_directory=base,
         variables=MappingProxyType(dict(variables)),
@@ -157,6 +160,46 @@ def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[
                 found[name] = path
                 break
     return MappingProxyType(found)
+
+
+def _complete(manifest: Manifest, asked: Sequence[Mode], programs: Mapping[str, str]) -> Manifest:
+    """The manifest with what it does not say and the modes asked for need to know; nothing is looked for otherwise.
+
+    A user may have installed more into an image of ours, and a foreign image has no manifest at all.
+    """
+    found: dict[str, str] = {}
+    if any(row.options for row in asked) and "mpirun" in programs and names.OPEN_MPI not in manifest.components:
+        found[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
+    packages = tuple(name for row in asked for name in row.packages if name not in manifest.components)
+    if packages and "python" in programs:
+        found.update(_python_packages(programs["python"], packages))
+    return replace(manifest, components=MappingProxyType({**manifest.components, **found})) if found else manifest
+
+
+_ASK_FOR_PACKAGES = """
+import importlib.metadata, importlib.util, json, sys
+found = {}
+for name in sys.argv[1:]:
+    if importlib.util.find_spec(name) is not None:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+print(json.dumps(found))
+"""
+
+
+def _python_packages(python: str, packages: Sequence[str]) -> Mapping[str, str]:
+    """Which of the packages the image's Python has, and their versions ("" where unknown); none is imported."""
+    import subprocess
+
+    argv = (python, "-c", _ASK_FOR_PACKAGES, *packages)
+    try:
+        answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/")
+        found = mapping(decode(answer.stdout.decode("utf-8", "replace")))
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return {}
+    return {name: text(version) for name, version in found.items()}
 
 
 def _open_mpi_version(mpirun: str) -> str:

@@ -47,17 +47,19 @@ def exported_variables(
     entry: EntryPoint,
     hosts: Sequence[str],
     host: str,
+    distribution_hosts: Sequence[str],
     interface: str,
     instance_type: str,
     master_port: int,
 ) -> Mapping[str, str]:
-    """All variables for ``host``. ``interface`` is the one in use (it may replace the platform's)."""
+    """All variables for ``host``. ``distribution_hosts``: those that take part, rank 0's first. ``interface`` is the
+    one in use (it may replace the platform's)."""
     base = environment.base_directory
     config = environment.resource_config
     module_directory = environment.code.directory
     job_name = text(reserved.get(names.JOB_NAME))
     platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
-    master = hosts[0] if len(hosts) > 1 else names.LOOPBACK
+    master = distribution_hosts[0] if len(hosts) > 1 else names.LOOPBACK
     properties = _properties(
         environment,
         mode=mode,
@@ -66,6 +68,7 @@ def exported_variables(
         entry=entry,
         hosts=hosts,
         host=host,
+        distribution_hosts=distribution_hosts,
         interface=interface,
         instance_type=instance_type,
     )
@@ -142,6 +145,7 @@ def _properties(
     entry: EntryPoint,
     hosts: Sequence[str],
     host: str,
+    distribution_hosts: Sequence[str],
     interface: str,
     instance_type: str,
 ) -> dict[str, Json]:
@@ -160,8 +164,10 @@ def _properties(
     on_by_default: list[Json] = [group_name] if mode != "none" else []
     distributed = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, on_by_default)
     asked = texts(distributed)
-    distribution_hosts = [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
-    master = distribution_hosts[0] if distribution_hosts else all_hosts[0]
+    taking_part = [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
+    if mode != "none":
+        taking_part = [*distribution_hosts]
+    master = taking_part[0] if taking_part else all_hosts[0]
     framework_parameters: dict[str, Json] = {
         name: value for name, value in reserved.items() if name not in names.RESERVED_NAMES
     }
@@ -175,7 +181,7 @@ def _properties(
         "current_instance_group": group_name,
         "current_instance_group_hosts": [*(group.hosts if group else all_hosts)],
         "current_instance_type": instance_type,
-        "distribution_hosts": [*distribution_hosts],
+        "distribution_hosts": [*taking_part],
         "distribution_instance_groups": distributed,
         "framework_module": environment.variables.get(names.TRAINING_MODULE_VARIABLE),
         "hosts": [*all_hosts],

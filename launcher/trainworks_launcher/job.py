@@ -10,32 +10,16 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, Sequence
 
-from trainworks_launcher import cluster, fabric, names
+from trainworks_launcher import cluster, fabric, names, placement
 from trainworks_launcher import entry as entries
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, RefusalError, nearest
 from trainworks_launcher.exported import check_exported, exported_variables, shared_variables
-from trainworks_launcher.hyperparameters import split_reserved, to_arguments, truth
-from trainworks_launcher.values import Json, mapping, text, texts
-
-MODES_BUILT: Mapping[str, str] = MappingProxyType(
-    {names.MPI_ENABLED: "mpi", names.TORCH_DISTRIBUTED_ENABLED: "torch_distributed"}
-)
-"""Switch -> mode. The registry in ``modes`` holds the same names (a test compares them)."""
-
-MODES_NOT_BUILT: Mapping[str, str] = MappingProxyType(
-    {
-        "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",
-        "sagemaker_pytorch_ddp_enabled": "pytorchddp",
-        "sagemaker_pytorch_xla_multi_worker_enabled": "pytorchxla",
-        "sagemaker_parameter_server_enabled": "parameter_server",
-        "sagemaker_multi_worker_mirrored_strategy_enabled": "multi_worker_mirrored_strategy",
-    }
-)
-"""Switches of modes that are known and refused, because ignoring one would train on one process without a word."""
+from trainworks_launcher.hyperparameters import split_reserved, to_arguments
+from trainworks_launcher.registry import Mode
+from trainworks_launcher.values import Json, text, texts
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -54,11 +38,13 @@ class Limits:
 class Job:
     """A validated job as seen from one host.
 
-    mode: "none", "mpi" or "torch_distributed". arguments: of the script. hosts: in the platform's order, the first is
-    the leader. processes: MPI ranks in all. processes_origin, processes_why: who said how many there are per host (an
-    origin as ``plan`` has it), and how. interface: the network interface to use, "" if none is known, interface_why
-    says where it comes from. variables: what the script gets besides the inherited environment. inherited: the
-    container's environment (a value in it is the user's). warnings: lines to print before the start.
+    mode: a name of ``registry.MODES``. arguments: of the script. hosts: all of them, in the platform's order.
+    distribution_hosts: those that take part in the distribution, its leader first; slots: the processes of each of
+    them. processes: of the distribution in all. processes_origin, processes_why: who said how many there are per host
+    (an origin as ``plan`` has it), and how. instance_type: of this host. custom_mpi_options: the user's words,
+    custom_mpi_where: the name of the setting they are from. interface: the network interface to use, "" if none is
+    known, interface_why says where it comes from. variables: what the script gets besides the inherited environment.
+    inherited: the container's environment (a value in it is the user's). warnings: lines to print before the start.
     """
 
     environment: Environment
@@ -68,11 +54,14 @@ class Job:
     arguments: tuple[str, ...]
     hosts: tuple[str, ...]
     host: str
-    processes_per_host: int
+    distribution_hosts: tuple[str, ...]
+    slots: tuple[int, ...]
     processes: int
     processes_origin: str
     processes_why: str
+    instance_type: str
     custom_mpi_options: tuple[str, ...]
+    custom_mpi_where: str
     interface: str
     interface_why: str
     fabric: fabric.Fabric
@@ -85,13 +74,27 @@ class Job:
 
     @property
     def leader(self) -> str:
-        """The host that starts mpirun, listens on the control port and has rank 0."""
-        return self.hosts[0]
+        """The host that has rank 0, starts mpirun, and listens on the control port: first of the distribution.
+
+        One host for all three, also where a group's distribution does not begin with the job's first host: mpirun needs
+        the keys that the listening host made, and the model that is kept is rank 0's.
+        """
+        return self.distribution_hosts[0]
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this host is one of the distribution's; another one runs the program by itself."""
+        return self.host in self.distribution_hosts
 
     @property
     def host_rank(self) -> int:
-        """Index of this host in ``hosts``; 0 is the leader."""
-        return self.hosts.index(self.host)
+        """Index of this host in ``distribution_hosts``; 0 is the leader. Raises ValueError if it takes no part."""
+        return self.distribution_hosts.index(self.host)
+
+    @property
+    def processes_per_host(self) -> int:
+        """Processes of this host; 1 if it takes no part in the distribution."""
+        return self.slots[self.host_rank] if self.takes_part else 1
 
 
 class _Reader:
@@ -154,18 +157,20 @@ def make_job(environment: Environment, host: str = "") -> Job:
     warnings += shared_variables(user)
     reader = _Reader(reserved, environment.variables, problems)
     hosts, current = _hosts(environment, host, problems)
-    mode = _mode(environment, reserved, problems)
-    _check_groups(environment, reserved, mode, problems)
+    mode = placement.choose_mode(environment, reserved, problems)
+    part = placement.hosts_of(environment, reserved, mode, hosts, problems, warnings)
     code_entry = _entry_point(environment, reserved, problems)
-    per_host, processes = _processes(environment, reader, mode, len(hosts), problems)
-    processes_origin, processes_why = _processes_reason(environment, reserved, per_host)
+    asked = reader.count(names.PROCESSES_PER_HOST)
+    slots, processes_why = placement.slots(environment, mode, part, asked, problems, warnings)
+    processes = _processes(reader, mode, slots, problems)
     interface, interface_why = _interface(environment, warnings)
     instance_type = cluster.instance_type_of(environment.resource_config, current)
+    here = placement.is_type_of_this_host(environment, instance_type)
     fabric_of_host = fabric.choose_fabric(
         environment.manifest,
-        _efa_devices(environment, instance_type),
+        environment.devices.efa if here else None,
         instance_type,
-        len(hosts),
+        len(part),
         environment.variables,
     )
     warnings.extend(fabric_of_host.warnings)
@@ -185,29 +190,33 @@ def make_job(environment: Environment, host: str = "") -> Job:
         raise RefusalError(problems)
     exported = exported_variables(
         environment,
-        mode=mode,
+        mode=mode.name,
         user=user,
         reserved=reserved,
         entry=code_entry,
         hosts=hosts,
         host=current,
+        distribution_hosts=part,
         interface=interface,
         instance_type=instance_type,
         master_port=master_port,
     )
     return Job(
         environment=environment,
-        mode=mode,
+        mode=mode.name,
         entry=code_entry,
         code=environment.code,
         arguments=to_arguments(user),
         hosts=hosts,
         host=current,
-        processes_per_host=per_host,
+        distribution_hosts=part,
+        slots=slots,
         processes=processes,
-        processes_origin=processes_origin,
+        processes_origin="user" if asked and not mode.one_per_host else "platform",
         processes_why=processes_why,
+        instance_type=instance_type,
         custom_mpi_options=options,
+        custom_mpi_where=f"hyperparameter {mode.options}",
         interface=interface,
         interface_why=interface_why,
         fabric=fabric_of_host,
@@ -245,61 +254,6 @@ def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tup
         problems.append(Problem(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts)))
         wanted = hosts[0]
     return hosts, wanted
-
-
-def _mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> str:
-    """The one mode that is switched on; a problem if there are several, or if it is not built."""
-    asked = [(switch, mode) for switch, mode in MODES_BUILT.items() if truth(reserved.get(switch))]
-    for switch, mode in MODES_NOT_BUILT.items():
-        if truth(reserved.get(switch)):
-            asked.append((switch, mode))
-            problems.append(_not_built(mode, f"hyperparameter {switch}"))
-    parallel = environment.hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
-    variable = environment.variables.get(names.MODEL_PARALLEL_VARIABLE, "").strip()
-    if parallel not in (None, "", {}, "{}") or variable not in ("", "{}"):
-        where = f"hyperparameter {names.MODEL_PARALLEL_PARAMETERS}" if parallel else names.MODEL_PARALLEL_VARIABLE
-        problems.append(_not_built("smdistributed.modelparallel", where))
-        # Model parallelism comes with mpi by its nature; that is one mode and not two.
-        asked = [pair for pair in asked if pair[1] != "mpi"] + [(where, "smdistributed.modelparallel")]
-    if len(asked) > 1:
-        both = " and ".join(mode for _, mode in asked)
-        switches = ", ".join(switch for switch, _ in asked)
-        problems.append(Problem(f"{both} are both switched on", switches, "keep one of them"))
-    unknown = [
-        name
-        for name in reserved
-        if name.startswith(names.RESERVED_PREFIX) and name.endswith("_enabled") and truth(reserved.get(name))
-        if name not in MODES_BUILT and name not in MODES_NOT_BUILT
-        if name not in ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
-    ]
-    for name in unknown:
-        advice = nearest(name, (*MODES_BUILT, *MODES_NOT_BUILT))
-        problems.append(
-            Problem("switches on a mode that this launcher does not know", f"hyperparameter {name}", advice)
-        )
-    return asked[0][1] if asked else "none"
-
-
-def _not_built(mode: str, where: str) -> Problem:
-    """The refusal of a mode that is known and not there yet."""
-    advice = "built are: none, mpi, torch_distributed; choose one of them, or use an image whose launcher has this mode"
-    return Problem(f"the mode {mode} is not built into this launcher yet", where, advice)
-
-
-def _check_groups(environment: Environment, reserved: Mapping[str, Json], mode: str, problems: list[Problem]) -> None:
-    """Refuse a distribution over a part of the hosts: starting it on all of them would be a different job."""
-    groups = environment.resource_config.get("instance_groups")
-    named = [text(mapping(group).get("instance_group_name")) for group in groups] if isinstance(groups, list) else []
-    asked = texts(reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS))
-    where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
-    problems.extend(
-        Problem(f"there is no instance group {group!r}", where, nearest(group, named))
-        for group in asked
-        if group not in named
-    )
-    if mode != "none" and len(named) > 1 and asked and set(asked) != set(named):
-        advice = "list every group, or start one job per group"
-        problems.append(Problem("a distribution over some of the instance groups is not built yet", where, advice))
 
 
 def _entry_point(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> entries.EntryPoint:
@@ -342,42 +296,18 @@ def _entry_point(environment: Environment, reserved: Mapping[str, Json], problem
     return point
 
 
-def _processes(
-    environment: Environment, reader: _Reader, mode: str, hosts: int, problems: list[Problem]
-) -> tuple[int, int]:
-    """(processes per host, processes in all)."""
-    devices = environment.devices
-    instance = environment.manifest.instances.get(text(environment.resource_config.get("current_instance_type")))
-    neuron_cores = instance.neuron_cores if instance and devices.neuron_devices else 0
-    asked = reader.count(names.PROCESSES_PER_HOST)
-    per_host = asked or devices.gpus or neuron_cores or 1
-    if mode != "none" and asked and devices.gpus and asked > devices.gpus:
+def _processes(reader: _Reader, mode: Mode, slots: Sequence[int], problems: list[Problem]) -> int:
+    """Processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
+    total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
+    if total and total > sum(slots):
         problems.append(
             Problem(
-                f"{asked} processes per host on {devices.gpus} GPU(s)",
-                f"hyperparameter {names.PROCESSES_PER_HOST}",
-                f"give at most {devices.gpus}: one process per GPU",
-            )
-        )
-    total = reader.count(names.MPI_PROCESSES) if mode == "mpi" else None
-    if total and total > per_host * hosts:
-        problems.append(
-            Problem(
-                f"{total} processes do not fit on {hosts} host(s) with {per_host} each",
+                f"{total} processes do not fit on {len(slots)} host(s) with {max(slots)} each",
                 f"hyperparameter {names.MPI_PROCESSES}",
-                f"give at most {per_host * hosts}, or raise {names.PROCESSES_PER_HOST}",
+                f"give at most {sum(slots)}, or raise {names.PROCESSES_PER_HOST}",
             )
         )
-    return per_host, total or per_host * hosts
-
-
-def _processes_reason(environment: Environment, reserved: Mapping[str, Json], per_host: int) -> tuple[str, str]:
-    """(origin, reason) of the processes per host."""
-    if reserved.get(names.PROCESSES_PER_HOST) not in (None, ""):
-        return "user", f"hyperparameter {names.PROCESSES_PER_HOST}"
-    if environment.devices.gpus:
-        return "platform", "one per GPU"
-    return "platform", "one per Neuron core" if per_host > 1 else "one, for there is no accelerator"
+    return total or sum(slots)
 
 
 def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:
@@ -400,19 +330,13 @@ def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]
     return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist here"
 
 
-def _efa_devices(environment: Environment, instance_type: str) -> tuple[str, ...] | None:
-    """EFA devices of the host planned for: this host's, if it is of the same type; None if they cannot be known."""
-    here = cluster.instance_type_of(environment.resource_config, text(environment.resource_config.get("current_host")))
-    return environment.devices.efa if instance_type == here else None
-
-
 def _custom_options(
-    environment: Environment, reserved: Mapping[str, Json], mode: str, problems: list[Problem]
+    environment: Environment, reserved: Mapping[str, Json], mode: Mode, problems: list[Problem]
 ) -> tuple[str, ...]:
     """The user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
-    where = f"hyperparameter {names.MPI_OPTIONS}"
-    value = reserved.get(names.MPI_OPTIONS)
-    if mode != "mpi" or value is None or value == "":
+    where = f"hyperparameter {mode.options}"
+    value = reserved.get(mode.options)
+    if not mode.options or value is None or value == "":
         return ()
     if not isinstance(value, str):
         problems.append(Problem(f"{value!r} is not a text", where, "give mpirun's options as one text"))

@@ -136,6 +136,27 @@ LOG_LEVEL_DEFAULT = 20
 INTERFACE = "eth0"
 """Network interface where the resource config names none (TT)."""
 
+DATA_PARALLEL_PORT = 7592
+"""Port of smddp's own rendezvous on the first host of the distribution (TT)."""
+
+TENSORFLOW_WORKER_PORT = 2222
+"""Port of each host's training process in a TensorFlow cluster with parameter servers (TT)."""
+
+TENSORFLOW_SERVER_PORT = 2223
+"""Port of each host's parameter server in a TensorFlow cluster (TT)."""
+
+TENSORFLOW_MIRRORED_PORT = 8890
+"""Port of each host's training process under MultiWorkerMirroredStrategy (TT)."""
+
+MXNET_SCHEDULER_PORT = 8000
+"""Port of MXNet's scheduler on the first host; the hyperparameter ``_ps_port`` replaces it (TT)."""
+
+XLA_WORKER_PORT = 43857
+"""Port of each host's XRT worker (TT)."""
+
+XLA_MESH_PORT = 53957
+"""Port of the XRT mesh service on the first host (TT)."""
+
 LOOPBACK = "127.0.0.1"
 """Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere (``docker run`` by
 hand with a resource config of algo-1), and nothing outside needs it."""
@@ -207,6 +228,28 @@ MPI_OPTIONS = "sagemaker_mpi_custom_mpi_options"
 
 TORCH_DISTRIBUTED_ENABLED = "sagemaker_torch_distributed_enabled"
 """Bool: start with torchrun. From distribution={'torch_distributed': {'enabled': True}}."""
+
+DATA_PARALLEL_ENABLED = "sagemaker_distributed_dataparallel_enabled"
+"""Bool: smddp. From distribution={'smdistributed': {'dataparallel': {'enabled': True}}}; newer SDKs send it for
+``pytorchddp`` as well."""
+
+DATA_PARALLEL_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_options"
+"""Str: the user's own mpirun options of a data parallel job, with shell quoting."""
+
+PYTORCH_DDP_ENABLED = "sagemaker_pytorch_ddp_enabled"
+"""Bool: DDP started by mpirun, as older SDKs ask for it. From distribution={'pytorchddp': {'enabled': True}}."""
+
+PYTORCH_XLA_ENABLED = "sagemaker_pytorch_xla_multi_worker_enabled"
+"""Bool: torch_xla's own starter. From distribution={'pytorchxla': {'enabled': True}}."""
+
+PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
+"""Bool: parameter servers beside the workers. From distribution={'parameter_server': {'enabled': True}}."""
+
+MULTI_WORKER_MIRRORED_ENABLED = "sagemaker_multi_worker_mirrored_strategy_enabled"
+"""Bool: TensorFlow's strategy of that name. From distribution={'multi_worker_mirrored_strategy': {'enabled': True}}."""
+
+INSTANCE_TYPE = "sagemaker_instance_type"
+"""Str: the instance type as the SDK knows it; else the resource config's."""
 
 DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 """List of the instance groups that take part in the distributed job."""

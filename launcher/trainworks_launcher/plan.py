@@ -119,8 +119,9 @@ def role_of(job: Job) -> str:
 
 
 def control_of(job: Job) -> Control | None:
-    """Every job with more than one host has a control channel, whatever its mode."""
-    return Control(job.leader, job.hosts, job.control_port) if len(job.hosts) > 1 else None
+    """Every job with more than one host has a control channel of all its hosts, whatever its mode; leader first."""
+    others = tuple(host for host in job.hosts if host != job.leader)
+    return Control(job.leader, (job.leader, *others), job.control_port) if others else None
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:

@@ -207,7 +207,8 @@ class _Supervisor:
         if self._plan.shell is not None:
             from trainworks_launcher import ssh
 
-            ssh.write_client_files(self._directory, self._plan.shell.ssh, peers)
+            # Hosts that take no part in the distribution serve no ssh.
+            ssh.write_client_files(self._directory, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:

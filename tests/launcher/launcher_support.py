@@ -38,7 +38,8 @@ PROGRAMS = {
 INSTANCES: dict[str, Json] = {
     "ml.fast.xlarge": {"gpus": 8, "neuron_cores": 0, "efa": True, "efa_rdma": True},
     "ml.fabric.xlarge": {"gpus": 4, "neuron_cores": 0, "efa": True, "efa_rdma": False},
-    "ml.plain.xlarge": {"gpus": 1, "neuron_cores": 0, "efa": False, "efa_rdma": False},
+    "ml.plain.xlarge": {"gpus": 0, "neuron_cores": 0, "efa": False, "efa_rdma": False},
+    "ml.neuron.xlarge": {"gpus": 0, "neuron_cores": 32, "efa": True, "efa_rdma": True},
 }
 
 NO_GPU = Devices(gpus=0, cpus=4, interfaces=("eth0", "lo"))

@@ -13,8 +13,9 @@ from launcher_support import environment, manifest_document, plan, write_inputs
 from trainworks_launcher.entry import Code, parse_entry_point
 from trainworks_launcher.environment import Devices, read_environment
 from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import MODES_BUILT, MODES_NOT_BUILT, make_job
+from trainworks_launcher.job import make_job
 from trainworks_launcher.manifest import parse_manifest
+from trainworks_launcher.registry import SWITCHES
 from trainworks_launcher.values import Json
 
 MPI = "sagemaker_mpi_enabled"
@@ -64,28 +65,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert len(refused.value.problems) == 10
 
 
-@pytest.mark.parametrize("switch", sorted(MODES_NOT_BUILT))
-def test_a_mode_that_is_not_built_is_refused_by_name(switch: str) -> None:
-    text = refusal({switch: "true"})
-    assert MODES_NOT_BUILT[switch] in text
-    assert switch in text
-    assert "not built into this launcher yet" in text
-
-
-@pytest.mark.parametrize("parameters", [{"partitions": 2}, '{"partitions": 2}'])
-def test_model_parallelism_is_refused_even_with_mpi(parameters: Json) -> None:
-    text = refusal({"mp_parameters": parameters, MPI: True})
-    assert "smdistributed.modelparallel is not built" in text
-    assert "both switched on" not in text
-
-
-def test_modelparallel_with_dataparallel_names_both() -> None:
-    text = refusal({"mp_parameters": {"a": 1}, "sagemaker_distributed_dataparallel_enabled": True})
-    assert "smdistributed.dataparallel and smdistributed.modelparallel are both switched on" in text
-
-
 def test_switches_that_are_off_change_nothing() -> None:
-    off: dict[str, Json] = dict.fromkeys((*MODES_BUILT, *MODES_NOT_BUILT), "false")
+    off: dict[str, Json] = dict.fromkeys(SWITCHES, "false")
     assert make_job(environment({**off, "mp_parameters": {}})).mode == "none"
 
 
@@ -198,22 +179,6 @@ def test_a_missing_interface_is_replaced_and_said() -> None:
 def test_no_resource_config_is_one_host() -> None:
     job = make_job(environment(host="laptop"))
     assert (job.hosts, job.host, job.leader) == (("laptop",), "laptop", "laptop")
-
-
-def test_a_distribution_over_some_groups_is_refused() -> None:
-    config: dict[str, Json] = {
-        "current_host": "a",
-        "hosts": ["a", "b"],
-        "instance_groups": [
-            {"instance_group_name": "one", "instance_type": "x", "hosts": ["a"]},
-            {"instance_group_name": "two", "instance_type": "x", "hosts": ["b"]},
-        ],
-    }
-    text = refusal(
-        {MPI: True, "sagemaker_distribution_instance_groups": ["one", "tow"]}, resource_config=MappingProxyType(config)
-    )
-    assert "did you mean 'two'?" in text
-    assert "a distribution over some of the instance groups is not built yet" in text
 
 
 def test_exported_variables_have_their_compatible_text_forms() -> None:

@@ -18,8 +18,8 @@ from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
 import trainworks_launcher
 from trainworks_launcher import exported, names
 from trainworks_launcher.entry import program_name
-from trainworks_launcher.job import MODES_BUILT, MODES_NOT_BUILT
-from trainworks_launcher.modes import MODES
+from trainworks_launcher.modes import planner
+from trainworks_launcher.registry import MODES, SWITCHES
 
 PACKAGE = LAUNCHER / "trainworks_launcher"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -38,11 +38,11 @@ def test_version_is_the_distributions() -> None:
     assert document["project"]["dependencies"] == []
 
 
-def test_every_mode_file_has_its_row_and_its_switch() -> None:
+def test_every_mode_file_has_its_row_and_every_row_its_planner() -> None:
     files = {path.stem for path in (PACKAGE / "modes").glob("*.py")} - {"__init__", "common"}
-    assert files == set(MODES)
-    assert set(MODES_BUILT.values()) | {"none"} == set(MODES)
-    assert not set(MODES_BUILT) & set(MODES_NOT_BUILT)
+    assert files == {row.file for row in MODES.values()}
+    assert all(callable(planner(name)) for name in MODES)
+    assert all(MODES[mode].switch == switch for switch, mode in SWITCHES.items())
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -68,8 +68,9 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 
 PURE = [
-    *("entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest", "names", "outcome"),
-    *("plan", "values", "modes/__init__", "modes/common", "modes/mpi", "modes/none", "modes/torch_distributed"),
+    *("cluster", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
+    *("model_parallel", "placement", "names", "outcome", "plan", "registry", "values"),
+    *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]
 
 

@@ -9,18 +9,48 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
-from launcher_support import GOLDEN, environment, plan
+from launcher_support import GOLDEN, PROGRAMS, environment, plan
 
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
+from trainworks_launcher.hyperparameters import decode_values
 from trainworks_launcher.plan import ORIGINS, NodePlan, words_of
+from trainworks_launcher.values import Json
 
 TWO = ("algo-1", "algo-2")
 MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2", "epochs": "3"}
 TORCH = {"sagemaker_torch_distributed_enabled": "true", "epochs": "3"}
 EIGHT_GPUS = Devices(gpus=8, cpus=96, efa=("rdmap16s27",), interfaces=("eth0", "lo"))
+TWO_GROUPS: dict[str, Json] = {
+    "current_host": "algo-1",
+    "hosts": ["algo-1", "algo-2", "algo-3"],
+    "network_interface_name": "eth0",
+    "instance_groups": [
+        {"instance_group_name": "data", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1"]},
+        {"instance_group_name": "train", "instance_type": "ml.fast.xlarge", "hosts": ["algo-2", "algo-3"]},
+    ],
+}
+SMP = {
+    "sagemaker_mpi_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": "8",
+    "mp_parameters": '{"pipeline_parallel_degree": 2, "microbatches": 4, "ddp": true}',
+}
+SMDDP_PROGRAMS = {**PROGRAMS, "smddprun": "/opt/venv/bin/smddprun", "smddpmprun": "/opt/venv/bin/smddpmprun"}
+
+
+def mode(switch: str, host: str = "", **changes: object) -> NodePlan:
+    """A host of a job of two hosts with eight GPUs and EFA, in an image that has every framework and library."""
+    made = environment({switch: "true", "epochs": "3"}, hosts=TWO, instance_type="ml.fast.xlarge", devices=EIGHT_GPUS)
+    components = {"torch": "2.4.1", "torch_xla": "2.4.0", "smp": "1.15", "smddp": "2.5"}
+    components.update(changes.pop("components", {}))  # type: ignore[call-overload]
+    made = replace(made, programs=MappingProxyType(SMDDP_PROGRAMS), **changes)  # type: ignore[arg-type]
+    known = MappingProxyType({**made.manifest.components, **components})
+    return plan(replace(made, manifest=replace(made.manifest, components=known)), host)
+
 
 SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     "plain-script": lambda: plan(environment({"epochs": "3", "lr": "0.1"})),
@@ -49,6 +79,37 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     "torch-one-host": lambda: plan(environment(TORCH, devices=Devices(gpus=4, cpus=8))),
     "torch-two-hosts-efa": lambda: plan(
         environment(TORCH, hosts=TWO, instance_type="ml.fast.xlarge", devices=EIGHT_GPUS), "algo-2"
+    ),
+    "torch-neuron": lambda: plan(
+        environment(
+            TORCH,
+            hosts=TWO,
+            instance_type="ml.neuron.xlarge",
+            devices=Devices(neuron_devices=16, efa=("rdmap16s27",), interfaces=("eth0", "lo")),
+            variables={"PATH": "/usr/bin:/bin", "RUN_NEURON_PARALLEL_COMPILE": "1"},
+            programs=MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/usr/bin/neuron_parallel_compile"}),
+        ),
+    ),
+    "modelparallel-two-hosts-leader": lambda: mode(
+        "sagemaker_mpi_enabled", hyperparameters=decode_values({**SMP, "sagemaker_program": "train.py"})
+    ),
+    "dataparallel-two-hosts-leader": lambda: mode("sagemaker_distributed_dataparallel_enabled"),
+    "dataparallel-two-hosts-worker": lambda: mode("sagemaker_distributed_dataparallel_enabled", "algo-2"),
+    "pytorchddp-one-host": lambda: plan(environment({"sagemaker_pytorch_ddp_enabled": "true"}, devices=EIGHT_GPUS)),
+    "pytorchxla-two-hosts": lambda: mode("sagemaker_pytorch_xla_multi_worker_enabled", "algo-2"),
+    "multi-worker-mirrored-two-hosts": lambda: mode(
+        "sagemaker_multi_worker_mirrored_strategy_enabled", "algo-2", components={"tensorflow": "2.18.0"}
+    ),
+    "group-leader": lambda: plan(
+        environment(
+            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
+        ),
+        "algo-2",
+    ),
+    "group-host-outside": lambda: plan(
+        environment(
+            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
+        ),
     ),
     "torch-module": lambda: plan(environment({**TORCH, "sagemaker_program": "-m package.train"})),
 }

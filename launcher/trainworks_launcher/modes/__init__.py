@@ -1,29 +1,27 @@
-"""The ways to start a job: one file per mode, one line here.
+"""The ways to start a job: one file per mode, whose row is in ``registry``.
 
-A mode is a module with ``NAME`` (as ``Job.mode`` has it) and ``plan(job) -> NodePlan``, a pure function that plans the
-host of the job, or raises RefusalError. To add one: write the file, add the row, and move its switch in ``job`` from
-MODES_NOT_BUILT to MODES_BUILT.
+A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host of the job, or raises RefusalError.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Callable, Mapping
+from importlib import import_module
+from typing import Callable
 
 from trainworks_launcher.job import Job
-from trainworks_launcher.modes import mpi, none, torch_distributed
 from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.registry import MODES
 
-MODES: Mapping[str, Callable[[Job], NodePlan]] = MappingProxyType(
-    {
-        none.NAME: none.plan,
-        mpi.NAME: mpi.plan,
-        torch_distributed.NAME: torch_distributed.plan,
-    }
-)
-"""Mode -> its planner."""
+
+def planner(mode: str) -> Callable[[Job], NodePlan]:
+    """The planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
+    found: Callable[[Job], NodePlan] = import_module(f"{__name__}.{MODES[mode].file}").plan
+    return found
 
 
 def plan_host(job: Job) -> NodePlan:
-    """The plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds."""
-    return MODES[job.mode](job)
+    """The plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
+
+    A host that takes no part in the distribution runs the program once, by itself (TT).
+    """
+    return planner(job.mode if job.takes_part else "none")(job)

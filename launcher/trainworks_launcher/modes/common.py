@@ -1,11 +1,95 @@
-"""What the modes share: programs that must exist, requirements, the frame of a plan. Pure."""
+"""What the modes share: programs that must exist, variables, requirements, the plan of a single process. Pure."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Mapping, Sequence
 
 from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Job
-from trainworks_launcher.plan import Reason
+from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
+from trainworks_launcher.registry import MODES
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that a mode gives to its processes. why: one sentence. origin: as in ``plan``. ours: set even where
+    the container sets another value, because the processes of the job would not find each other with it."""
+
+    name: str
+    value: str
+    why: str
+    origin: str = "platform"
+    ours: bool = False
+
+
+def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
+    """(variables to set, why); what the container's environment already sets is the user's choice and is kept."""
+    kept = [row for row in rows if row.ours or row.name not in job.inherited]
+    why = tuple(Reason(row.name, row.why, row.origin) for row in kept)
+    return MappingProxyType({row.name: row.value for row in kept}), why
+
+
+def counts_and_why(job: Job) -> str:
+    """How many processes run on how many hosts, and who said so."""
+    hosts = len(job.distribution_hosts)
+    if len(set(job.slots)) == 1:
+        return f"{job.slots[0]} process(es) on each of {hosts} host(s): {job.processes_why}"
+    return f"{sum(job.slots)} processes on {hosts} hosts: {job.processes_why}"
+
+
+def warn_of_library(job: Job) -> tuple[str, ...]:
+    """What will not work without the mode's own library, in the words of the image; () where it is there.
+
+    A warning and no refusal: a job may install it with its requirements.txt.
+    """
+    library = MODES[job.mode].library
+    manifest = job.environment.manifest
+    if not library or library in manifest.components:
+        return ()
+    costs = [row.cost for row in manifest.missing if row.component == library]
+    cost = costs[0] if costs else "the script has to do without it, or install it itself"
+    return (f"{job.mode} is asked for, and the image has no {library}: {cost}",)
+
+
+def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
+    """A problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
+    components = job.environment.manifest.components
+    if any(name in components for name in packages) or REQUIREMENTS in job.code.entries:
+        return []
+    what = " or ".join(packages)
+    advice = f"use an image that has {what}, or name it in a {REQUIREMENTS} beside the entry point"
+    return [Problem(f"{job.mode} needs {what}", f"image {job.environment.manifest.name!r}", advice)]
+
+
+def own_process(
+    job: Job,
+    command: Sequence[Reason],
+    choices: Sequence[Reason],
+    rows: Sequence[Variable] = (),
+    warnings: Sequence[str] = (),
+) -> NodePlan:
+    """The plan of a host that starts its one command by itself. choices: why it does. rows: the mode's variables."""
+    network, network_why = network_variables(job)
+    more, more_why = variables(job, rows)
+    argv = words_of(command)
+    return NodePlan(
+        mode=job.mode,
+        host=job.host,
+        role=role_of(job),
+        needs=tuple(word for word in argv[:1] if word.startswith("/")),
+        argv=argv,
+        env=MappingProxyType({**job.variables, **network, **more}),
+        cwd=job.code.directory,
+        code=job.code,
+        requirements=requirements(job),
+        control=control_of(job),
+        limits=job.limits,
+        why=(*choices, *command, *network_why, *more_why),
+        warnings=(*job.warnings, *warnings),
+    )
 
 
 def programs(job: Job, names: tuple[str, ...], reason: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ sagemaker-training gives mpirun, since jobs were tuned with that.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.dialects import Dialect, dialect_of
@@ -21,24 +21,34 @@ from trainworks_launcher.exported import HOST_SPECIFIC
 from trainworks_launcher.flags import Setting, UserOptions, merge_parameters, parse_user_options
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
+from trainworks_launcher.modes.common import Variable
 from trainworks_launcher.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of, words_of
 
-NAME = "mpi"
-"""As Job.mode has it."""
-
-_WHERE = f"hyperparameter {names.MPI_OPTIONS}"
 _FROM_USER = "from the job's custom_mpi_options"
 
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
-    role = role_of(job)
-    wanted = ("mpirun",) if role == "alone" else ("mpirun", "ssh", "sshd", "ssh-keygen")
-    found = dict(zip(wanted, common.programs(job, wanted, "the job asks for mpi")))
+    return plan_ranks(job)
+
+
+def plan_ranks(
+    job: Job, variables: Sequence[Variable] = (), before: Sequence[Reason] = (), warnings: Sequence[str] = ()
+) -> NodePlan:
+    """Plan the host of a job whose ranks are started by mpirun.
+
+    variables: what the ranks get besides those of every mode. before: words in front of the program of each rank.
+    warnings: of the mode. Raises RefusalError for missing programs and contradictory options.
+    """
+    several = len(job.distribution_hosts) > 1
+    wanted = ("mpirun", "ssh", "sshd", "ssh-keygen") if several else ("mpirun",)
+    found = dict(zip(wanted, common.programs(job, wanted, f"the job asks for {job.mode}")))
     network, network_why = network_variables(job)
+    more_variables, variables_why = common.variables(job, variables)
+    where = job.custom_mpi_where
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
-    user, problems = parse_user_options(job.custom_mpi_options, dialect, _WHERE)
-    parameters, notes, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, _WHERE)
+    user, problems = parse_user_options(job.custom_mpi_options, dialect, where)
+    parameters, notes, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
     if problems or more:
         raise RefusalError([*problems, *more])
     exports, export_notes = _exports(job, user, network)
@@ -50,26 +60,26 @@ def plan(job: Job) -> NodePlan:
     ]
     if user.rest:
         line.append(Reason("other options", _FROM_USER, "user", user.rest))
-    line += [_rank_wrapper(job, tuple(exports)), *_program(job)]
-    worker = role == "worker"
+    line += [_rank_wrapper(job, tuple(exports)), *before, *_program(job)]
+    worker = job.host != job.leader
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
-        mode=NAME,
+        mode=job.mode,
         host=job.host,
-        role=role,
+        role=role_of(job),
         needs=tuple(found.values()),
         argv=() if worker else words_of(line),
-        env=MappingProxyType({**job.variables, **network}),
+        env=MappingProxyType({**job.variables, **network, **more_variables}),
         cwd=job.code.directory,
         code=job.code,
         requirements=common.requirements(job),
         processes=job.processes,
         signals="ranks",
         control=control_of(job),
-        shell=None if role == "alone" else Shell(found["ssh"], found["sshd"], found["ssh-keygen"]),
+        shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"]) if several else None,
         limits=job.limits,
-        why=(*(waiting if worker else line), *network_why),
-        warnings=(*job.warnings, *user.notes, *notes, *export_notes),
+        why=(*(waiting if worker else line), *network_why, *variables_why),
+        warnings=(*job.warnings, *warnings, *user.notes, *notes, *export_notes),
     )
 
 
@@ -78,7 +88,7 @@ _GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older
 
 def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     """Our MCA parameters, by the names of the dialect."""
-    several = len(job.hosts) > 1
+    several = len(job.distribution_hosts) > 1
     rows: list[Setting] = [
         Setting("pml", "ob1", "default", "plain point-to-point messages; NCCL has its own way to the fabric"),
     ]
@@ -123,7 +133,7 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         rows.append(
             Setting(
                 dialect.canonical("plm_rsh_num_concurrent"),
-                str(max(len(job.hosts), 128)),
+                str(max(len(job.distribution_hosts), 128)),
                 "platform",
                 "contact all hosts at once",
             )
@@ -141,9 +151,9 @@ def _parameter(setting: Setting, dialect: Dialect) -> Reason:
 def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     """Options that are not parameters; a user's value of the same option takes the place of ours."""
     # On one host the platform's name of it may resolve nowhere, and mpirun would go and look for it by ssh.
-    hosts = job.hosts if len(job.hosts) > 1 else ("localhost",)
-    slots = ",".join(f"{host}:{job.processes_per_host}" for host in hosts)
-    why = f"{job.processes_per_host} process(es) on each of {len(job.hosts)} host(s): {job.processes_why}"
+    hosts = job.distribution_hosts if len(job.distribution_hosts) > 1 else ("localhost",)
+    slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, job.slots))
+    why = common.counts_and_why(job)
     keyed: dict[str, Reason] = {}
     for option, values, text in (
         ("allow-run-as-root", (), "containers run as root, and mpirun refuses root without it"),

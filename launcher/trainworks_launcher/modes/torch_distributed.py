@@ -14,21 +14,28 @@ from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
-NAME = "torch_distributed"
-"""As Job.mode has it."""
+_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile the graphs of a Neuron job before it runs (TT)
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError if the image has no torchrun."""
-    (torchrun,) = common.programs(job, ("torchrun",), "the job asks for torch_distributed")
+    """Plan the job's host. Raises RefusalError for programs that the image lacks."""
+    compiling = job.inherited.get(_COMPILE, "").strip() == "1"
+    needs = common.programs(job, ("torchrun",), "the job asks for torch_distributed")
+    torchrun = needs[0]
+    if compiling:
+        needs += common.programs(job, ("neuron_parallel_compile",), f"{_COMPILE} asks for it")
     network, network_why = network_variables(job)
-    count, per_host = len(job.hosts), job.processes_per_host
-    line = [
+    count, per_host = len(job.distribution_hosts), job.processes_per_host
+    line: list[Reason] = []
+    if compiling:
+        why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
+        line.append(Reason("neuron_parallel_compile", why, "user", (needs[1],)))
+    line += [
         Reason("torchrun", "starts the processes of this host", "image", (torchrun,)),
         Reason("--nnodes", "the hosts of the job", "platform", (f"--nnodes={count}",)),
         Reason(
             "--nproc-per-node",
-            f"{per_host} process(es) on each of {count} host(s): {job.processes_why}",
+            common.counts_and_why(job),
             job.processes_origin,
             (f"--nproc-per-node={per_host}",),
         ),
@@ -55,10 +62,10 @@ def plan(job: Job) -> NodePlan:
         ]
     line += _program(job)
     return NodePlan(
-        mode=NAME,
+        mode=job.mode,
         host=job.host,
         role=role_of(job),
-        needs=(torchrun,),
+        needs=needs,
         argv=words_of(line),
         env=MappingProxyType({**job.variables, **network}),
         cwd=job.code.directory,

@@ -1,0 +1,40 @@
+"""smdistributed.dataparallel and pytorchddp: one file, for they are started alike, by mpirun.
+
+What differs from plain mpi is what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
+has it. sagemaker-training also asks for EFA on every host and oversubscribes; here devices decide about EFA (libfabric
+finds no provider on a host without it), and the slots are said exactly.
+"""
+
+from __future__ import annotations
+
+from trainworks_launcher import names
+from trainworks_launcher.job import Job
+from trainworks_launcher.modes import common
+from trainworks_launcher.modes.common import Variable
+from trainworks_launcher.modes.mpi import plan_ranks
+from trainworks_launcher.plan import NodePlan, Reason
+from trainworks_launcher.values import text
+
+_START = "smddprun"
+
+
+def plan(job: Job) -> NodePlan:
+    """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
+    environment = job.environment
+    if len(job.distribution_hosts) > 1:
+        kind = text(environment.hyperparameters.get(names.INSTANCE_TYPE)) or job.instance_type
+        rows = [
+            Variable("SMDATAPARALLEL_USE_HOMOGENEOUS", "1", "smddp over several hosts of one kind", ours=True),
+            Variable("SMDATAPARALLEL_SERVER_ADDR", job.leader, "smddp's own rendezvous is on the leader", ours=True),
+            Variable("SMDATAPARALLEL_SERVER_PORT", str(names.DATA_PARALLEL_PORT), "smddp's own rendezvous"),
+            Variable("SAGEMAKER_INSTANCE_TYPE", kind, "smddp chooses its algorithms by it", ours=True),
+        ]
+    else:
+        rows = [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
+    if job.fabric.efa:
+        rows.append(Variable("NCCL_PROTO", "simple", "EFA delivers out of order", "fabric"))
+    before: list[Reason] = []
+    if _START in environment.programs:
+        words = (environment.programs[_START],)
+        before.append(Reason(_START, "puts smddp's collectives in the place of NCCL's", "image", words))
+    return plan_ranks(job, rows, before, common.warn_of_library(job))

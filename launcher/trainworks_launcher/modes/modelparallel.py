@@ -1,0 +1,35 @@
+"""smdistributed.modelparallel: smp's first version, always under mpirun (its second is a library under torchrun).
+
+Source: what sagemaker-training gives such a job, since smp was tuned with it.
+"""
+
+from __future__ import annotations
+
+from trainworks_launcher import model_parallel
+from trainworks_launcher.job import Job
+from trainworks_launcher.modes import common
+from trainworks_launcher.modes.common import Variable
+from trainworks_launcher.modes.mpi import plan_ranks
+from trainworks_launcher.placement import version_of
+from trainworks_launcher.plan import NodePlan, Reason
+from trainworks_launcher.values import mapping
+
+_SET_UP = "smddpmprun"
+
+
+def plan(job: Job) -> NodePlan:
+    """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
+    environment = job.environment
+    rows: list[Variable] = []
+    torch = version_of(environment, "torch")
+    if torch:
+        rows.append(Variable("NCCL_PROTO", "simple", "smp's messages want NCCL's plain protocol", "image"))
+        if torch >= (2,):
+            rows.append(Variable("NCCL_ALGO", "ring", "smp can hang with other algorithms on this PyTorch", "image"))
+    before: list[Reason] = []
+    value, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    backend = mapping(value).get("ddp_dist_backend", "auto")
+    if backend == "auto" and _SET_UP in environment.programs:
+        words = (environment.programs[_SET_UP], "-i", job.instance_type, "--allow-bypass")
+        before.append(Reason(_SET_UP, "sets smddp up for this instance type, where it can use it", "image", words))
+    return plan_ranks(job, rows, before, common.warn_of_library(job))

@@ -1,0 +1,204 @@
+"""What kind of distributed job it is: the mode, the hosts that take part, and the processes of each. Pure.
+
+Every function adds what is wrong to ``problems`` and goes on with the nearest value, so that all problems of a job are
+told together.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Mapping, Sequence
+
+from trainworks_launcher import cluster, model_parallel, names
+from trainworks_launcher.environment import Environment
+from trainworks_launcher.errors import Problem, nearest
+from trainworks_launcher.hyperparameters import truth
+from trainworks_launcher.manifest import Instance
+from trainworks_launcher.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.values import Json, text, texts
+
+MODEL_PARALLEL = "smdistributed.modelparallel"
+"""The one mode that has no switch of its own."""
+
+_NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
+
+
+def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
+    """The one mode that is switched on; a problem if there are several, or one that nobody knows.
+
+    Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
+    with torch_distributed they are its second, which is only a library that reads them.
+    """
+    asked = {mode: switch for switch, mode in SWITCHES.items() if truth(reserved.get(switch))}
+    parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    if parameters is not None and "torch_distributed" not in asked:
+        if not asked:
+            advice = (
+                f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
+                f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
+            )
+            problems.append(Problem("nothing says how the model parallel processes are to be started", where, advice))
+        problems.extend(model_parallel.check(parameters, where))
+        asked.pop("mpi", None)
+        asked[MODEL_PARALLEL] = where
+    if len(asked) > 1:
+        both = " and ".join(asked)
+        advice = "keep one of them"
+        if MODEL_PARALLEL in asked and asked.keys() & {"smdistributed.dataparallel", "pytorchddp"}:
+            advice = "smp is not supported together with smddp: keep one of them (smp has data parallelism of its own)"
+        problems.append(Problem(f"{both} are both switched on", ", ".join(asked.values()), advice))
+    for name in reserved:
+        if (
+            name.startswith(names.RESERVED_PREFIX)
+            and name.endswith("_enabled")
+            and truth(reserved.get(name))
+            and name not in (*SWITCHES, *_NOT_A_MODE)
+        ):
+            problem = "switches on a mode that this launcher does not know"
+            problems.append(Problem(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES))))
+    mode = MODES[next(iter(asked), "none")]
+    _check_version(environment, mode, problems)
+    return mode
+
+
+def _check_version(environment: Environment, mode: Mode, problems: list[Problem]) -> None:
+    """Refuse a mode that the image's framework is too old for; an unknown version is not judged."""
+    component, lowest = mode.minimum
+    installed = version_of(environment, component)
+    if installed and installed < _numbers(lowest):
+        has = environment.manifest.components[component]
+        advice = f"use an image with {component} {lowest} or later ({mode.source})"
+        problems.append(Problem(f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice))
+
+
+def version_of(environment: Environment, component: str) -> tuple[int, ...]:
+    """The leading numbers of the installed version of a component, for comparison; () if it is not known."""
+    return _numbers(environment.manifest.components.get(component, ""))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "2.4.1+cpu" -> (2, 4, 1)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(word) for word in found.group().split(".")) if found else ()
+
+
+def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
+    """The instance type of each host, as ``cluster`` tells that of one; the groups are gone through once for all."""
+    config = environment.resource_config
+    grouped = {host: group.instance_type for group in cluster.instance_groups(config) for host in group.hosts}
+    default = text(config.get("current_instance_type")) or "local"
+    return {host: grouped.get(host) or default for host in hosts}
+
+
+def hosts_of(
+    environment: Environment,
+    reserved: Mapping[str, Json],
+    mode: Mode,
+    hosts: Sequence[str],
+    problems: list[Problem],
+    warnings: list[str],
+) -> tuple[str, ...]:
+    """The hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
+
+    The first of them is its leader (TT). Never empty: a named group that does not exist or has no host is refused.
+    """
+    where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
+    groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
+    value = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
+    asked = (value,) if isinstance(value, str) and value else texts(value)
+    for name in asked:
+        if name not in groups:
+            advice = nearest(name, tuple(groups)) if groups else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
+            problems.append(Problem(f"there is no instance group {name!r}", where, advice))
+        elif not groups[name]:
+            advice = "give the group at least one host"
+            problems.append(Problem(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice))
+    if mode.name == "none":
+        return tuple(hosts)
+    if not asked:
+        if len(groups) > 1:
+            warnings.append(
+                f"the job has {len(groups)} instance groups and {names.DISTRIBUTION_INSTANCE_GROUPS} names none: all"
+                " hosts take part in the distribution"
+            )
+        return tuple(hosts)
+    known = frozenset(hosts)
+    part = tuple(host for name, members in groups.items() if name in asked for host in members)
+    return tuple(host for host in part if host in known) or tuple(hosts)
+
+
+def slots(
+    environment: Environment,
+    mode: Mode,
+    hosts: Sequence[str],
+    asked: int | None,
+    problems: list[Problem],
+    warnings: list[str],
+) -> tuple[tuple[int, ...], str]:
+    """(processes of each of the distribution's hosts, how their number was found).
+
+    Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get the same number, so
+    every host of the job comes to the same result, whichever host it is made on.
+    """
+    if mode.one_per_host:
+        asked = 1
+    if mode.needs_count and asked is None:
+        advice = "set processes_per_host, normally the number of GPUs of one host"
+        problems.append(
+            Problem(f"{mode.name} needs the processes per host", f"hyperparameter {names.PROCESSES_PER_HOST}", advice)
+        )
+    type_of = instance_types(environment, hosts)
+    counts: dict[str, int] = {}
+    why = ""
+    for kind in dict.fromkeys(type_of[host] for host in hosts):
+        gpus, neuron_cores = accelerators(environment, kind, [] if mode.one_per_host else warnings)
+        if neuron_cores and not mode.trainium:
+            advice = "use torch_distributed"
+            problems.append(Problem(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice))
+        for number, noun in ((gpus, "GPU"), (neuron_cores, "Neuron core")):
+            if asked and number and asked > number:
+                there = f" of {kind}" if kind != "local" else ""
+                problems.append(
+                    Problem(
+                        f"{asked} processes per host on {number} {noun}(s){there}",
+                        f"hyperparameter {names.PROCESSES_PER_HOST}",
+                        f"give at most {number}: one process per {noun}",
+                    )
+                )
+                break
+        counts[kind] = asked or gpus or neuron_cores or 1
+        default = "one per GPU" if gpus else "one per Neuron core" if neuron_cores else ""
+        why = why or (default or "one, for there is no accelerator")
+    if asked:
+        why = f"hyperparameter {names.PROCESSES_PER_HOST}"
+    if mode.one_per_host:
+        why = f"{mode.name} has one process per host"
+    return tuple(counts[type_of[host]] for host in hosts), why
+
+
+def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tuple[int, int]:
+    """(GPUs, Neuron cores) of a host of an instance type.
+
+    This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
+    (another type, or a plan made on a laptop) the image's instance table is the fallback, and that is said.
+    """
+    devices = environment.devices
+    row = environment.manifest.instances.get(kind, Instance())
+    here = is_type_of_this_host(environment, kind)
+    if here and devices.gpus:
+        return devices.gpus, 0
+    if here and (row.gpus or (row.neuron_cores and not devices.neuron_devices)):
+        what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
+        warnings.append(f"{kind} has {what} by the image's instance table, and no device of them is seen here")
+    if here and devices.neuron_devices and not row.neuron_cores:
+        warnings.append(
+            f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
+            f" {kind} has: set {names.PROCESSES_PER_HOST}"
+        )
+    return row.gpus, row.neuron_cores
+
+
+def is_type_of_this_host(environment: Environment, kind: str) -> bool:
+    """Whether hosts of an instance type are like the one that the environment was read on."""
+    config = environment.resource_config
+    return cluster.instance_type_of(config, text(config.get("current_host"))) == kind

@@ -1,0 +1,98 @@
+"""The ways to start a job: one row each. To add one, write ``modes/FILE.py`` and add its row here; that is all.
+
+A row is what the validation of a job has to know about a mode before any of it is planned, so it stands below ``job``;
+the planner itself is ``plan(job) -> NodePlan`` in the file that the row names, and is loaded only when it is needed.
+Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher import names
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to start a job.
+
+    name: as the SDK's ``distribution`` argument has it. file: in ``modes/``. switch: the hyperparameter that asks for
+    it, "" where there is none. options: the hyperparameter with the user's own mpirun options, "" where it takes none.
+    one_per_host: each host gets one process, whatever its devices. needs_count: the processes per host have to be
+    given. trainium: it works on hosts with Neuron cores. minimum: component -> the lowest version that it works with,
+    source: of that fact. packages: Python packages whose presence in the image decides how it is started. library:
+    component without which it starts and does not do what it is for, "" for none.
+    """
+
+    name: str
+    file: str
+    switch: str = ""
+    options: str = ""
+    one_per_host: bool = False
+    needs_count: bool = False
+    trainium: bool = False
+    minimum: tuple[str, str] = ("", "")
+    source: str = ""
+    packages: tuple[str, ...] = ()
+    library: str = ""
+
+
+_DISTRIBUTED_GUIDE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
+
+MODES: Mapping[str, Mode] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Mode("none", "none", one_per_host=True, trainium=True),
+            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS),
+            Mode(
+                # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (TT).
+                "smdistributed.modelparallel",
+                "modelparallel",
+                options=names.MPI_OPTIONS,
+                needs_count=True,
+                library="smp",
+            ),
+            Mode(
+                "smdistributed.dataparallel",
+                "dataparallel",
+                names.DATA_PARALLEL_ENABLED,
+                options=names.DATA_PARALLEL_OPTIONS,
+                library="smddp",
+            ),
+            Mode(
+                "pytorchddp",
+                "dataparallel",
+                names.PYTORCH_DDP_ENABLED,
+                options=names.DATA_PARALLEL_OPTIONS,
+                minimum=("torch", "1.12"),
+                source=_DISTRIBUTED_GUIDE,
+                packages=("torch",),
+                library="smddp",
+            ),
+            Mode(
+                "torch_distributed",
+                "torch_distributed",
+                names.TORCH_DISTRIBUTED_ENABLED,
+                trainium=True,
+                minimum=("torch", "1.13"),
+                source=_DISTRIBUTED_GUIDE,
+                packages=("torch",),
+            ),
+            Mode("pytorchxla", "pytorchxla", names.PYTORCH_XLA_ENABLED, packages=("torch_xla",)),
+            Mode(
+                "multi_worker_mirrored_strategy",
+                "multi_worker_mirrored_strategy",
+                names.MULTI_WORKER_MIRRORED_ENABLED,
+                one_per_host=True,
+                packages=("tensorflow",),
+            ),
+        )
+    }
+)
+"""Name -> row, in the order in which people meet them."""
+
+SWITCHES: Mapping[str, str] = MappingProxyType({row.switch: row.name for row in MODES.values() if row.switch})
+"""Switch -> name of its mode."""

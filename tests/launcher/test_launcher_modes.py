@@ -1,0 +1,447 @@
+"""The modes: what each refuses, and the parts of its plan that matter; whole plans are in test_launcher_plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from launcher_support import PROGRAMS, environment, manifest, plan
+
+from trainworks_launcher import model_parallel
+from trainworks_launcher.entry import Code
+from trainworks_launcher.environment import Devices, Environment
+from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.job import make_job
+from trainworks_launcher.modes import plan_host
+from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.registry import MODES, SWITCHES
+from trainworks_launcher.values import Json
+
+TWO = ("algo-1", "algo-2")
+GPUS = "ml.fast.xlarge"
+PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+MPI: Mapping[str, Json] = {"sagemaker_mpi_enabled": True}
+TORCH: Mapping[str, Json] = {"sagemaker_torch_distributed_enabled": True}
+SMP: Mapping[str, Json] = {**MPI, PER_HOST: 8, "mp_parameters": {"partitions": 2}}
+SMDDP: Mapping[str, Json] = {"sagemaker_distributed_dataparallel_enabled": True}
+DDP: Mapping[str, Json] = {"sagemaker_pytorch_ddp_enabled": True}
+XLA: Mapping[str, Json] = {"sagemaker_pytorch_xla_multi_worker_enabled": True}
+MIRRORED: Mapping[str, Json] = {"sagemaker_multi_worker_mirrored_strategy_enabled": True}
+SMDDP_PROGRAMS = {**PROGRAMS, "smddprun": "/opt/venv/bin/smddprun", "smddpmprun": "/opt/venv/bin/smddpmprun"}
+
+
+def gpus(hyperparameters: Mapping[str, Json], *hosts: str, **changes: object) -> Environment:
+    """Hosts with EFA devices, and with eight GPUs by the instance table only."""
+    devices = Devices(efa=("rdmap0",), interfaces=("eth0",))
+    made = environment(hyperparameters, hosts=hosts or TWO, instance_type=GPUS, devices=devices)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def with_components(made: Environment, **versions: str) -> Environment:
+    components = {**made.manifest.components, **versions}
+    return replace(made, manifest=replace(made.manifest, components=MappingProxyType(components)))
+
+
+def refusal(made: Environment) -> str:
+    with pytest.raises(RefusalError) as refused:
+        plan(made)
+    assert refused.value.status == 64
+    return str(refused.value)
+
+
+def program_of(made: NodePlan) -> tuple[str, ...]:
+    """What mpirun starts as each rank, behind our wrapper."""
+    return made.argv[made.argv.index("--") + 1 :]
+
+
+# ------------------------------------------------------------------------------------------------- choosing the mode
+@pytest.mark.parametrize("switch", sorted(SWITCHES))
+def test_a_switch_chooses_its_mode(switch: str) -> None:
+    assert make_job(environment({switch: "true"})).mode == SWITCHES[switch]
+
+
+def test_parameters_of_smp_and_mpi_are_one_mode_and_with_torchrun_another() -> None:
+    assert make_job(gpus(SMP)).mode == "smdistributed.modelparallel"
+    with_torchrun = plan(gpus({**TORCH, "mp_parameters": {"hybrid_shard_degree": 8}}))
+    assert with_torchrun.mode == "torch_distributed"
+    assert with_torchrun.argv[-3:] == ("train.py", "--mp_parameters", "hybrid_shard_degree=8")
+    plain = plan(gpus(TORCH))
+    assert with_torchrun.argv[: len(plain.argv)] == plain.argv
+
+
+def test_parameters_of_smp_may_come_as_a_variable() -> None:
+    made = gpus({**MPI, PER_HOST: 8}, variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}))
+    assert make_job(made).mode == "smdistributed.modelparallel"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({**MPI, **TORCH}, "mpi and torch_distributed are both switched on"),
+        ({**MPI, **SMDDP}, "mpi and smdistributed.dataparallel are both switched on"),
+        ({**SMP, **SMDDP}, "smp is not supported together with smddp"),
+        ({**SMP, **DDP}, "smp is not supported together with smddp"),
+        ({**TORCH, **XLA}, "torch_distributed and pytorchxla are both switched on"),
+        ({**MIRRORED, **MPI}, "mpi and multi_worker_mirrored_strategy are both switched on"),
+        ({"mp_parameters": {"partitions": 2}}, "nothing says how the model parallel processes are to be started"),
+        ({"sagemaker_parameter_serve_enabled": True}, "switches on a mode that this launcher does not know"),
+    ],
+)
+def test_contradictory_switches_are_refused(asked: Mapping[str, Json], expected: str) -> None:
+    assert expected in refusal(gpus(asked))
+
+
+# ------------------------------------------------------------------------------------------------- facts of the image
+@pytest.mark.parametrize(
+    ("asked", "version", "refused"),
+    [
+        (TORCH, "1.12.1", "torch_distributed needs torch 1.13 or later"),
+        (TORCH, "1.13.0", ""),
+        (TORCH, "2.4.1+cpu", ""),
+        (TORCH, "1.9", "torch_distributed needs torch 1.13 or later"),
+        (DDP, "1.11.0", "pytorchddp needs torch 1.12 or later"),
+        (DDP, "1.12.0", ""),
+        (DDP, "nightly", ""),
+        (SMDDP, "1.11.0", ""),
+    ],
+)
+def test_a_framework_that_is_too_old_is_refused(asked: Mapping[str, Json], version: str, refused: str) -> None:
+    made = with_components(gpus(asked), torch=version)
+    if refused:
+        assert refused in refusal(made)
+    else:
+        assert plan(made).argv
+
+
+@pytest.mark.parametrize("mode", [name for name, row in MODES.items() if row.minimum[0]])
+def test_a_minimum_version_has_its_source(mode: str) -> None:
+    assert MODES[mode].source
+
+
+@pytest.mark.parametrize(
+    ("asked", "program"),
+    [(MPI, "mpirun"), (SMP, "mpirun"), (SMDDP, "mpirun"), (DDP, "mpirun"), (TORCH, "torchrun"), (XLA, "python")],
+)
+def test_a_mode_whose_program_is_missing_is_refused_by_name(asked: Mapping[str, Json], program: str) -> None:
+    programs = MappingProxyType({name: path for name, path in PROGRAMS.items() if name != program})
+    text = refusal(with_components(gpus(asked, programs=programs), torch_xla="1"))
+    assert f"there is no {program}" in text or f"there is no {program.capitalize()}" in text
+
+
+@pytest.mark.parametrize("asked", [XLA, MIRRORED])
+def test_a_mode_whose_package_is_missing_is_refused_unless_it_may_be_installed(asked: Mapping[str, Json]) -> None:
+    package = "torch_xla" if asked is XLA else "tensorflow"
+    assert f"needs {package}" in refusal(gpus(asked))
+    code = Code("/opt/ml/code", entries=("requirements.txt", "train.py"))
+    assert plan(gpus(asked, code=code)).argv
+    assert plan(with_components(gpus(asked), **{package: ""})).argv
+
+
+@pytest.mark.parametrize(("asked", "library"), [(SMP, "smp"), (SMDDP, "smddp"), (DDP, "smddp")])
+def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(asked: Mapping[str, Json], library: str) -> None:
+    made = gpus(asked)
+    assert any(f"the image has no {library}" in line for line in plan(made).warnings)
+    missing = (*made.manifest.missing, *manifest().missing[:0])
+    row = type(made.manifest.missing[0])(library, "training is slow")
+    told = replace(made, manifest=replace(made.manifest, missing=(*missing, row)))
+    assert any(line.endswith(f"the image has no {library}: training is slow") for line in plan(told).warnings)
+    there = plan(with_components(made, **{library: "1"}))
+    assert not any("has no" in line and library in line for line in there.warnings)
+
+
+# ------------------------------------------------------------------------------------------------------------ counts
+@pytest.mark.parametrize(
+    ("asked", "devices", "kind", "expected"),
+    [
+        (None, Devices(), GPUS, 8),
+        (None, Devices(gpus=2), GPUS, 2),
+        (None, Devices(), "ml.neuron.xlarge", 32),
+        (None, Devices(neuron_devices=16), "ml.neuron.xlarge", 32),
+        (None, Devices(), "local", 1),
+        (4, Devices(), GPUS, 4),
+    ],
+)
+def test_processes_follow_the_devices_else_the_instance_table(
+    asked: int | None, devices: Devices, kind: str, expected: int
+) -> None:
+    made = environment({**TORCH, PER_HOST: asked}, hosts=TWO, instance_type=kind, devices=devices)
+    assert make_job(made).slots == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "kind", "refused"),
+    [
+        (9, Devices(), GPUS, "give at most 8: one process per GPU"),
+        (3, Devices(gpus=2), GPUS, "give at most 2: one process per GPU"),
+        (33, Devices(), "ml.neuron.xlarge", "give at most 32: one process per Neuron core"),
+    ],
+)
+@pytest.mark.parametrize("mode", [TORCH, MPI])
+def test_more_processes_than_devices_are_refused(
+    mode: Mapping[str, Json], asked: int, devices: Devices, kind: str, refused: str
+) -> None:
+    made = environment({**mode, PER_HOST: asked}, hosts=TWO, instance_type=kind, devices=devices)
+    assert refused in refusal(made)
+
+
+def test_model_parallelism_needs_the_processes_per_host() -> None:
+    text = refusal(gpus({key: value for key, value in SMP.items() if key != PER_HOST}))
+    assert "smdistributed.modelparallel needs the processes per host" in text
+    assert PER_HOST in text
+
+
+@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, XLA, MIRRORED])
+def test_trainium_takes_torchrun_only(asked: Mapping[str, Json]) -> None:
+    text = refusal(environment(asked, hosts=TWO, instance_type="ml.neuron.xlarge"))
+    assert "does not run on Trainium" in text
+    assert "use torch_distributed" in text
+
+
+def test_devices_that_are_not_seen_are_said() -> None:
+    assert any("8 GPU(s) by the image's instance table" in line for line in plan(gpus(TORCH)).warnings)
+
+
+# --------------------------------------------------------------------------------------------------- model parallelism
+@pytest.mark.parametrize(
+    ("parameters", "refused"),
+    [
+        ({"partitions": 2}, ""),
+        ({"pipeline_parallel_degree": 4, "microbatches": 8, "ddp": True, "pipeline": "interleaved"}, ""),
+        ({"sharded_data_parallel_degree": 16, "ddp": True, "ddp_dist_backend": "auto"}, ""),
+        ({"ddp": True}, "pipeline_parallel_degree is missing"),
+        ({"partitions": 0}, "partitions is 0"),
+        ({"partitions": "2"}, "partitions is '2'"),
+        ({"partitions": True}, "partitions is True"),
+        ({"partitions": 2, "pipeline_parallel_degree": 4}, "partitions is 2 and pipeline_parallel_degree is 4"),
+        ({"partitions": 2, "pipeline": "interleavd"}, "did you mean 'interleaved'?"),
+        ({"partitions": 2, "placement_strategy": 3}, "use one of: spread, cluster"),
+        ({"partitions": 2, "optimize": "sped"}, "did you mean 'speed'?"),
+        ({"partitions": 2, "ddp": "yes"}, "give true or false"),
+        ({"partitions": 2, "ddp": True, "horovod": True}, "ddp and horovod are both on"),
+        ({"partitions": 2, "ddp_port": 99}, "ddp_port is given without ddp"),
+        ({"partitions": 2, "ddp": True, "ddp_port": 99999}, "give a TCP port"),
+        ({"partitions": 2, "ddp": True, "ddp_port": "none"}, "give a TCP port"),
+        ({"partitions": 2, "default_partition": 2}, "give 0 to 1"),
+        ({"partitions": 2, "default_partition": 1, "auto_partition": False}, ""),
+        ({"partitions": 2, "auto_partition": False}, "without a default_partition"),
+        ({"partitions": 2, "memory_weight": 1.5}, "give a number from 0 to 1"),
+        ({"partitions": 2, "memory_weight": 1}, ""),
+        ({"partitions": 2, "partition_file": 1}, "give the path as a text"),
+        ("degree=2", "is not an object of parameters"),
+        ([1], "is not an object of parameters"),
+    ],
+)
+def test_parameters_of_smp_are_checked(parameters: Json, refused: str) -> None:
+    problems = model_parallel.check(parameters, "hyperparameter mp_parameters")
+    assert [str(problem) for problem in problems if refused not in str(problem)] == []
+    assert bool(problems) == bool(refused)
+
+
+def test_smp_problems_are_told_with_the_others() -> None:
+    text = refusal(gpus({**SMP, "mp_parameters": {"partitions": 0, "optimize": "x"}, PER_HOST: 9}))
+    assert [words for words in ("partitions is 0", "optimize is 'x'", "give at most 8") if words not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "programs", "wrapped"),
+    [
+        ({"partitions": 2}, SMDDP_PROGRAMS, True),
+        ({"partitions": 2, "ddp": True, "ddp_dist_backend": "auto"}, SMDDP_PROGRAMS, True),
+        ({"partitions": 2, "ddp": True, "ddp_dist_backend": "nccl"}, SMDDP_PROGRAMS, False),
+        ({"partitions": 2}, PROGRAMS, False),
+    ],
+)
+def test_smddpmprun_is_used_where_it_is_and_the_backend_is_auto(
+    parameters: Json, programs: Mapping[str, str], wrapped: bool
+) -> None:
+    made = plan(gpus({**SMP, "mp_parameters": parameters}, programs=MappingProxyType(dict(programs))))
+    head = ("/opt/venv/bin/smddpmprun", "-i", GPUS, "--allow-bypass") if wrapped else ()
+    assert program_of(made)[: len(head) + 1] == (*head, "/usr/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [("", (None, None)), ("1.13.1", ("simple", None)), ("2.4.1", ("simple", "ring"))],
+)
+def test_nccl_is_set_for_smp_by_the_version_of_torch(torch: str, expected: tuple[str | None, str | None]) -> None:
+    env = plan(with_components(gpus(SMP), torch=torch)).env
+    assert (env.get("NCCL_PROTO"), env.get("NCCL_ALGO")) == expected
+
+
+# ---------------------------------------------------------------------------------------------------- data parallelism
+@pytest.mark.parametrize("asked", [SMDDP, DDP])
+def test_smddp_is_started_alike_under_both_names(asked: Mapping[str, Json]) -> None:
+    made = gpus(asked, programs=MappingProxyType(SMDDP_PROGRAMS))
+    leader, worker = plan(made), plan(made, "algo-2")
+    assert program_of(leader)[:2] == ("/opt/venv/bin/smddprun", "/usr/bin/python")
+    assert worker.argv == ()
+    for env in (leader.env, worker.env):
+        assert env["SMDATAPARALLEL_USE_HOMOGENEOUS"] == "1"
+        assert (env["SMDATAPARALLEL_SERVER_ADDR"], env["SMDATAPARALLEL_SERVER_PORT"]) == ("algo-1", "7592")
+        assert env["SAGEMAKER_INSTANCE_TYPE"] == GPUS
+        assert (env["FI_PROVIDER"], env["RDMAV_FORK_SAFE"], env["NCCL_PROTO"]) == ("efa", "1", "simple")
+
+
+def test_smddp_on_one_host_without_efa_and_without_smddprun() -> None:
+    made = plan(environment(SMDDP, hosts=("algo-1",), devices=Devices(gpus=2)))
+    assert made.env["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
+    assert not {"SMDATAPARALLEL_USE_HOMOGENEOUS", "FI_PROVIDER", "NCCL_PROTO"} & made.env.keys()
+    assert program_of(made)[0] == "/usr/bin/python"
+
+
+def test_smddp_takes_its_own_custom_options() -> None:
+    asked = {**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x NCCL_DEBUG=INFO"}
+    line = " ".join(plan(gpus(asked)).argv)
+    assert "-x NCCL_DEBUG=INFO" in line
+    broken = refusal(gpus({**SMDDP, "sagemaker_distributed_dataparallel_custom_mpi_options": "-x 'A=1"}))
+    assert "sagemaker_distributed_dataparallel_custom_mpi_options" in broken
+
+
+def test_smddp_takes_the_instance_type_that_the_sdk_knows() -> None:
+    made = gpus({**SMDDP, "sagemaker_instance_type": "ml.other.xlarge"})
+    assert plan(made).env["SAGEMAKER_INSTANCE_TYPE"] == "ml.other.xlarge"
+
+
+# ------------------------------------------------------------------------------------------------- torchrun on Neuron
+def test_neuron_cores_are_the_processes_of_torchrun() -> None:
+    made = plan(environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge", devices=Devices(efa=("rdmap0",))))
+    assert "--nproc-per-node=32" in made.argv
+    assert made.env["FI_PROVIDER"] == "efa"
+    assert made.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
+
+
+def test_neuron_graphs_are_compiled_beforehand_where_asked() -> None:
+    variables = MappingProxyType({"RUN_NEURON_PARALLEL_COMPILE": "1"})
+    made = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
+    assert "there is no neuron_parallel_compile" in refusal(replace(made, variables=variables))
+    programs = MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"})
+    planned = plan(replace(made, variables=variables, programs=programs))
+    assert planned.argv[:2] == ("/opt/venv/bin/neuron_parallel_compile", "/usr/bin/torchrun")
+    assert set(planned.needs) == set(planned.argv[:2])
+
+
+@pytest.mark.parametrize("program", ["run.sh", "tool"])
+def test_torchrun_starts_programs_that_are_not_pythons(program: str) -> None:
+    argv = plan(gpus({**TORCH, "sagemaker_program": program})).argv
+    assert "--no-python" in argv
+    assert argv[-1].endswith(program)
+
+
+# ---------------------------------------------------------------------------------------------------------------- XLA
+def test_xla_is_for_scripts_on_gpus() -> None:
+    text = refusal(environment({**XLA, "sagemaker_program": "run.sh"}, hosts=TWO))
+    expected = ("pytorchxla is for GPUs only", "pytorchxla starts Python scripts only", "pytorchxla needs torch_xla")
+    assert [words for words in expected if words not in text] == []
+
+
+# ---------------------------------------------------------------------------------------------- heterogeneous clusters
+def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object) -> Environment:
+    """Four hosts: two of kind "data" first, then two of kind "train" with eight GPUs each."""
+    config: dict[str, Json] = {
+        "current_host": "algo-1",
+        "current_instance_type": "ml.plain.xlarge",
+        "current_group_name": "data",
+        "hosts": ["algo-1", "algo-2", "algo-3", "algo-4"],
+        "network_interface_name": "eth0",
+        "instance_groups": [
+            {"instance_group_name": "data", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1", "algo-4"]},
+            {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3", "algo-2"]},
+            {"instance_group_name": "idle", "instance_type": GPUS, "hosts": []},
+        ],
+    }
+    asked = {**hyperparameters, "sagemaker_distribution_instance_groups": groups}
+    made = environment(asked, resource_config=MappingProxyType(config))
+    return with_components(replace(made, **changes), torch_xla="1", tensorflow="2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED])
+def test_a_distribution_over_a_group_counts_the_groups_hosts_only(asked: Mapping[str, Json]) -> None:
+    made = clusters(asked, ["train"])
+    job = make_job(made, "algo-2")
+    assert (job.leader, job.distribution_hosts, job.host_rank) == ("algo-3", ("algo-3", "algo-2"), 1)
+    plans = {host: plan_host(make_job(made, host)) for host in job.hosts}
+    assert {host: made.role for host, made in plans.items()} == {
+        "algo-1": "worker",
+        "algo-2": "worker",
+        "algo-3": "leader",
+        "algo-4": "worker",
+    }
+    for outside in ("algo-1", "algo-4"):
+        assert plans[outside].argv[:2] == ("/usr/bin/python", "train.py")
+        assert plans[outside].shell is None
+        assert not any(name.startswith(("SMDATAPARALLEL", "XRT_", "TF_CONFIG")) for name in plans[outside].env)
+    channels = {(made.control, made.mode) for made in plans.values()}
+    assert len(channels) == 1, "all hosts of the job are on one control channel, and of one mind about it"
+    control = plans["algo-1"].control
+    assert control is not None
+    assert (control.leader, control.hosts) == ("algo-3", ("algo-3", "algo-1", "algo-2", "algo-4"))
+    assert {made.env["MASTER_ADDR"] for made in plans.values()} == {"algo-3"}
+    assert plans["algo-2"].env["FI_PROVIDER"] == "efa"
+    assert "FI_PROVIDER" not in plans["algo-1"].env
+
+
+def test_ranks_of_a_group() -> None:
+    made = plan(clusters(MPI, ["train"]), "algo-3")
+    assert made.argv[made.argv.index("--host") + 1] == "algo-3:8,algo-2:8"
+    assert made.argv[made.argv.index("-np") + 1] == "16"
+    made = plan(clusters(TORCH, ["train"]), "algo-2")
+    assert {"--nnodes=2", "--nproc-per-node=8", "--master-addr=algo-3", "--node-rank=1"} <= set(made.argv)
+    told = json.loads(made.env["SM_TRAINING_ENV"])
+    assert (told["distribution_hosts"], told["master_hostname"]) == (["algo-3", "algo-2"], "algo-3")
+
+
+def test_groups_are_in_the_order_of_the_resource_config() -> None:
+    job = make_job(clusters(MPI, ["train", "data"]), "algo-3")
+    assert job.distribution_hosts == ("algo-1", "algo-4", "algo-3", "algo-2")
+    assert job.slots == (1, 1, 8, 8)
+    made = plan(clusters(MPI, ["train", "data"]), "algo-1")
+    assert made.argv[made.argv.index("--host") + 1] == "algo-1:1,algo-4:1,algo-3:8,algo-2:8"
+    assert made.argv[made.argv.index("-np") + 1] == "18"
+
+
+def test_without_a_group_named_all_hosts_take_part_and_it_is_said() -> None:
+    made = plan(clusters(MPI), "algo-1")
+    assert made.argv[made.argv.index("-np") + 1] == "18"
+    assert any("names none: all hosts take part" in line for line in made.warnings)
+
+
+def test_one_name_may_come_as_a_text() -> None:
+    assert make_job(clusters(MPI, "train")).distribution_hosts == ("algo-3", "algo-2")
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (["trian"], "there is no instance group 'trian'"),
+        (["train", "x"], "there is no instance group 'x'"),
+        (["idle"], "the instance group 'idle' has no host"),
+    ],
+)
+def test_a_group_without_hosts_is_refused(groups: Json, expected: str) -> None:
+    assert expected in refusal(clusters(MPI, groups))
+
+
+def test_a_group_is_refused_where_the_platform_names_none() -> None:
+    text = refusal(environment({**MPI, "sagemaker_distribution_instance_groups": ["train"]}, hosts=TWO))
+    assert "there is no instance group 'train'" in text
+    assert "resourceconfig.json has no instance groups" in text
+
+
+def test_counts_are_judged_by_the_groups_own_instance_type() -> None:
+    assert "9 processes per host on 8 GPU(s) of ml.fast.xlarge" in refusal(clusters({**MPI, PER_HOST: 9}, ["train"]))
+    assert make_job(clusters({**MPI, PER_HOST: 9}, ["data"])).slots == (9, 9)
+
+
+def test_a_group_of_one_host_needs_no_ssh() -> None:
+    made = clusters(MPI, ["train"])
+    groups = [
+        {"instance_group_name": "data", "instance_type": "ml.plain.xlarge", "hosts": ["algo-1", "algo-2", "algo-4"]},
+        {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3"]},
+    ]
+    config = MappingProxyType({**made.resource_config, "instance_groups": groups})
+    alone = plan(replace(made, resource_config=config), "algo-3")  # type: ignore[arg-type]
+    assert (alone.role, alone.shell, alone.needs) == ("leader", None, ("/usr/bin/mpirun",))
+    assert alone.argv[alone.argv.index("--host") + 1] == "localhost:8"
