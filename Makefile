@@ -4,12 +4,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: image test test-quick check docs golden benchmark setup engine engines clean
+.PHONY: image test test-quick check docs golden benchmark setup engine engines peers clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
-test: setup engines  ## set everything up, then run every test: without an engine first, then real builds and jobs
+test: setup engines peers  ## set everything up, then run every test: without an engine first, then real builds and jobs
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest -m engine
 
@@ -30,7 +30,7 @@ docs: setup  ## write the generated parts of the documentation, and the schemas
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher
 
-benchmark: setup engines  ## measure builds beside a plain Dockerfile, print ratios
+benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, print ratios
 	$(BIN)/python benchmarks/builds.py
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
@@ -44,6 +44,9 @@ engine:  ## a container engine, installed and started where none answers
 
 engines:  ## Docker and buildah, as the tests want them
 	@tools/set-up-engine all
+
+peers: setup  ## the programs that the launcher is tested and measured with: Open MPI, torchrun, sagemaker-training, both SDKs
+	@tools/set-up-peers
 
 clean:  ## remove what `make` made in this folder; images stay in their engine
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,13 @@
+"""The image that the clients start: the real `cpu` one, as Docker built it."""
+
+from __future__ import annotations
+
+import pytest
+
+from image.support import build_once
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """Give the reference of the image."""
+    return build_once("docker").reference

@@ -1,0 +1,33 @@
+"""A training script that meets every other process of its job, and whose rank 0 writes what it saw as the model.
+
+MPI ranks meet through mpi4py, others through torch.distributed.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+here = {
+    "host": os.environ["SM_CURRENT_HOST"],
+    "arguments": sys.argv[1:],
+    "hyperparameters": json.loads(os.environ.get("SM_HPS", "{}")),
+}
+
+if "OMPI_COMM_WORLD_RANK" in os.environ:
+    from mpi4py import MPI  # type: ignore[import-not-found]
+
+    rank = MPI.COMM_WORLD.Get_rank()
+    world = MPI.COMM_WORLD.allgather(here)
+else:
+    import torch.distributed  # type: ignore[import-not-found]
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    world = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(world, here)
+    torch.distributed.destroy_process_group()
+
+print(f"rank {rank} of {len(world)} on {here['host']}")
+if rank == 0:
+    Path(os.environ["SM_MODEL_DIR"], "model.json").write_text(json.dumps(world), encoding="utf-8")

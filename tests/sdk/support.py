@@ -1,0 +1,152 @@
+"""Local mode of the SageMaker Python SDK: a real client in its own environment, real containers, no network for either.
+
+The client runs in an empty network namespace, so that whatever it looks up outside fails; Docker is a socket in the
+file system. The job's containers are on the network that the client makes for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from trainworks.host.pip import pip_configuration
+from trainworks.host.settings import read_host_settings
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "programs"
+PEERS = HERE.parents[1] / ".cache" / "peers"
+
+TIME_LIMIT = 240.0
+"""Seconds for one job; the longest took 20 on two cores."""
+
+PIP_CHANNEL = "pip"
+"""Input channel that carries this machine's pip settings into a job that installs requirements."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What came of a job.
+
+    Attributes:
+        error: The client's exception, as ``Type: text``, empty if it raised none.
+        output: What the client and the containers printed.
+        model: Files of the model archive that the client handed back, name to content.
+        outputs: Files of the archive of the hosts' output directories, likewise; there on failure too.
+    """
+
+    error: str
+    output: str
+    model: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    def world(self) -> list[dict[str, Any]]:
+        """Return what each process of the job told rank 0, in the order of ranks."""
+        assert self.error == "", self.output[-6000:]
+        found: list[dict[str, Any]] = json.loads(self.model["model.json"])
+        return found
+
+
+def run_client(line: str, job: Mapping[str, Any], folder: Path) -> Ended:
+    """Run a job with the client of a line (``v2``, ``v3``) in a folder of its own, and leave no container behind."""
+    python = PEERS / f"sdk-{line}" / "bin" / "python"
+    if not python.is_file():
+        pytest.fail(f"{python} is missing; make peers makes it")
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    # Telemetry is the one thing that the clients send anywhere in local mode.
+    settings = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
+    (folder / "config.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ}
+    environment = {
+        **kept,
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LANG": "C.UTF-8",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(folder / "config.yaml"),
+    }
+    isolated = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
+    with _removed_afterwards(folder, environment):
+        done = subprocess.run(
+            (*isolated, str(python), str(HERE / "clients" / f"{line}.py"), "job.json"),
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=TIME_LIMIT,
+            check=False,
+        )
+        output = done.stdout.decode(errors="replace")
+        assert done.returncode == 0, output[-6000:]
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return Ended(
+            error=result["error"],
+            output=output,
+            model=_read_archive(Path(urlsplit(result["model"]).path)) if result["model"] else {},
+            outputs={
+                name: text
+                for archive in folder.glob("**/compressed_artifacts/output.tar.gz")
+                for name, text in _read_archive(archive).items()
+            },
+        )
+
+
+@contextmanager
+def _removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+    """Remove the containers and networks of every Compose file below a folder: both clients leave them behind."""
+    try:
+        yield
+    finally:
+        for file in (*folder.glob("docker-compose.yaml"), *folder.glob("*/docker-compose.yaml")):
+            down = ("docker-compose", "--file", str(file), "down", "--timeout", "1")
+            subprocess.run(down, env=environment, capture_output=True, timeout=120, check=False)
+
+
+def _read_archive(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        return {
+            member.name: content.read().decode()
+            for member in archive.getmembers()
+            if member.isfile() and (content := archive.extractfile(member)) is not None
+        }
+
+
+def source(folder: Path, program: str, requirements: str = "") -> Path:
+    """Return a folder of user code with a program of ours and, where there are any, its requirements.txt."""
+    code = folder / "code"
+    code.mkdir(parents=True)
+    (code / program).write_bytes((PROGRAMS / program).read_bytes())
+    if requirements:
+        (code / "requirements.txt").write_text(requirements, encoding="utf-8")
+    return code
+
+
+def pip_settings(folder: Path) -> tuple[Path, dict[str, str]]:
+    """Return a folder that carries this machine's pip settings into a job, and the variables that make pip read it.
+
+    Jobs on a machine behind a mirror or an intercepting proxy need both; that is what docs/use.md says to do.
+    """
+    settings = read_host_settings(os.environ)
+    folder.mkdir()
+    (folder / "pip.conf").write_text(pip_configuration(settings.pip), encoding="utf-8")
+    inside = f"/opt/ml/input/data/{PIP_CHANNEL}"
+    variables = {"PIP_CONFIG_FILE": f"{inside}/pip.conf", **settings.proxies}
+    for name, content, variable in (("ca.pem", settings.ca, "PIP_CERT"), ("netrc", settings.netrc, "NETRC")):
+        if content:
+            (folder / name).write_bytes(content)
+            variables[variable] = f"{inside}/{name}"
+    return folder, variables

@@ -1,0 +1,142 @@
+"""SageMaker Python SDK 2 in local mode: `Estimator` and the `PyTorch` estimator start real jobs in the real image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdk.support import PIP_CHANNEL, Ended, pip_settings, run_client, source
+
+pytestmark = pytest.mark.engine
+
+
+def fit(
+    image: str,
+    folder: Path,
+    program: str,
+    *,
+    hosts: int = 2,
+    channels: dict[str, Path] | None = None,
+    requirements: str = "",
+    estimator: str = "PyTorch",
+    **arguments: Any,
+) -> Ended:
+    """Run ``estimator.fit()`` on a program of ours."""
+    code = source(folder, program, requirements)
+    job = {
+        "estimator": estimator,
+        "channels": {name: path.as_uri() for name, path in (channels or {}).items()},
+        "arguments": {
+            "image_uri": image,
+            "instance_count": hosts,
+            "entry_point": program,
+            "source_dir": str(code),
+            **arguments,
+        },
+    }
+    return run_client("v2", job, folder / "client")
+
+
+VALUES = {
+    "quotes": 'it is "so", isn\'t it? $HOME `id` \\ end',
+    "spaces": "  two words  and more ",
+    "unicode": "née 日本 🙂",
+    "flag": True,
+    "count": 3,
+    "rate": 1e-5,
+    "empty": "",
+}
+
+ARGUMENTS = [
+    *("--count", "3"),
+    *("--empty", ""),
+    *("--flag", "True"),
+    *("--quotes", 'it is "so", isn\'t it? $HOME `id` \\ end'),
+    *("--rate", "1e-05"),
+    *("--spaces", "  two words  and more "),
+    *("--unicode", "née 日本 🙂"),
+]
+
+
+@pytest.mark.parametrize("estimator", ["Estimator", "PyTorch"])
+def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_model(
+    image: str, tmp_path: Path, estimator: str
+) -> None:
+    ended = fit(image, tmp_path, "plain.py", estimator=estimator, hyperparameters=VALUES)
+    (leader,) = ended.world()
+    assert leader["host"].startswith("algo-1-")
+    assert leader["arguments"] == ARGUMENTS
+    assert "grüße, 日本" in ended.output
+    assert "success" in ended.outputs
+    assert "failure" not in ended.outputs
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        pytest.param({"mpi": {"enabled": True, "processes_per_host": 2}}, id="mpi"),
+        pytest.param(
+            {
+                "mpi": {
+                    "enabled": True,
+                    "processes_per_host": 2,
+                    "custom_mpi_options": "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'",
+                }
+            },
+            id="mpi with the documented option",
+        ),
+    ],
+)
+def test_two_hosts_with_two_processes_are_one_world_of_four(
+    image: str, tmp_path: Path, distribution: dict[str, Any]
+) -> None:
+    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert_world_of_four(ended)
+
+
+def assert_world_of_four(ended: Ended) -> None:
+    """Assert that four processes met, two on each host, leader first, each with the job's values."""
+    world = ended.world()
+    hosts = [process["host"] for process in world]
+    assert [host.rpartition("-")[0] for host in hosts] == ["algo-1", "algo-1", "algo-2", "algo-2"], ended.output[-3000:]
+    assert [process["arguments"] for process in world] == [ARGUMENTS] * 4
+
+
+def test_torch_distributed_starts_torchrun_on_every_host(image: str, tmp_path: Path) -> None:
+    """The client has no word for processes per host here; without GPUs the launcher starts one."""
+    distribution = {"torch_distributed": {"enabled": True}}
+    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert [process["host"][:6] for process in ended.world()] == ["algo-1", "algo-2"]
+
+
+def test_what_the_generic_estimator_drops_can_be_said_as_hyperparameters(image: str, tmp_path: Path) -> None:
+    """`Estimator` accepts `distribution` and sends nothing of it: docs/use.md."""
+    asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
+    ended = fit(image, tmp_path, "world.py", estimator="Estimator", hyperparameters={**VALUES, **asked})
+    assert_world_of_four(ended)
+
+
+def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: Path) -> None:
+    ended = fit(image, tmp_path, "fails.py")
+    assert ended.error.startswith("RuntimeError: ")
+    assert ended.error.endswith("Process exited with code: 42")
+    assert "cannot read /no/such/data" in ended.output
+    assert "/no/such/data" in ended.outputs["failure"]
+    assert "algo-2" in ended.outputs["failure"]
+    assert "success" not in ended.outputs
+
+
+def test_requirements_are_installed_on_every_host_before_the_script(image: str, tmp_path: Path) -> None:
+    settings, variables = pip_settings(tmp_path / "pip")
+    ended = fit(
+        image,
+        tmp_path,
+        "requires.py",
+        requirements="iniconfig==2.0.0\n",
+        channels={PIP_CHANNEL: settings},
+        environment=variables,
+    )
+    assert ended.error == "", ended.output[-4000:]
+    assert sorted(ended.model.values()) == ["2.0.0", "2.0.0"]
