@@ -22,7 +22,7 @@ from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.manifest import Manifest, parse_manifest
 from trainworks_launcher.registry import MODES, SWITCHES, Mode
-from trainworks_launcher.values import NOTHING, Json, decode, kind, mapping, text, texts, unusable
+from trainworks_launcher.values import NOTHING, Json, decode, kind, mapping, text, texts
 
 PROGRAMS = (
     *("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen"),
@@ -94,6 +94,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     hosts = texts(resource_config.get("hosts"))
     reserved = split_reserved(hyperparameters)[1]
     location = entry.code_location(base, variables, reserved)
+    if not _can_be_path(location):  # ``job`` reports the hyperparameter
+        location = f"{base}/{names.CODE_DIRECTORY}"
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     manifest = _complete(manifest, asked, programs)
     return Environment(
@@ -214,10 +216,16 @@ def _open_mpi_version(mpirun: str) -> str:
     return found.group(1).decode() if found else ""
 
 
+def _can_be_path(location: str) -> bool:
+    """Whether the kernel can be asked for it; bytes of a variable that are not UTF-8 are a path like any other."""
+    try:
+        return "\0" not in location and bool(os.fsencode(location))
+    except UnicodeEncodeError:
+        return False
+
+
 def _look_at_code(base: str, location: str, problems: list[Problem]) -> entry.Code:
     """List the user's code: a directory as it is, or the names inside a tar.gz that will be unpacked later."""
-    if unusable(location):  # the hyperparameter is reported with all others
-        return entry.Code(directory=f"{base}/{names.CODE_DIRECTORY}")
     if "://" in location:
         return entry.Code(directory=location)
     if entry.is_archive(location):

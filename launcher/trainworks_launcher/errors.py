@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Iterable
 
 from trainworks_launcher import names
+from trainworks_launcher.values import readable
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,17 @@ class Problem:
     advice: str = ""
 
     def __str__(self) -> str:
-        """``what (where); advice`` on one line."""
-        return f"{self.what} ({self.where})" + (f"; {self.advice}" if self.advice else "")
+        """``what (where); advice`` on one line, each shortened in its middle: a wrong value may be of any length."""
+        what, where, advice = (_short(part) for part in (self.what, self.where, self.advice))
+        return readable(f"{what} ({where})" + (f"; {advice}" if advice else ""))
+
+
+_SHOWN = 350
+
+
+def _short(part: str) -> str:
+    half = _SHOWN // 2
+    return part if len(part) <= _SHOWN else f"{part[:half]} ... {part[-half:]}"
 
 
 class RefusalError(Exception):

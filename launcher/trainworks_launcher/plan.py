@@ -9,7 +9,7 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher.entry import Code
 from trainworks_launcher.job import Job, Limits
-from trainworks_launcher.values import Json
+from trainworks_launcher.values import Json, readable
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class NodePlan:
             "why": [{"subject": reason.subject, "origin": reason.origin, "why": reason.why} for reason in self.why],
             "warnings": list(self.warnings),
         }
-        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
 def role_of(job: Job) -> str:

@@ -70,6 +70,12 @@ def unusable(text: str) -> str:
     return ""
 
 
+def readable(text: str) -> str:
+    """The text as UTF-8 can carry it: halves of surrogate pairs (bytes of variables and paths that are not UTF-8, as
+    Python holds them) as their escapes, which JSON reads back."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def compact(value: object) -> str:
     """Encode as JSON without spaces and with sorted keys: the text form of the SM_* variables (sagemaker-training)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
