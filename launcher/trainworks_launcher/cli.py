@@ -38,7 +38,8 @@ Exit status: the script's own; 128 + N after signal N. The launcher's own refusa
   {launcher}  the launcher itself failed
 Settings (variables): {grace}, {join},
   {prepare}, {heartbeat},
-  {control}, {master}, {manifest}
+  {control}, {master}, {manifest},
+  {prefix}
 """
 
 
@@ -79,6 +80,7 @@ def _help() -> str:
         control=names.CONTROL_PORT_VARIABLE,
         master=names.MASTER_PORT_VARIABLE,
         manifest=names.IMAGE_MANIFEST_VARIABLE,
+        prefix=names.LOG_PREFIX_VARIABLE,
     )
 
 

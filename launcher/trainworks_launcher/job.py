@@ -128,6 +128,13 @@ class _Reader:
             return default
         return int(value)
 
+    def word(self, name: str, words: tuple[str, ...]) -> str:
+        """One of a few words from a variable; the first is the default."""
+        value = self._variables.get(name, "").strip()
+        if value and value not in words:
+            self._problems.append(Problem(f"{value!r} is not understood", f"variable {name}", nearest(value, words)))
+        return value if value in words else words[0]
+
     def seconds(self, name: str, default: float) -> float:
         """A number of seconds, more than 0, from a variable."""
         value = self._variables.get(name, "").strip()
@@ -175,6 +182,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     )
     warnings.extend(fabric_of_host.warnings)
     master_port = reader.port(names.MASTER_PORT_VARIABLE, names.MASTER_PORT)
+    reader.word(names.LOG_PREFIX_VARIABLE, ("on", "off"))
     control_port = reader.port(names.CONTROL_PORT_VARIABLE, names.CONTROL_PORT)
     if master_port == control_port:
         where = f"variables {names.MASTER_PORT_VARIABLE} and {names.CONTROL_PORT_VARIABLE}"

@@ -79,12 +79,19 @@ HEARTBEAT_LIMIT_VARIABLE = "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS"
 OWN_PREFIX = "TRAINWORKS_"
 """OURS. Every variable that this launcher introduces begins with it."""
 
+LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
+"""OURS. "on" or "off": whether lines of ranks start with ``[HOST rank N] `` in jobs of several
+processes; default on."""
+
 # ----------------------------------------------------------------------------------------------- variables we hand on
+FILE_SUFFIX = "_FILE"
+"""OURS. A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
+
 HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """OURS. The name that the hostname shim makes gethostname() answer."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
-"""OURS. The host's private directory for the life of the job: ssh files, the ranks' environment, their process ids.
+"""OURS. The host's private directory for the life of the job: ssh files, the ranks' environment and socket.
 Set by the supervisor (its name is random), read by rank.py and agent.py."""
 
 # --------------------------------------------------------------------------------------------------- the image's files

@@ -48,27 +48,22 @@ _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: |:?$)")
 _STRANGE_LINES = 20
 _RUNNERS = ('  File "<frozen runpy>"',)
 _MPI4PY = "/site-packages/mpi4py/"
-_PREFIX = re.compile(r"^\[rank(\d+)\]: ?")
+_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch.distributed marks the lines of a traceback so
 
 
-def find_traceback(tail: str, processes: int, first_rank: str = "") -> tuple[str, str]:
+def find_traceback(tail: str, processes: int = 1) -> tuple[str, str]:
     """(last line, whole text) of the traceback that explains a failure; ("", "") if there is none.
 
-    One process: its last traceback. Several: the first in the tail, for when one rank dies the others die of that; or
-    the one of ``first_rank``, where it is known which rank failed first and lines say whose they are. A traceback of
-    torchrun itself only says that some process failed, so it is passed over.
+    One process: its last traceback. Several: the first in the tail, for when one rank dies the others die of that. A
+    traceback of torchrun itself only says that some process failed, so it is passed over.
     """
-    marked = [_PREFIX.match(line) for line in tail.splitlines()]
-    ranks = [match.group(1) if match else "" for match in marked]
     lines = [_PREFIX.sub("", line) for line in tail.splitlines()]
     blocks: list[list[str]] = []
-    owners: list[str] = []
     index = 0
     while index < len(lines):
         if lines[index].strip() != _TRACEBACK:
             index += 1
             continue
-        owner = ranks[index]
         block = [lines[index]]
         index += 1
         while index < len(lines):
@@ -85,12 +80,7 @@ def find_traceback(tail: str, processes: int, first_rank: str = "") -> tuple[str
             blocks[-1] += block
         else:
             blocks.append(block)
-            owners.append(owner)
-    telling = [
-        block
-        for block, owner in zip(blocks, owners)
-        if not block[-1].startswith(_LAUNCHERS) and (not first_rank or owner in ("", first_rank))
-    ]
+    telling = [block for block in blocks if not block[-1].startswith(_LAUNCHERS)]
     if not telling:
         return "", ""
     chosen = _without_runner(telling[0] if processes > 1 else telling[-1])
@@ -125,22 +115,45 @@ def _is_chained(lines: list[str], start: int) -> bool:
 _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
-def torchrun_report(tail: bytes) -> tuple[str, int]:
-    """(rank, return code) of the process that failed first, as torchrun reports it at its end; else ("", 0)."""
+def torchrun_report(tail: bytes) -> tuple[int, int]:
+    """(rank, return code) of the process that failed first, as torchrun reports it at its end; else (-1, 0)."""
     found = _TORCHRUN_REPORT.findall(tail.decode("utf-8", "replace"))
-    return (found[-1][0], int(found[-1][1])) if found else ("", 0)
+    return (int(found[-1][0]), int(found[-1][1])) if found else (-1, 0)
+
+
+_MPIRUN_REPORTS = (
+    # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes [prterun-host-77@1,2]
+    re.compile(
+        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit code:\s*(?P<code>\d+)", re.DOTALL
+    ),
+    re.compile(r"noticed that process rank (?P<rank>\d+) with PID.*?exited\s+on\s+signal\s+(?P<signal>\d+)", re.DOTALL),
+    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?(?:errorcode|Errorcode:)\s*(?P<code>-?\d+)", re.DOTALL),
+)
+
+
+def mpirun_report(tail: bytes) -> tuple[int, int]:
+    """(rank, return code) of the process that failed first, in mpirun's own words (4.x and 5.x); else (-1, 0)."""
+    words = tail.decode("utf-8", "replace")
+    for pattern in _MPIRUN_REPORTS:
+        found = pattern.search(words)
+        if found:
+            values = found.groupdict()
+            code = -int(values["signal"]) if values.get("signal") else int(values["code"])
+            return int(values["rank"]), code
+    return -1, 0
 
 
 def failure_text(
-    *, what: str, host: str, mode: str, returncode: int, tail: bytes, processes: int, first_rank: str = ""
+    *, what: str, host: str, mode: str, returncode: int, tail: bytes, processes: int = 1, rank: int = -1
 ) -> str:
     """The text of a program that failed: its cause, where it happened, then as much context as fits.
 
-    what: the program as a person calls it. tail: the end of its output. first_rank: that failed first, if known.
+    what: the program as a person calls it. tail: the end of its output, of the rank that failed first if it is known.
+    processes: whose output is in the tail. rank: that failed first, -1 if it is not known.
     """
     output = tail.decode("utf-8", "replace")
-    cause, traceback = find_traceback(output, processes, first_rank)
-    place = f"{what} on host {host} (mode {mode}): {describe_status(returncode)}"
+    cause, traceback = find_traceback(output, processes)
+    place = f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode}): {describe_status(returncode)}"
     if cause:
         return shorten(f"{cause}\n{place}\n{traceback}")
     last = "\n".join([line for line in output.splitlines() if line.strip()][-12:])

@@ -63,10 +63,11 @@ class NodePlan:
     argv: the command, () on a host whose processes another host starts. env: variables set on top of the inherited
     environment, for the command and (in MPI jobs) for every rank on this host. cwd: where it starts. code: what is
     unpacked there before. requirements: argv of the installation, () for none. processes: of this host, so that a
-    failure text can tell one process's traceback from many. signals: who gets a stop signal: "group" (the command's
-    process group), "children" (the command's children, not itself: torchrun would give them 30 s only) or "ranks" (what
-    rank.py noted: mpirun would give them 2 s only). status_from: "command", or "torchrun" whose own status is always 1,
-    so that the script's is read from its report. control, shell: None for a job of one host. why: reasons.
+    failure text can tell one process's traceback from many. ranks_by: "mpirun" or "torchrun" where the
+    command starts ranks, each through rank.py: their output and signals are the launcher's business then, and what the
+    command itself prints at its end says which rank failed first; "spawn" where the command's own children are the
+    ranks and get the signals; "" where the command is the program itself. control,
+    shell: None for a job of one host. why: reasons.
     """
 
     mode: str
@@ -79,8 +80,7 @@ class NodePlan:
     code: Code
     requirements: tuple[str, ...] = ()
     processes: int = 1
-    signals: str = "group"
-    status_from: str = "command"
+    ranks_by: str = ""
     control: Control | None = None
     shell: Shell | None = None
     limits: Limits = field(default_factory=Limits)
@@ -100,8 +100,7 @@ class NodePlan:
             "code": {"directory": self.code.directory, "archive": self.code.archive},
             "requirements": list(self.requirements),
             "processes": self.processes,
-            "signals": self.signals,
-            "status_from": self.status_from,
+            "ranks_by": self.ranks_by,
             "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": asdict(self.shell) if self.shell else None,
             "limits_seconds": asdict(self.limits),

@@ -6,11 +6,10 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 
-from trainworks_launcher import output
+from trainworks_launcher.output import Output, Tail
 
 _DRAIN_SECONDS = 0.7
 _REAP_SECONDS = 5.0
@@ -19,12 +18,14 @@ _REAP_SECONDS = 5.0
 class Child:
     """One running command in a session of its own, with its output being copied."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start it. Raises OSError if it cannot be started."""
-        self.argv = tuple(argv)
-        self.tail = output.Tail()
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: Output, prefix: bytes | None = None
+    ) -> None:
+        """Start it; ``prefix`` is what ``output.Copier.add`` takes. Raises OSError if it cannot be started."""
+        self.tail = Tail()
+        self._output = output
         self._process = subprocess.Popen(
-            self.argv,
+            tuple(argv),
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -34,11 +35,12 @@ class Child:
             bufsize=0,
         )
         self.pid = self._process.pid
-        self._pumps = []
-        for stream, target in ((self._process.stdout, 1), (self._process.stderr, 2)):
+        descriptors = []
+        for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
-                self._pumps.append(output.Pump(os.dup(stream.fileno()), target, self.tail))
+                descriptors.append(os.dup(stream.fileno()))
                 stream.close()
+        self._streams = output.copy(descriptors[0], descriptors[1], self.tail, prefix)
 
     @property
     def running(self) -> bool:
@@ -69,12 +71,9 @@ class Child:
 
         Waiting comes first: ``script > >(tee log)`` leaves a process behind that is about to write what matters.
         """
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        for pump in self._pumps:
-            pump.join(max(0.0, deadline - time.monotonic()))
+        self._output.wait((self._streams,), _DRAIN_SECONDS)
         self.signal_group(signal.SIGKILL)
-        for pump in self._pumps:
-            pump.join(max(0.0, deadline + _DRAIN_SECONDS - time.monotonic()))
+        self._output.wait((self._streams,), _DRAIN_SECONDS)
 
     def kill(self) -> None:
         """KILL it with its group and wait, bounded."""
@@ -105,22 +104,38 @@ def children_of(parent: int) -> tuple[int, ...]:
     return tuple(pid for pid in pids if stat(pid)[0] == parent)
 
 
-def noted_ranks(directory: Path) -> tuple[int, ...]:
-    """Process ids that rank.py noted below the runtime directory and that are still the same processes."""
+def exit_status_of_zombie(pid: int, started: str) -> int | None:
+    """The exit status (negative after a signal) of somebody else's child that has ended and was not waited for yet.
+
+    proc(5), field ``exit_code``: readable for the short time until the parent has taken it. None if that has passed.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    if fields[0] != "Z" or fields[19] != started:
+        return None
+    code = int(fields[49])
+    return -(code & 0x7F) if code & 0x7F else code >> 8
+
+
+def belonging_to(name: str, value: str) -> tuple[int, ...]:
+    """Every process, except this one, that was started with the environment variable ``name=value``."""
+    wanted = f"{name}={value}".encode()
     found: list[int] = []
-    for file in sorted(directory.joinpath("ranks").glob("*")):
-        try:
-            started = file.read_text(encoding="ascii")
-        except OSError:
-            continue
-        pid = int(file.name)
-        if started and stat(pid)[1] == started:
-            found.append(pid)
+    for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
+        if entry.isdecimal() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
     return tuple(found)
 
 
 def reap_orphans(known: Iterable[int]) -> None:
-    """As PID 1, take the status of every ended process that became ours; those ``known`` are waited for elsewhere."""
+    """As PID 1, take the status of every ended process that became ours.
+
+    ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after them.
+    """
     ours = frozenset(known)
     while True:
         try:

@@ -1,52 +1,104 @@
-"""Started by mpirun once per rank: takes on the environment of its own host and becomes the user's program.
+"""Started by mpirun or torchrun once per rank: reports to the launcher of its host and becomes the user's program.
 
-A program of its own, run as ``python3 -I rank.py --keep A,B -- PROGRAM...`` with only the standard library's smallest
-modules, because it starts once per rank. It reads ``environment.json`` in the host's runtime directory, lays over it
-what mpirun set (by prefix) and what the user exported with ``-x`` (``--keep``), notes its process id so that the host's
-launcher can send signals to the rank itself, and executes the program. No shell, no copy, no process in between.
+A program of its own, run as ``python3 -I rank.py [--keep A,B] -- PROGRAM...`` with only the standard library's smallest
+modules, because it starts once per rank. No shell, no copy of the output, no process in between.
+
+It connects to the launcher's socket in the runtime directory, makes two pipes, sends the read ends with the rank's
+numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output and error: real pipes, for scripts open
+/dev/stdout again. Where no launcher answers, the program runs with the output that it was given.
+
+With ``--keep`` (mpirun) the environment is the one in ``environment.json`` of this host, with what mpirun set (by
+prefix) and what the user exported with ``-x`` (the names after ``--keep``) over it, so that nothing host-specific comes
+from the leader. Without it (torchrun) the environment is the inherited one.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+from typing import Mapping
 
 _RUNTIME_DIRECTORY = (
     "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 )
+_SOCKET = "ranks"  # ranks.SOCKET
+_ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
+_RANK = ("OMPI_COMM_WORLD_RANK", "RANK")
+_LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
 
 
 def main(arguments: list[str]) -> int:
     """Become the program; returns only if that fails, with a shell's status for it."""
-    if len(arguments) < 4 or arguments[0] != "--keep" or arguments[2] != "--":
-        sys.stderr.write("usage: rank.py --keep NAME,NAME -- PROGRAM [ARGUMENT...]\n")
+    keep = None
+    if len(arguments) > 2 and arguments[0] == "--keep":
+        keep = frozenset(arguments[1].split(","))
+        arguments = arguments[2:]
+    if len(arguments) < 2 or arguments[0] != "--":
+        sys.stderr.write("usage: rank.py [--keep NAME,NAME] -- PROGRAM [ARGUMENT...]\n")
         return 64
-    keep = frozenset(arguments[1].split(","))
-    program = arguments[3:]
+    program = arguments[1:]
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
+    if directory:
+        try:
+            _report(directory)
+        except OSError as error:
+            sys.stderr.write(f"trainworks: this rank goes on without the launcher of its host: {error}\n")
+    environment: Mapping[str, str] = os.environ
+    place = os.curdir
     try:
-        with open(os.path.join(directory, "environment.json"), encoding="utf-8") as opened:  # noqa: PTH118, PTH123
-            host = json.load(opened)
+        if keep is not None:
+            with open(os.path.join(directory, "environment.json"), encoding="utf-8") as opened:  # noqa: PTH118, PTH123
+                host = json.load(opened)
+            environment = {
+                **host["env"],
+                **{name: value for name, value in os.environ.items() if name.startswith(_FROM_MPIRUN) or name in keep},
+                _RUNTIME_DIRECTORY: directory,
+            }
+            place = host["cwd"]
     except (OSError, ValueError) as error:
         sys.stderr.write(f"trainworks: this rank cannot read the environment of its host: {error}\n")
         return 70
-    environment = dict(host["env"])
-    environment.update(
-        {name: value for name, value in os.environ.items() if name.startswith(_FROM_MPIRUN) or name in keep}
-    )
-    environment[_RUNTIME_DIRECTORY] = directory
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
-            started = opened.read().rpartition(")")[2].split()[19]
-        with open(os.path.join(directory, "ranks", str(os.getpid())), "w", encoding="ascii") as opened:  # noqa: PTH118, PTH123
-            opened.write(started)
-        os.chdir(host["cwd"])
+        os.chdir(place)
         os.execvpe(program[0], program, environment)
     except OSError as error:
-        sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {host['cwd']!r}: {error}\n")
+        sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {place!r}: {error}\n")
         return 126 if isinstance(error, PermissionError) else 127
+
+
+def _report(directory: str) -> None:
+    """Give the launcher the read ends of two new pipes and put the write ends on fd 1 and 2. Raises OSError."""
+    header = {"rank": _number(_RANK), "local_rank": _number(_LOCAL_RANK)}
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    pipes = (*os.pipe(), *os.pipe())
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            # By way of the descriptor: a path of more than 107 bytes does not fit into a socket's address.
+            connection.connect(f"/proc/self/fd/{place}/{_SOCKET}")
+            rights = b"".join(end.to_bytes(4, sys.byteorder) for end in pipes[::2])
+            message = json.dumps(header).encode() + b"\n"
+            connection.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            if not connection.recv(1):
+                raise ConnectionError("the launcher of this host did not answer")
+        sys.stdout.flush()
+        os.dup2(pipes[1], 1)
+        os.dup2(pipes[3], 2)
+    finally:
+        for descriptor in (place, *pipes):
+            os.close(descriptor)
+
+
+def _number(variables: tuple[str, ...]) -> int:
+    """The number in the first of the variables that is set; -1 if none is."""
+    for name in variables:
+        value = os.environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return -1
 
 
 if __name__ == "__main__":

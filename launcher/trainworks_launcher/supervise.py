@@ -10,12 +10,9 @@ the grace of ``Limits.stop_grace``, and KILL after it. What we start is in a ses
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
@@ -24,6 +21,7 @@ from trainworks_launcher import control, names, output, preparation, processes
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.loop import READ, Loop
+from trainworks_launcher.masking import Masker
 from trainworks_launcher.outcome import (
     FAILED,
     STOPPED,
@@ -32,13 +30,18 @@ from trainworks_launcher.outcome import (
     describe_status,
     exit_status,
     failure_text,
+    mpirun_report,
     shorten,
     torchrun_report,
 )
 from trainworks_launcher.plan import NodePlan
 from trainworks_launcher.processes import Child
+from trainworks_launcher.ranks import Rank, Ranks
+from trainworks_launcher.runtime import Runtime
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
+_DRAIN_SECONDS = 0.7
 
 
 def run_plan(plan: NodePlan, environment: Environment) -> int:
@@ -55,12 +58,13 @@ class _Supervisor:
         self._launcher = (environment.launcher_python, "-I")
         self._launcher_directory = environment.launcher_directory
         self._loop = Loop()
-        self._directory = Path(tempfile.mkdtemp(prefix="trainworks-"))
-        self._env: Mapping[str, str] = {
-            **environment.variables,
-            **plan.env,
-            names.RUNTIME_DIRECTORY_VARIABLE: str(self._directory),
-        }
+        self._runtime = Runtime(environment.variables, plan.env)
+        self._output = output.Output()
+        self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
+        several = plan.control is not None or plan.processes > 1
+        prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
+        self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
+        self._ranks: Ranks | None = None
         self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
         self._steps: list[preparation.Step] = []
@@ -96,15 +100,15 @@ class _Supervisor:
                 signal.signal(number, handler)
             receiver.close()
             sender.close()
-        outcome = self._outcome or Outcome(
-            FAILED, names.EXIT_LAUNCHER, self._plan.host, "the launcher lost its outcome"
-        )
-        output.log(_last_words(outcome))
-        return outcome.status
+        return self._outcome.status if self._outcome is not None else names.EXIT_LAUNCHER
+
+    def _log(self, message: str) -> None:
+        """One line of ours, without secrets; never blocks."""
+        self._output.log(self._masker.text(message))
 
     def _broken(self, trace: str) -> None:
         """A defect of the launcher: an outcome of its own kind, with the traceback for the report."""
-        output.log(trace)
+        self._log(trace)
         text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
         output.write_outcome_files(self._base, self._outcome)
@@ -117,9 +121,13 @@ class _Supervisor:
             self._report(Outcome(FAILED, refusal.status, self._plan.host, str(refusal)))
 
     def _begin(self) -> None:
-        self._directory.joinpath("ranks").mkdir()
-        document = json.dumps({"cwd": self._plan.cwd, "env": dict(self._env)})
-        _write_private(self._directory / "environment.json", document)
+        for name in self._runtime.by_file:
+            self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
+        if self._plan.ranks_by in _STARTERS:
+            self._runtime.write_rank_environment(self._plan.cwd)
+            self._ranks = Ranks(
+                self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
+            )
         self._role = self._make_role()
         self._role.begin()
 
@@ -132,7 +140,7 @@ class _Supervisor:
             stop=self._stop_from_other_host,
             finish=self._finish,
             left=self._loop.stop,
-            log=output.log,
+            log=self._log,
         )
         if plan.control is None:
             return control.Alone(events)
@@ -141,10 +149,10 @@ class _Supervisor:
             from trainworks_launcher import ssh
 
             file = "user_key" if plan.role == "leader" else "host_key"
-            key = ssh.make_key(plan.shell.ssh_keygen, self._directory / file)
+            key = ssh.make_key(plan.shell.ssh_keygen, self._runtime.path / file)
         if plan.role == "leader":
             return control.Leader(self._loop, plan.control, plan.limits, plan.mode, key, events)
-        output.log(f"joining {plan.control.leader} on port {plan.control.port}")
+        self._log(f"joining {plan.control.leader} on port {plan.control.port}")
         return control.Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, events)
 
     # ---------------------------------------------------------------------------------------------------- preparation
@@ -161,7 +169,7 @@ class _Supervisor:
             self._guard(self._serve_ssh)
             return
         step = self._steps.pop(0)
-        output.log(step.what)
+        self._log(step.what)
         directory = self._plan.cwd if Path(self._plan.cwd).is_dir() else self._base
         self._start(step.argv, directory, lambda code: self._step_ended(step.what, code), names.EXIT_PREPARATION)
 
@@ -181,11 +189,11 @@ class _Supervisor:
 
             server = ssh.Server(
                 self._plan.shell.sshd,
-                self._directory,
+                self._runtime.path,
                 self._local_address,
                 self._leader_key,
                 self._leader_address,
-                self._env,
+                self._runtime.env,
             )
             self._ssh_server = server
             self._loop.watch(server.fileno(), READ, lambda _: self._read_ssh_log(server.fileno()))
@@ -208,7 +216,7 @@ class _Supervisor:
             from trainworks_launcher import ssh
 
             # Hosts that take no part in the distribution serve no ssh.
-            ssh.write_client_files(self._directory, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])
+            ssh.write_client_files(self._runtime.path, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
@@ -224,7 +232,8 @@ class _Supervisor:
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
         try:
-            self._command = Child(argv, self._environment_of(argv), cwd)
+            raw = self._ranks is None or argv != self._plan.argv
+            self._command = Child(argv, self._environment_of(argv), cwd, self._output, None if raw else b"")
         except OSError as error:
             hint = ""
             if error.errno == 7:  # E2BIG, errno(3)
@@ -236,41 +245,65 @@ class _Supervisor:
         """The environment of a command. mpirun's own files go to the runtime directory and are removed with it: what a
         killed job leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The ranks
         keep the user's TMPDIR (rank.py)."""
-        if self._plan.signals == "ranks" and argv == self._plan.argv:
-            return {**self._env, "TMPDIR": str(self._directory)}
-        return self._env
+        if self._plan.ranks_by == "mpirun" and argv == self._plan.argv:
+            return {**self._runtime.env, "TMPDIR": str(self._runtime.path)}
+        return self._runtime.env
 
     def _command_ended(self, code: int) -> None:
-        command = self._command
         if code == 0:
             kind = STOPPED if self._stop_signal else SUCCEEDED
             text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._outcome is None:
-                output.log("this host is done, waiting for the others")
+                self._log("this host is done, waiting for the others")
             return
-        first_rank = ""
-        if self._plan.status_from == "torchrun" and command is not None:
-            first_rank, reported = torchrun_report(command.tail.read())
-            code = reported or code
-        text = output.users_own_failure(self._base) or self._text(_name_of_program(self._plan), code, first_rank)
+        rank, reported = self._first_failing_rank()
+        code = reported or code
+        text = output.users_own_failure(self._base) or self._text(_name_of_program(self._plan), code, rank)
         kind = STOPPED if self._stop_signal else FAILED
         if self._stop_signal:
             text = f"stopped by {signal.Signals(self._stop_signal).name}\n{text}"
         self._report(Outcome(kind, exit_status(code), self._plan.host, text))
 
-    def _text(self, what: str, code: int, first_rank: str = "") -> str:
+    def _first_failing_rank(self) -> tuple[int, int]:
+        """(rank, return code) of the rank that failed first, in the words of the command that started it; (-1, 0) if
+        they do not say."""
+        if self._command is None or self._ranks is None:
+            return -1, 0
+        read = torchrun_report if self._plan.ranks_by == "torchrun" else mpirun_report
+        return read(self._command.tail.read())
+
+    def _text(self, what: str, code: int, first_rank: int = -1) -> str:
+        rank = self._ranks.latest(first_rank) if self._ranks is not None else None
         tail = self._command.tail.read() if self._command is not None else b""
         plan = self._plan
-        return failure_text(
-            what=what,
-            host=plan.host,
-            mode=plan.mode,
-            returncode=code,
-            tail=tail,
-            processes=plan.processes,
-            first_rank=first_rank,
+        return self._masker.text(
+            failure_text(
+                what=what,
+                host=plan.host,
+                mode=plan.mode,
+                returncode=code,
+                tail=rank.tail.read() if rank is not None else tail,
+                processes=plan.processes if rank is None else 1,
+                rank=first_rank,
+            )
         )
+
+    # ---------------------------------------------------------------------------------------------------------- ranks
+    def _prefix_of(self, rank: int) -> bytes:
+        """What the lines of a rank start with."""
+        return (self._prefix % rank).encode() if self._prefix else b""
+
+    def _rank_started(self, rank: Rank) -> None:
+        """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
+        Both are told to give up."""
+        if self._stop_signal or self._outcome is not None:
+            processes.send(rank.pid, signal.SIGTERM)
+            if self._command is not None:
+                self._command.signal(signal.SIGTERM)
+
+    def _rank_ended(self, rank: Rank) -> None:
+        """The end of a rank was seen."""
 
     def _report(self, outcome: Outcome) -> None:
         """This host's end, to whoever decides the job's."""
@@ -294,10 +327,13 @@ class _Supervisor:
     def _reap(self) -> None:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
         command = self._command
+        ended = command is not None and command.has_just_ended()
         if os.getpid() == 1:
             processes.reap_orphans((command.pid if command is not None else 0, getattr(self._ssh_server, "pid", 0)))
-        if command is not None and command.has_just_ended():
+        if command is not None and ended:
             command.drain()
+            if self._ranks is not None:
+                self._ranks.drain(_DRAIN_SECONDS)
             self._guard(lambda: self._when_ended(command.returncode))
             if self._outcome is not None:
                 self._maybe_leave()
@@ -310,7 +346,7 @@ class _Supervisor:
         self._stop_signal = self._stop_signal or number
         if first:
             grace = self._plan.limits.stop_grace
-            output.log(f"{signal.Signals(number).name}: passed on; KILL follows in {grace:g} s")
+            self._log(f"{signal.Signals(number).name}: passed on; KILL follows in {grace:g} s")
             self._loop.after(grace, self._kill)
         self._signal_processes(number)
         if not self._went and (self._command is None or not self._command.running):
@@ -324,42 +360,43 @@ class _Supervisor:
 
     def _signal_processes(self, number: int) -> None:
         """Send a signal to those who are meant to get it."""
-        command = self._command
-        ranks = processes.noted_ranks(self._directory)
+        ranks = self._running_ranks()
         for pid in ranks:
             processes.send(pid, number)
-        if command is None or not command.running:
-            return
-        if self._plan.signals == "ranks" and ranks:
-            return
-        children = processes.children_of(command.pid) if self._plan.signals == "children" else ()
-        for pid in children:
-            processes.send(pid, number)
-        if not children:
-            command.signal_group(number)
+        if not ranks and self._command is not None and self._command.running:
+            self._command.signal_group(number)
 
     def _kill(self) -> None:
         """The grace is over."""
         command = self._command
         if command is not None and command.running:
-            output.log("the grace is over: KILL")
-            if self._plan.signals == "ranks":
-                # mpirun is told first, so that its daemons on the other hosts end too.
+            self._log("the grace is over: KILL")
+            if self._plan.ranks_by:
+                # It is told first, so that mpirun's daemons on the other hosts end too.
                 command.signal(signal.SIGTERM)
                 self._loop.after(names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL))
             else:
-                for pid in processes.children_of(command.pid):
-                    processes.send(pid, signal.SIGKILL)
                 command.signal_group(signal.SIGKILL)
-        for pid in processes.noted_ranks(self._directory):
-            processes.send(pid, signal.SIGKILL)
+        self._kill_ranks()
         self._loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
+
+    def _kill_ranks(self) -> None:
+        for pid in self._running_ranks():
+            processes.send(pid, signal.SIGKILL)
+
+    def _running_ranks(self) -> tuple[int, ...]:
+        if self._ranks is not None:
+            return self._ranks.running()
+        command = self._command
+        if self._plan.ranks_by and command is not None and command.running:
+            return processes.children_of(command.pid)
+        return ()
 
     def _abandon(self) -> None:
         """KILL did not end the command: it hangs inside the kernel. The job ends without it."""
         command = self._command
         if command is not None and command.running:
-            output.log(f"process {command.pid} does not end after KILL; leaving without it")
+            self._log(f"process {command.pid} does not end after KILL; leaving without it")
             self._command = None
             text = f"{_name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
             self._report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
@@ -375,7 +412,7 @@ class _Supervisor:
         command = self._command
         if command is not None and command.running:
             self._signal_processes(signal.SIGTERM)
-            if self._plan.signals != "group":
+            if self._plan.ranks_by:
                 command.signal(signal.SIGTERM)
             self._loop.after(names.FAILURE_GRACE_SECONDS, self._kill)
         self._maybe_leave()
@@ -396,27 +433,27 @@ class _Supervisor:
         command = self._command
         if command is not None and command.running:
             command.kill()
-        for pid in processes.noted_ranks(self._directory):
-            processes.send(pid, signal.SIGKILL)
+        self._kill_ranks()
         server = self._ssh_server
         if server is not None:
             close: Callable[[], None] = server.close  # type: ignore[attr-defined]
             close()
         if self._role is not None:
             self._role.close()
+        # Whoever left our sessions still has the name of our directory in its environment.
+        for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
+            processes.send(pid, signal.SIGKILL)
+        if self._ranks is not None:
+            self._ranks.close()
         self._loop.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._runtime.remove()
+        outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
+        self._log(_last_words(outcome))
+        self._output.close()
 
 
 def _ignore(number: int, frame: object) -> None:
     """A handler that does nothing: the wake-up descriptor carries the signal into the loop."""
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else can read: it holds the whole environment."""
-    descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)
 
 
 def _name_of_program(plan: NodePlan) -> str:

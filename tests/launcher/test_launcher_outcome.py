@@ -35,26 +35,25 @@ def marked(text: str, rank: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("tail", "processes", "rank", "cause"),
+    ("tail", "processes", "cause"),
     [
-        ("no traceback", 1, "", ""),
-        ("log\n" + FIRST, 1, "", "ValueError: first"),
-        (FIRST + "handled\n" + SECOND, 1, "", "KeyError: second"),
-        (FIRST + "other rank\n" + SECOND, 4, "", "ValueError: first"),
-        (CHAIN, 1, "", "KeyError: second"),
-        (CHAIN, 4, "", "KeyError: second"),
-        (marked(FIRST, 2) + marked(SECOND, 3) + TORCHRUN, 2, "3", "KeyError: second"),
-        (marked(FIRST, 2) + TORCHRUN, 2, "3", ""),
-        (FIRST + TORCHRUN, 2, "3", "ValueError: first"),
-        (FIRST.replace("ValueError", "rank 2 of 4\nValueError"), 4, "", "ValueError: first"),
-        (FIRST.replace('  File "a.py"', 'step 7, loss 0.5\n  File "a.py"'), 4, "", "ValueError: first"),
-        (FIRST.replace("ValueError: first", "torch.OutOfMemoryError: full"), 1, "", "torch.OutOfMemoryError: full"),
-        (FIRST.replace("ValueError: first", "KeyboardInterrupt"), 1, "", "KeyboardInterrupt"),
-        ("Traceback (most recent call last):", 1, "", "Traceback (most recent call last):"),
+        ("no traceback", 1, ""),
+        ("log\n" + FIRST, 1, "ValueError: first"),
+        (FIRST + "handled\n" + SECOND, 1, "KeyError: second"),
+        (FIRST + "other rank\n" + SECOND, 4, "ValueError: first"),
+        (CHAIN, 1, "KeyError: second"),
+        (CHAIN, 4, "KeyError: second"),
+        (marked(FIRST, 2) + TORCHRUN, 2, "ValueError: first"),
+        (TORCHRUN, 2, ""),
+        (FIRST.replace("ValueError", "rank 2 of 4\nValueError"), 4, "ValueError: first"),
+        (FIRST.replace('  File "a.py"', 'step 7, loss 0.5\n  File "a.py"'), 4, "ValueError: first"),
+        (FIRST.replace("ValueError: first", "torch.OutOfMemoryError: full"), 1, "torch.OutOfMemoryError: full"),
+        (FIRST.replace("ValueError: first", "KeyboardInterrupt"), 1, "KeyboardInterrupt"),
+        ("Traceback (most recent call last):", 1, "Traceback (most recent call last):"),
     ],
 )
-def test_which_traceback_is_the_cause(tail: str, processes: int, rank: str, cause: str) -> None:
-    assert find_traceback(tail, processes, rank)[0] == cause
+def test_which_traceback_is_the_cause(tail: str, processes: int, cause: str) -> None:
+    assert find_traceback(tail, processes)[0] == cause
 
 
 def test_frames_of_the_runner_are_left_out() -> None:
@@ -76,8 +75,8 @@ def test_without_a_traceback_the_last_lines_are_shown() -> None:
 
 
 def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> None:
-    assert torchrun_report(TORCHRUN.encode()) == ("3", 42)
-    assert torchrun_report(b"nothing") == ("", 0)
+    assert torchrun_report(TORCHRUN.encode()) == (3, 42)
+    assert torchrun_report(b"nothing") == (-1, 0)
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (42, 42), (-9, 137), (-15, 143), (255, 255)])

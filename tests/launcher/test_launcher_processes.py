@@ -160,7 +160,7 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
         "import os; print(sorted(os.listdir(os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])))",
         variables={"TMPDIR": str(scratch)},
     )
-    assert "['environment.json', 'ranks']" in made.text
+    assert "\n[]\n" in made.text
     assert list(scratch.iterdir()) == []
 
 
@@ -421,7 +421,8 @@ def test_torchrun_gets_its_words_on_each_host(tmp_path: Path) -> None:
         assert [launcher.wait() for launcher in launchers] == [0, 0]
     for rank, launcher in enumerate(launchers):
         words = f"--nnodes=2 --nproc-per-node=2 --master-addr={LEADER} --master-port=7777 --node-rank={rank}"
-        assert f"{words} train.py --epochs 3" in launcher.text
+        assert f"{words} --no-python " in launcher.text
+        assert f"rank.py -- {sys.executable} train.py --epochs 3" in launcher.text
 
 
 # ------------------------------------------------------------------------------------------------------------- PID 1

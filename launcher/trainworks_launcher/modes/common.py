@@ -129,6 +129,13 @@ def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[
     return (program, arguments) if job.arguments else (program,)
 
 
+def rank_wrapper(job: Job, why: str, options: tuple[str, ...] = ()) -> Reason:
+    """argv of rank.py, behind which the user's program stands."""
+    environment = job.environment
+    words = (environment.launcher_python, "-I", f"{environment.launcher_directory}/rank.py", *options, "--")
+    return Reason("rank.py", why, words=words)
+
+
 def requirements(job: Job) -> tuple[str, ...]:
     """argv that installs requirements.txt with the image's own pip; () if there is none."""
     if REQUIREMENTS not in job.code.entries:

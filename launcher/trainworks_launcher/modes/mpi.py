@@ -60,7 +60,11 @@ def plan_ranks(
     ]
     if user.rest:
         line.append(Reason("other options", _FROM_USER, "user", user.rest))
-    line += [_rank_wrapper(job, tuple(exports)), *before, *_program(job)]
+    line += [
+        common.rank_wrapper(job, "gives each rank the environment of its own host", ("--keep", ",".join(exports))),
+        *before,
+        *_program(job),
+    ]
     worker = job.host != job.leader
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
@@ -74,7 +78,7 @@ def plan_ranks(
         code=job.code,
         requirements=common.requirements(job),
         processes=job.processes,
-        signals="ranks",
+        ranks_by="mpirun",
         control=control_of(job),
         shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"]) if several else None,
         limits=job.limits,
@@ -196,20 +200,6 @@ def _exports(job: Job, user: UserOptions, network: Mapping[str, str]) -> tuple[M
     for name, value in user.exports:
         exports[name] = Reason(f"-x {name}", _FROM_USER, "user", ("-x", f"{name}={value}"))
     return MappingProxyType(exports), tuple(notes)
-
-
-def _rank_wrapper(job: Job, keep: tuple[str, ...]) -> Reason:
-    """argv of rank.py, told which variables mpirun's ``-x`` sets over the host's own."""
-    environment = job.environment
-    words = (
-        environment.launcher_python,
-        "-I",
-        f"{environment.launcher_directory}/rank.py",
-        "--keep",
-        ",".join(keep),
-        "--",
-    )
-    return Reason("rank.py", "gives each rank the environment of its own host", words=words)
 
 
 def _program(job: Job) -> tuple[Reason, ...]:

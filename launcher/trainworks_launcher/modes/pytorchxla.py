@@ -45,7 +45,7 @@ def plan(job: Job) -> NodePlan:
     ]
     choice = Reason("mode pytorchxla", "every host starts its own processes; they find each other by XRT_WORKERS")
     made = common.own_process(job, command, [choice], rows)
-    return replace(made, processes=gpus, signals="children")
+    return replace(made, processes=gpus, ranks_by="spawn")
 
 
 def _check(job: Job) -> None:

@@ -72,8 +72,7 @@ def plan(job: Job) -> NodePlan:
         code=job.code,
         requirements=common.requirements(job),
         processes=job.processes_per_host,
-        signals="children",
-        status_from="torchrun",
+        ranks_by="torchrun",
         control=control_of(job),
         limits=job.limits,
         why=(*line, *network_why),
@@ -82,9 +81,9 @@ def plan(job: Job) -> NodePlan:
 
 
 def _program(job: Job) -> tuple[Reason, ...]:
-    """The program as torchrun takes it: it adds Python itself, unless told not to."""
-    if job.entry.kind == "script":
-        return common.explained_program(job, (job.entry.name,))
-    if job.entry.kind == "module":
-        return common.explained_program(job, ("-m", job.entry.name))
-    return (Reason("--no-python", "the program is not Python's", "user", ("--no-python",)), *common.command(job))
+    """The program as torchrun takes it: it would add Python itself, if the first word were not a program of ours."""
+    return (
+        Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
+        common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
+        *common.command(job),
+    )
