@@ -434,7 +434,9 @@ class Leader:
             self._events.stop()
 
     def _note_ended(self, host: str, outcome: Outcome) -> None:
-        self._ended.setdefault(host, outcome)
+        # A server beside a host's command may still fail after the command has ended well.
+        if host not in self._ended or self._ended[host].kind == SUCCEEDED:
+            self._ended[host] = outcome
         if self._finished:
             return
         failures = [entry for entry in self._ended.values() if entry.kind != SUCCEEDED]

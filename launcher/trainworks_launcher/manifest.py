@@ -15,6 +15,9 @@ from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.values import decode, mapping, number, text
 
+_FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"})
+"""Framework as the builder's targets name it -> the component that is it, where the two names differ."""
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -38,11 +41,13 @@ class Missing:
 class Manifest:
     """The parts of the manifest that decide how a job is started.
 
-    name: of the image. components: component -> version. instances: instance type -> Instance. programs: program name
-    -> absolute path. hostname_shim: path of the shared library, "" for none.
+    name: of the image. framework: the component that it is made for ("torch"), "" if not said. components: component ->
+    version. instances: instance type -> Instance. programs: program name -> absolute path. hostname_shim: path of the
+    shared library, "" for none.
     """
 
     name: str = "generic"
+    framework: str = ""
     components: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     missing: tuple[Missing, ...] = ()
     instances: Mapping[str, Instance] = field(default_factory=lambda: MappingProxyType({}))
@@ -75,6 +80,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
             ]
         )
     components = mapping(content.get("components"))
+    framework = text(mapping(content.get("target")).get("framework"))
     listed = content.get("missing")
     missing: list[Missing] = []
     for entry in listed if isinstance(listed, list) else []:
@@ -91,6 +97,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
         )
     return Manifest(
         name=text(content.get("name"), "unnamed"),
+        framework=_FRAMEWORK_COMPONENTS.get(framework, framework),
         components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
         missing=tuple(missing),
         instances=MappingProxyType(instances),

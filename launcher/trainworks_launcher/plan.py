@@ -56,6 +56,16 @@ class Shell:
 
 
 @dataclass(frozen=True)
+class Auxiliary:
+    """A process beside the host's command: started before it, ended with the job. name: for sentences. argv: its
+    command line. env: variables set over those of the plan."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class NodePlan:
     """What one host does.
 
@@ -66,8 +76,8 @@ class NodePlan:
     failure text can tell one process's traceback from many. ranks_by: "mpirun" or "torchrun" where the
     command starts ranks, each through rank.py: their output and signals are the launcher's business then, and what the
     command itself prints at its end says which rank failed first; "spawn" where the command's own children are the
-    ranks and get the signals; "" where the command is the program itself. control,
-    shell: None for a job of one host. why: reasons.
+    ranks and get the signals; "" where the command is the program itself. auxiliaries: what runs beside the command.
+    control, shell: None for a job of one host. why: reasons.
     """
 
     mode: str
@@ -81,6 +91,7 @@ class NodePlan:
     requirements: tuple[str, ...] = ()
     processes: int = 1
     ranks_by: str = ""
+    auxiliaries: tuple[Auxiliary, ...] = ()
     control: Control | None = None
     shell: Shell | None = None
     limits: Limits = field(default_factory=Limits)
@@ -101,6 +112,10 @@ class NodePlan:
             "requirements": list(self.requirements),
             "processes": self.processes,
             "ranks_by": self.ranks_by,
+            "auxiliaries": [
+                {"name": row.name, "argv": list(row.argv), "env": dict(sorted(row.env.items()))}
+                for row in self.auxiliaries
+            ],
             "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": asdict(self.shell) if self.shell else None,
             "limits_seconds": asdict(self.limits),

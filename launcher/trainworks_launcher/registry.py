@@ -83,6 +83,13 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             ),
             Mode("pytorchxla", "pytorchxla", names.PYTORCH_XLA_ENABLED, packages=("torch_xla",)),
             Mode(
+                "parameter_server",
+                "parameter_server",
+                names.PARAMETER_SERVER_ENABLED,
+                one_per_host=True,
+                packages=("tensorflow", "mxnet", "torch"),
+            ),
+            Mode(
                 "multi_worker_mirrored_strategy",
                 "multi_worker_mirrored_strategy",
                 names.MULTI_WORKER_MIRRORED_ENABLED,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
 from trainworks_launcher import control, names, output, preparation, processes
+from trainworks_launcher.auxiliary import Auxiliaries
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.loop import READ, Loop
@@ -34,7 +35,7 @@ from trainworks_launcher.outcome import (
     shorten,
     torchrun_report,
 )
-from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.plan import Auxiliary, NodePlan
 from trainworks_launcher.processes import Child
 from trainworks_launcher.ranks import Rank, Ranks
 from trainworks_launcher.runtime import Runtime
@@ -68,6 +69,7 @@ class _Supervisor:
         self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
         self._steps: list[preparation.Step] = []
+        self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         self._role: control.Alone | control.Leader | control.Worker | None = None
         self._ssh_server: object | None = None
         self._leader_key = ""
@@ -227,6 +229,12 @@ class _Supervisor:
         if not self._plan.argv:
             self._report(Outcome(SUCCEEDED, 0, self._plan.host))
             return
+        try:
+            self._auxiliaries.start()
+        except OSError as error:
+            text = f"cannot start what runs beside the program: {error}"
+            self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
+            return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
 
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
@@ -240,6 +248,17 @@ class _Supervisor:
                 hint = "; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
             text = f"cannot start {argv[0]} in {cwd}: {error.strerror or error}{hint}"
             self._report(Outcome(FAILED, status, self._plan.host, text))
+
+    def _start_auxiliary(self, row: Auxiliary) -> Child:
+        self._log(f"starting the {row.name}")
+        prefix = f"[{row.name}] ".encode()
+        return Child(row.argv, {**self._runtime.env, **row.env}, self._plan.cwd, self._output, prefix)
+
+    def _auxiliary_failed(self, row: Auxiliary, child: Child) -> None:
+        """The programs that it served would wait for it for ever."""
+        host, mode, code = self._plan.host, self._plan.mode, child.returncode
+        text = failure_text(what=f"the {row.name}", host=host, mode=mode, returncode=code, tail=child.tail.read())
+        self._report(Outcome(FAILED, exit_status(code), host, self._masker.text(text)))
 
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
         """The environment of a command. mpirun's own files go to the runtime directory and are removed with it: what a
@@ -328,8 +347,11 @@ class _Supervisor:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
         command = self._command
         ended = command is not None and command.has_just_ended()
+        for row, child in self._auxiliaries.failures():
+            self._auxiliary_failed(row, child)
         if os.getpid() == 1:
-            processes.reap_orphans((command.pid if command is not None else 0, getattr(self._ssh_server, "pid", 0)))
+            own = (command.pid if command is not None else 0, getattr(self._ssh_server, "pid", 0))
+            processes.reap_orphans((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
             if self._ranks is not None:
@@ -421,6 +443,7 @@ class _Supervisor:
         if self._leaving or (self._command is not None and self._command.running):
             return
         self._leaving = True
+        self._auxiliaries.end()
         if self._outcome is not None:
             output.write_outcome_files(self._base, self._outcome)
         if self._role is not None:
@@ -433,6 +456,7 @@ class _Supervisor:
         command = self._command
         if command is not None and command.running:
             command.kill()
+        self._auxiliaries.end()
         self._kill_ranks()
         server = self._ssh_server
         if server is not None:

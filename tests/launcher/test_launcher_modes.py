@@ -8,13 +8,14 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
-from launcher_support import PROGRAMS, environment, manifest, plan
+from launcher_support import PROGRAMS, environment, manifest, manifest_document, plan
 
 from trainworks_launcher import model_parallel
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.job import make_job
+from trainworks_launcher.manifest import parse_manifest
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import NodePlan
 from trainworks_launcher.registry import MODES, SWITCHES
@@ -30,6 +31,7 @@ SMDDP: Mapping[str, Json] = {"sagemaker_distributed_dataparallel_enabled": True}
 DDP: Mapping[str, Json] = {"sagemaker_pytorch_ddp_enabled": True}
 XLA: Mapping[str, Json] = {"sagemaker_pytorch_xla_multi_worker_enabled": True}
 MIRRORED: Mapping[str, Json] = {"sagemaker_multi_worker_mirrored_strategy_enabled": True}
+PARAMETERS: Mapping[str, Json] = {"sagemaker_parameter_server_enabled": True}
 SMDDP_PROGRAMS = {**PROGRAMS, "smddprun": "/opt/venv/bin/smddprun", "smddpmprun": "/opt/venv/bin/smddpmprun"}
 
 
@@ -193,7 +195,7 @@ def test_model_parallelism_needs_the_processes_per_host() -> None:
     assert PER_HOST in text
 
 
-@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, XLA, MIRRORED])
+@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, XLA, MIRRORED, PARAMETERS])
 def test_trainium_takes_torchrun_only(asked: Mapping[str, Json]) -> None:
     text = refusal(environment(asked, hosts=TWO, instance_type="ml.neuron.xlarge"))
     assert "does not run on Trainium" in text
@@ -337,6 +339,39 @@ def test_xla_is_for_scripts_on_gpus() -> None:
     assert [words for words in expected if words not in text] == []
 
 
+# --------------------------------------------------------------------------------------------------- parameter servers
+@pytest.mark.parametrize(
+    ("framework", "components", "beside"),
+    [
+        ("", {"tensorflow": "2.18.0", "torch": "2.4.1"}, ["TensorFlow parameter server"]),
+        ("", {"mxnet": "1.9.1"}, ["MXNet scheduler", "MXNet server"]),
+        ("", {"torch": "2.4.1"}, []),
+        ("torch", {"tensorflow": "2.18.0", "torch": "2.4.1"}, []),
+    ],
+)
+def test_the_framework_of_the_image_decides_about_the_servers(
+    framework: str, components: dict[str, str], beside: list[str]
+) -> None:
+    made = with_components(gpus(PARAMETERS), **components)
+    made = replace(made, manifest=replace(made.manifest, framework=framework))
+    assert [row.name for row in plan(made).auxiliaries] == beside
+
+
+def test_the_framework_is_the_manifests() -> None:
+    document = manifest_document() | {"target": {"framework": "pytorch"}}
+    assert parse_manifest(json.dumps(document), "image.json").framework == "torch"
+
+
+def test_parameter_servers_without_a_framework_are_refused() -> None:
+    assert "parameter_server needs TensorFlow, MXNet or PyTorch" in refusal(gpus(PARAMETERS))
+
+
+def test_one_host_needs_no_tensorflow_server() -> None:
+    made = plan(with_components(gpus(PARAMETERS, "algo-1"), tensorflow="2"))
+    assert made.auxiliaries == ()
+    assert "TF_CONFIG" not in made.env
+
+
 # ---------------------------------------------------------------------------------------------- heterogeneous clusters
 def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object) -> Environment:
     """Four hosts: two of kind "data" first, then two of kind "train" with eight GPUs each."""
@@ -357,7 +392,7 @@ def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes
     return with_components(replace(made, **changes), torch_xla="1", tensorflow="2")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED])
+@pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED, PARAMETERS])
 def test_a_distribution_over_a_group_counts_the_groups_hosts_only(asked: Mapping[str, Json]) -> None:
     made = clusters(asked, ["train"])
     job = make_job(made, "algo-2")

@@ -100,6 +100,14 @@ SCENARIOS: dict[str, Callable[[], NodePlan]] = {
     "multi-worker-mirrored-two-hosts": lambda: mode(
         "sagemaker_multi_worker_mirrored_strategy_enabled", "algo-2", components={"tensorflow": "2.18.0"}
     ),
+    "parameter-server-tensorflow-leader": lambda: mode(
+        "sagemaker_parameter_server_enabled", components={"tensorflow": "2.18.0"}
+    ),
+    "parameter-server-tensorflow-worker": lambda: mode(
+        "sagemaker_parameter_server_enabled", "algo-2", components={"tensorflow": "2.18.0"}
+    ),
+    "parameter-server-mxnet-leader": lambda: mode("sagemaker_parameter_server_enabled", components={"mxnet": "1.9.1"}),
+    "parameter-server-torch": lambda: mode("sagemaker_parameter_server_enabled", "algo-2"),
     "group-leader": lambda: plan(
         environment(
             {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)

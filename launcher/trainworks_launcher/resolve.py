@@ -1,0 +1,34 @@
+"""Becomes another program, with one variable's host name replaced by its IPv4 address.
+
+A program of its own, run as ``python3 -I resolve.py NAME -- PROGRAM...``. For programs that listen on an address which
+they are told by name: where the name leads to is known on the host, and not yet when the job is planned.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+
+def main(arguments: list[str]) -> int:
+    """Become the program; returns only if that fails, with a shell's status for it."""
+    if len(arguments) < 3 or arguments[1] != "--":
+        sys.stderr.write("usage: resolve.py NAME -- PROGRAM [ARGUMENT...]\n")
+        return 64
+    name, program = arguments[0], arguments[2:]
+    host = os.environ.get(name, "")
+    try:
+        address = socket.getaddrinfo(host, None, family=socket.AF_INET)[0][4][0]
+    except OSError as error:
+        sys.stderr.write(f"trainworks: {name}={host}: this name has no address: {error.strerror or error}\n")
+        return 66
+    try:
+        os.execvpe(program[0], program, {**os.environ, name: str(address)})
+    except OSError as error:
+        sys.stderr.write(f"trainworks: cannot start {program[0]!r}: {error.strerror or error}\n")
+        return 126 if isinstance(error, PermissionError) else 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
