@@ -240,7 +240,7 @@ class _Supervisor:
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
         try:
-            raw = self._ranks is None or argv != self._plan.argv
+            raw = (self._ranks is None and not self._plan.auxiliaries) or argv != self._plan.argv
             self._command = Child(argv, self._environment_of(argv), cwd, self._output, None if raw else b"")
         except OSError as error:
             hint = ""
