@@ -124,10 +124,11 @@ def write_inputs(base: Path, script: str, hyperparameters: Mapping[str, Json], c
         (base / "input/config/resourceconfig.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def write_manifest(path: Path, programs: Mapping[str, str], hostname_shim: str = "") -> Path:
+def write_manifest(path: Path, programs: Mapping[str, str], hostname_shim: str = "", **changes: Json) -> Path:
     """A manifest file whose programs are ``programs``."""
     path.write_text(
-        json.dumps(manifest_document() | {"programs": dict(programs), "hostname_shim": hostname_shim}), encoding="utf-8"
+        json.dumps(manifest_document() | {"programs": dict(programs), "hostname_shim": hostname_shim} | changes),
+        encoding="utf-8",
     )
     return path
 

@@ -7,7 +7,6 @@ said.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launcher_network import NAMES, two_hosts, two_namespaces
 from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher.values import Json
@@ -23,7 +23,6 @@ from trainworks_launcher.values import Json
 pytestmark = pytest.mark.engine
 
 PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs")
-NAMES = ("algo-1", "algo-2")
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
 TORCH: dict[str, Json] = {
     "sagemaker_torch_distributed_enabled": "true",
@@ -85,58 +84,11 @@ def manifest(tmp_path: Path) -> Path:
     return write_manifest(tmp_path / "image.json", programs, hostname_shim=str(shim))
 
 
-def call(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=TIME_OUT)
-
-
 @pytest.fixture
 def network() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them, in which algo-1 and algo-2 can be resolved."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    need("ip", "unshare")
-    spaces = (f"tw{os.getpid()}a", f"tw{os.getpid()}b")
-    hosts = "127.0.0.1 localhost\n10.77.0.1 algo-1\n10.77.0.2 algo-2\n"
-    with contextlib.ExitStack() as stack:
-        for space in spaces:
-            call("ip", "netns", "add", space)
-            stack.callback(call, "ip", "netns", "delete", space)
-            directory = Path("/etc/netns", space)
-            directory.mkdir(parents=True)
-            stack.callback(shutil.rmtree, directory)
-            (directory / "hosts").write_text(hosts, encoding="ascii")
-        call(
-            "ip", "link", "add", "eth0", "netns", spaces[0], "type", "veth", "peer", "name", "eth0", "netns", spaces[1]
-        )
-        for number, space in enumerate(spaces, 1):
-            call("ip", "-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
-            call("ip", "-n", space, "link", "set", "eth0", "up")
-            call("ip", "-n", space, "link", "set", "lo", "up")
+    """Two hosts that can be resolved as algo-1 and algo-2."""
+    with two_namespaces() as spaces:
         yield spaces
-
-
-@contextlib.contextmanager
-def job(
-    tmp_path: Path, network: tuple[str, str], manifest: Path, script: str, hyperparameters: dict[str, Json]
-) -> Iterator[tuple[Launcher, Launcher]]:
-    """Two launchers, each in its namespace, with the same wrong hostname and an interface that does not exist."""
-    made = []
-    with contextlib.ExitStack() as stack:
-        for host, space in zip(NAMES, network, strict=True):
-            base = tmp_path / host
-            config: dict[str, Json] = {
-                "hosts": list(NAMES),
-                "current_host": host,
-                "network_interface_name": "ethwe",
-            }
-            write_inputs(base, script, hyperparameters, config)
-            rename = 'hostname aws && exec "$@"'
-            # Process 1 of a PID namespace, as in a container: with it everything on that host is gone.
-            own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
-            prefix = ("ip", "netns", "exec", space, *own, "sh", "-c", rename, "sh")
-            variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-            made.append(stack.enter_context(Launcher(base, variables=variables, prefix=prefix)))
-        yield made[0], made[1]
 
 
 def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
@@ -150,7 +102,8 @@ def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
 def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
-    with job(tmp_path, network, manifest, HELLO, {**MPI, "sagemaker_mpi_custom_mpi_options": options}) as launchers:
+    asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
+    with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
     leader, worker = launchers
     for rank in range(4):
@@ -164,7 +117,7 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Pa
 def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     """One status and one cause on both hosts. Which status: mpirun's own choice, if another rank's abort overtakes."""
     need("mpirun", "sshd", "ssh", "ssh-keygen")
-    with job(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
+    with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses[0] == statuses[1] != 0
     assert launchers[0].failure == launchers[1].failure
@@ -172,7 +125,7 @@ def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, s
 
 def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
-    with job(tmp_path, network, manifest, STOP, MPI) as launchers:
+    with two_hosts(tmp_path, network, manifest, STOP, MPI) as launchers:
         for launcher in launchers:
             launcher.read_until("ready", 2)
         launchers[1].signal_process_one(signal.SIGTERM)
@@ -184,7 +137,7 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, st
 
 def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
-    with job(tmp_path, network, manifest, STOP, MPI) as launchers:
+    with two_hosts(tmp_path, network, manifest, STOP, MPI) as launchers:
         for launcher in launchers:
             launcher.read_until("ready", 2)
         launchers[1].process.kill()
@@ -195,7 +148,7 @@ def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: tuple[str, str
 def test_mpirun_that_refuses_to_start(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": "--no-such-option"}
-    with job(tmp_path, network, manifest, HELLO, asked) as launchers:
+    with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses[0] == statuses[1] != 0
     assert "no-such-option" in launchers[1].failure
@@ -203,7 +156,7 @@ def test_mpirun_that_refuses_to_start(tmp_path: Path, network: tuple[str, str], 
 
 def test_torchrun_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("torchrun")
-    with job(tmp_path, network, manifest, GLOO, TORCH) as launchers:
+    with two_hosts(tmp_path, network, manifest, GLOO, TORCH) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
     for rank in range(4):
         host = NAMES[rank // 2]
@@ -212,7 +165,7 @@ def test_torchrun_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifes
 
 def test_a_failing_rank_under_torchrun(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
     need("torchrun")
-    with job(tmp_path, network, manifest, GLOO, {**TORCH, "fail": 1}) as launchers:
+    with two_hosts(tmp_path, network, manifest, GLOO, {**TORCH, "fail": 1}) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
     assert statuses[0] == statuses[1] != 0
     assert launchers[0].failure == launchers[1].failure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -304,6 +305,23 @@ def test_what_the_user_says_is_what_stands_there_in_the_users_order(said: dict[s
         *(name for name in ours if name in dict(found)),
         *(name for name in wanted if name not in ours),
     ]
+
+
+@pytest.mark.parametrize(
+    ("hostname", "shim", "open_mpi", "resolves"),
+    [
+        ("algo-1", "", "5.0.11", False),
+        ("aws", "/lib/shim.so", "5.0.11", False),
+        ("aws", "", "4.1.4", False),
+        ("aws", "", "5.0.11", True),
+    ],
+)
+def test_a_host_with_a_wrong_name_and_no_shim_is_known_by_its_address(
+    hostname: str, shim: str, open_mpi: str, resolves: bool
+) -> None:
+    made = environment(MPI, hosts=HOSTS, open_mpi=open_mpi)
+    argv = plan(replace(made, hostname=hostname, hostname_shim=shim)).argv
+    assert (("prte_do_not_resolve", "0") in parameters(argv)) is resolves
 
 
 def test_every_flag_of_ours_says_why() -> None:

@@ -11,12 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_support import TIME_OUT, environment, plan
+from launcher_network import NAMES, two_hosts, two_namespaces
+from launcher_support import TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
+from trainworks_launcher.values import Json
 
 pytestmark = pytest.mark.engine
 
@@ -128,3 +131,55 @@ def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> 
     for rank in range(per_host):
         assert f"rank {rank} of {per_host}" in said.stdout
     assert not COMPLAINTS.search(said.stderr), said.stderr
+
+
+PLAIN_RANK = """
+import os, socket, sys
+rank, size = os.environ["OMPI_COMM_WORLD_RANK"], os.environ["OMPI_COMM_WORLD_SIZE"]
+words = ["rank", rank, "of", size, "on", os.environ["SM_CURRENT_HOST"], "greeting", os.environ.get("GREETING", "")]
+words += ["provider", os.environ.get("FI_PROVIDER", ""), "interface", os.environ["NCCL_SOCKET_IFNAME"]]
+os.write(1, (" ".join(words) + chr(10)).encode())
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[str, str]]:
+    """Two hosts that can be resolved as algo-1 and algo-2."""
+    with two_namespaces() as spaces:
+        yield spaces
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world' -x FI_PROVIDER=tcp",
+        "-bind-to none -map-by slot -mca pml ob1 -mca btl ^openib -x PATH -x GREETING='hello world' -x FI_PROVIDER=tcp",
+    ],
+    ids=["ours", "documented", "horovod"],
+)
+def test_the_whole_world_starts_on_two_hosts(
+    tmp_path: Path, network: tuple[str, str], dialect: Dialect, options: str
+) -> None:
+    """Ranks need no MPI library for this, so it holds without mpi4py: each rank says where it is."""
+    path, version = mpirun(dialect)
+    programs = {"mpirun": path, "python": sys.executable}
+    for name in ("ssh", "sshd", "ssh-keygen"):
+        programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
+        if not programs[name]:
+            pytest.skip(f"not here: {name}")
+    manifest = write_manifest(tmp_path / "image.json", programs, components={"open-mpi": {"version": version}})
+    asked: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+    with two_hosts(tmp_path, network, manifest, PLAIN_RANK, {**asked, OPTIONS: options}) as launchers:
+        statuses = [launcher.wait() for launcher in launchers]
+    texts = [launcher.text for launcher in launchers]
+    assert statuses == [0, 0], texts
+    said = "".join(texts)
+    for rank in range(4):
+        where = f"rank {rank} of 4 on {NAMES[rank // 2]}"
+        then = "greeting hello world provider tcp" if options else "greeting  provider "
+        assert f"{where} {then} interface eth0\n" in said
+    assert all(launcher.succeeded for launcher in launchers)
+    others = [line for line in said.splitlines() if "rank" not in line and "'ethwe' does not exist" not in line]
+    assert not [line for line in others if COMPLAINTS.search(line)]

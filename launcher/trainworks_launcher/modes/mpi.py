@@ -121,6 +121,10 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         why = f"bind MPI's traffic to this interface: {job.interface_why}"
         rows.append(Setting("btl_tcp_if_include", job.interface, "platform", why))
         rows.append(Setting(dialect.canonical("oob_tcp_if_include"), job.interface, "platform", why))
+    named = job.environment.hostname == job.host or job.environment.hostname_shim
+    if several and dialect.major >= 5 and not named:
+        why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {job.host}"
+        rows.append(Setting("prte_do_not_resolve", "0", "platform", why))
     if several:
         agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/agent.py"
         rows.append(
