@@ -40,7 +40,7 @@ class UserOptions:
 
     parameters: (name, value, option), in the order given. exports: name -> value. forwarded: variables of which only
     the name was given; a "*" at the end stands for any ending. keyed: canonical option -> words. left_out: our options
-    that cannot stand beside the user's. rest: everything else, in order. notes: what a person should know.
+    that cannot stand beside the user's. rest: everything else, in order. warnings: what a person should know.
     """
 
     parameters: tuple[tuple[str, str, str], ...] = ()
@@ -49,7 +49,7 @@ class UserOptions:
     keyed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     left_out: frozenset[str] = frozenset()
     rest: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -82,7 +82,7 @@ class _Parser:
         self._keyed: dict[str, tuple[str, ...]] = {}
         self._left_out: set[str] = set()
         self._rest: list[str] = []
-        self._notes: list[str] = []
+        self._warnings: list[str] = []
 
     def options(self) -> UserOptions:
         """What was found."""
@@ -93,7 +93,7 @@ class _Parser:
             keyed=tuple(self._keyed.items()),
             left_out=frozenset(self._left_out),
             rest=tuple(self._rest),
-            notes=tuple(self._notes),
+            warnings=tuple(self._warnings),
         )
 
     def take_option(self) -> None:
@@ -227,7 +227,7 @@ class _Parser:
 
     def _take_unknown(self, word: str, option: str) -> None:
         """Passed on: the image may have a newer mpirun than we know. The words up to the next option are its values."""
-        self._notes.append(
+        self._warnings.append(
             f"Open MPI {self._dialect.major} has no option {word} that is known here; it is passed on, and mpirun will"
             f" refuse it if it has none; {nearest(option, self._dialect.options)}"
         )
@@ -261,19 +261,19 @@ def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 
 def merge_parameters(
     ours: Sequence[Setting], user: UserOptions, dialect: Dialect, variables: Mapping[str, str], where: str
-) -> tuple[tuple[Setting, ...], tuple[str, ...], list[Problem]]:
-    """(MCA parameters of the line, notes, problems).
+) -> tuple[tuple[Setting, ...], tuple[tuple[str, str], ...], list[Problem]]:
+    """(MCA parameters of the line, what was left out and why, problems).
 
     variables: the container's environment, in which ``OMPI_MCA_NAME`` sets a parameter: it wins over ours, the user's
     options over it. A ``*_if_exclude`` takes our ``*_if_include`` away and the reverse: Open MPI accepts only one of
     the two.
     """
     problems: list[Problem] = []
-    notes: list[str] = []
+    left_out: list[tuple[str, str]] = []
     theirs: dict[str, Setting] = {}
     for name, value, option in user.parameters:
         if name in dialect.gone:
-            notes.append(f"left out --mca {name} {value}: {dialect.gone[name]}")
+            left_out.append((f"--mca {name} {value}", dialect.gone[name]))
             continue
         canonical = dialect.canonical(name)
         renamed = f"{name} is called {canonical} in Open MPI {dialect.major}" if canonical != name else ""
@@ -293,12 +293,12 @@ def merge_parameters(
     for setting in ours:
         opposite = _opposite(setting.name)
         if opposite and opposite in theirs:
-            notes.append(f"left out {setting.name} {setting.value}: the job gives {opposite}")
+            left_out.append((f"{setting.name} {setting.value}", f"the job gives {opposite}"))
         elif opposite and opposite in image and setting.name not in theirs:
-            notes.append(f"left out {setting.name} {setting.value}: the container's environment gives {opposite}")
+            left_out.append((f"{setting.name} {setting.value}", f"the container's environment gives {opposite}"))
         else:
             kept.append(image.get(setting.name, setting))
-    return merge([*kept, *theirs.values()]), tuple(notes), problems
+    return merge([*kept, *theirs.values()]), tuple(left_out), problems
 
 
 def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[str, Setting]:

@@ -11,7 +11,7 @@ sagemaker-training gives mpirun, since jobs were tuned with that.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Collection, Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.dialects import Dialect, dialect_of
@@ -48,10 +48,10 @@ def plan_ranks(
     where = job.custom_mpi_where
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
     user, problems = parse_user_options(job.custom_mpi_options, dialect, where)
-    parameters, notes, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
+    parameters, left_out, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
     if problems or more:
         raise RefusalError([*problems, *more])
-    exports, export_notes = _exports(job, user, network)
+    exports, not_exported, not_set = _exports(job, user, {*HOST_SPECIFIC, *network, *more_variables})
     line = [
         Reason("mpirun", "starts the ranks of every host", "image", (found["mpirun"],)),
         *_options(job, user),
@@ -65,6 +65,7 @@ def plan_ranks(
         *before,
         *_program(job),
     ]
+    left_out_why = tuple(Reason(f"left out {what}", why, "user") for what, why in (*left_out, *not_exported))
     worker = job.host != job.leader
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
@@ -82,8 +83,8 @@ def plan_ranks(
         control=control_of(job),
         shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"]) if several else None,
         limits=job.limits,
-        why=(*(waiting if worker else line), *network_why, *variables_why),
-        warnings=(*job.warnings, *warnings, *user.notes, *notes, *export_notes),
+        why=(*(waiting if worker else (*line, *left_out_why)), *network_why, *variables_why),
+        warnings=(*job.warnings, *warnings, *user.warnings, *not_set),
     )
 
 
@@ -179,31 +180,32 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     )
 
 
-def _exports(job: Job, user: UserOptions, network: Mapping[str, str]) -> tuple[Mapping[str, Reason], tuple[str, ...]]:
-    """(name -> the words of the user's ``-x``, notes). With a name alone mpirun takes the leader's value from its own
-    environment, so that no secret stands on a command line.
+def _exports(
+    job: Job, user: UserOptions, own: Collection[str]
+) -> tuple[Mapping[str, Reason], Sequence[tuple[str, str]], Sequence[str]]:
+    """(name -> the words of the user's ``-x``, what was left out and why, warnings about what is not set).
 
-    Everything else that a rank needs comes from its own host, so we export nothing ourselves.
+    own: variables of which each host has its own value. With a name alone mpirun takes the leader's value from its own
+    environment, so that no secret stands on a command line. Everything that the user does not export comes to a rank
+    from its own host.
     """
     exports: dict[str, Reason] = {}
-    notes: list[str] = []
+    left_out: list[tuple[str, str]] = []
+    warnings: list[str] = []
     known = {**job.inherited, **job.variables}
-    own = {*HOST_SPECIFIC, *network}
     for asked in user.forwarded:
-        if asked.endswith("*"):
-            found = sorted(name for name in known if name.startswith(asked[:-1]) and name not in own)
-        else:
-            found = [asked]
+        pattern = asked.endswith("*")
+        found = sorted(name for name in known if name.startswith(asked[:-1])) if pattern else [asked]
         for name in found:
             if name in own:
-                notes.append(f"left out -x {name}: each host has its own value, and its ranks get that one")
+                left_out.append((f"-x {name}", "each host has its own value, and its ranks get that one"))
             elif name not in known:
-                notes.append(f"left out -x {name}: it is not set")
+                warnings.append(f"left out -x {name}: it is not set")
             else:
                 exports[name] = Reason(f"-x {name}", f"{_FROM_USER}, the leader's value", "user", ("-x", name))
     for name, value in user.exports:
         exports[name] = Reason(f"-x {name}", _FROM_USER, "user", ("-x", f"{name}={value}"))
-    return MappingProxyType(exports), tuple(notes)
+    return MappingProxyType(exports), left_out, warnings
 
 
 def _program(job: Job) -> tuple[Reason, ...]:
