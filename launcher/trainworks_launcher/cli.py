@@ -39,7 +39,7 @@ Exit status: the script's own; 128 + N after signal N. The launcher's own refusa
 Settings (variables): {grace}, {join},
   {prepare}, {heartbeat},
   {control}, {master}, {manifest},
-  {prefix}
+  {prefix}, {secret}, {restarts}, {min_hosts}
 """
 
 
@@ -81,6 +81,9 @@ def _help() -> str:
         master=names.MASTER_PORT_VARIABLE,
         manifest=names.IMAGE_MANIFEST_VARIABLE,
         prefix=names.LOG_PREFIX_VARIABLE,
+        secret=names.JOB_SECRET_VARIABLE,
+        restarts=names.MAX_RESTARTS_VARIABLE,
+        min_hosts=names.MIN_HOSTS_VARIABLE,
     )
 
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Callable, Mapping, Sequence
@@ -56,7 +56,8 @@ class Environment:
     variables: the process's environment. hyperparameters: decoded, user's and reserved. resource_config and
     input_data_config: the platform's files. manifest: the image's. hostname: the kernel's. programs: name -> path of
     those that exist. hostname_shim: path if the file exists, else "". launcher_python, launcher_directory: this
-    launcher itself, for the small programs that it starts (rank.py, agent.py). problems: what could not be read.
+    launcher itself, for the small programs that it starts (rank.py, agent.py). job_secret: with which hosts prove who
+    they are; it is in no other field, so that no process of the user gets it. problems: what could not be read.
     """
 
     base_directory: str
@@ -72,6 +73,7 @@ class Environment:
     hostname_shim: str
     launcher_python: str
     launcher_directory: str
+    job_secret: str = field(default="", repr=False)
     problems: tuple[Problem, ...] = ()
 
 
@@ -100,7 +102,9 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     manifest = _complete(manifest, asked, programs)
     return Environment(
         base_directory=base,
-        variables=MappingProxyType(dict(variables)),
+        variables=MappingProxyType(
+            {name: value for name, value in variables.items() if name != names.JOB_SECRET_VARIABLE}
+        ),
         hyperparameters=hyperparameters,
         resource_config=MappingProxyType(dict(resource_config)),
         input_data_config=MappingProxyType(dict(input_data_config)),
@@ -112,6 +116,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         hostname_shim=manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else "",
         launcher_python=sys.executable,
         launcher_directory=str(Path(__file__).resolve().parent),
+        job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
         problems=tuple(problems),
     )
 

@@ -14,6 +14,7 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher import cluster, fabric, names, placement
 from trainworks_launcher import entry as entries
+from trainworks_launcher.elastic import Elastic, read_elastic
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, RefusalError, nearest
 from trainworks_launcher.exported import check_exported, exported_variables, shared_variables
@@ -43,8 +44,9 @@ class Job:
     them. processes: of the distribution in all. processes_origin, processes_why: who said how many there are per host
     (an origin as ``plan`` has it), and how. instance_type: of this host. custom_mpi_options: the user's words,
     custom_mpi_where: the name of the setting they are from. interface: the network interface to use, "" if none is
-    known, interface_why says where it comes from. variables: what the script gets besides the inherited environment.
-    inherited: the container's environment (a value in it is the user's). warnings: lines to print before the start.
+    known, interface_why says where it comes from. elastic: restarts, and hosts that may be lost. variables: what the
+    script gets besides the inherited environment. inherited: the container's environment (a value in it is the user's).
+    warnings: lines to print before the start.
     """
 
     environment: Environment
@@ -68,6 +70,7 @@ class Job:
     control_port: int
     master_port: int
     limits: Limits
+    elastic: Elastic
     variables: Mapping[str, str]
     inherited: Mapping[str, str]
     warnings: tuple[str, ...]
@@ -194,6 +197,8 @@ def make_job(environment: Environment, host: str = "") -> Job:
         heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
     )
     options = _custom_options(environment, reserved, mode, problems)
+    elastic = read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems)
+    _check_secret(environment.job_secret, problems)
     if problems:
         raise RefusalError(problems)
     exported = exported_variables(
@@ -231,6 +236,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
         control_port=control_port,
         master_port=master_port,
         limits=limits,
+        elastic=elastic,
         variables=exported,
         inherited=environment.variables,
         warnings=tuple(warnings),
@@ -262,6 +268,14 @@ def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tup
         problems.append(Problem(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts)))
         wanted = hosts[0]
     return hosts, wanted
+
+
+def _check_secret(secret: str, problems: list[Problem]) -> None:
+    """Refuse a secret that can be guessed."""
+    if secret and len(secret) < names.JOB_SECRET_MINIMUM:
+        what = f"a secret of {len(secret)} characters can be guessed"
+        advice = f"make one of at least {names.JOB_SECRET_MINIMUM}, for example with: openssl rand -hex 32"
+        problems.append(Problem(what, f"variable {names.JOB_SECRET_VARIABLE}", advice))
 
 
 def _entry_point(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> entries.EntryPoint:

@@ -83,6 +83,18 @@ LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 """OURS. "on" or "off": whether lines of ranks start with ``[HOST rank N] `` in jobs of several
 processes; default on."""
 
+JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
+"""OURS. A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they know it when
+they join. Removed from the environment of everything that is started. Default: none, hosts join without a proof."""
+
+MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
+"""OURS. How often torchrun starts failed ranks again; also the hyperparameter MAX_RESTARTS. Default 0, and
+ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
+
+MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
+"""OURS. Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
+all of them."""
+
 # ----------------------------------------------------------------------------------------------- variables we hand on
 FILE_SUFFIX = "_FILE"
 """OURS. A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
@@ -163,6 +175,12 @@ XLA_WORKER_PORT = 43857
 
 XLA_MESH_PORT = 53957
 """Port of the XRT mesh service on the first host (TT)."""
+
+JOB_SECRET_MINIMUM = 16
+"""Characters of a job secret. Whoever can connect to the leader gets a proof made with it and may guess at home."""
+
+ELASTIC_RESTARTS = 3
+"""Restarts of a job that may go on with fewer hosts, where no number is given: without one it could not go on."""
 
 LOOPBACK = "127.0.0.1"
 """Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere (``docker run`` by
@@ -257,6 +275,12 @@ MULTI_WORKER_MIRRORED_ENABLED = "sagemaker_multi_worker_mirrored_strategy_enable
 
 INSTANCE_TYPE = "sagemaker_instance_type"
 """Str: the instance type as the SDK knows it; else the resource config's."""
+
+MAX_RESTARTS = "sagemaker_torch_distributed_max_restarts"
+"""OURS. Int: as MAX_RESTARTS_VARIABLE says."""
+
+MIN_HOSTS = "sagemaker_torch_distributed_min_hosts"
+"""OURS. Int: as MIN_HOSTS_VARIABLE says."""
 
 DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 """List of the instance groups that take part in the distributed job."""

@@ -39,11 +39,15 @@ def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Control:
-    """The control channel of a job with several hosts: the first host listens on ``port``, the others join."""
+    """The control channel of a job with several hosts: the first host listens on ``port``, the others join.
+
+    minimum_hosts: with so many the job goes on when others are lost; 0: it needs all of them.
+    """
 
     leader: str
     hosts: tuple[str, ...]
     port: int
+    minimum_hosts: int = 0
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,9 @@ def role_of(job: Job) -> str:
 def control_of(job: Job) -> Control | None:
     """Every job with more than one host has a control channel of all its hosts, whatever its mode; leader first."""
     others = tuple(host for host in job.hosts if host != job.leader)
-    return Control(job.leader, (job.leader, *others), job.control_port) if others else None
+    if not others:
+        return None
+    return Control(job.leader, (job.leader, *others), job.control_port, job.elastic.minimum_hosts)
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:

@@ -70,7 +70,8 @@ class _Supervisor:
         self._when_ended: Callable[[int], None] = lambda _: None
         self._steps: list[preparation.Step] = []
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
-        self._role: control.Alone | control.Leader | control.Worker | None = None
+        self._secret = environment.job_secret
+        self._role: control.Role | None = None
         self._ssh_server: object | None = None
         self._leader_key = ""
         self._leader_address = ""
@@ -133,13 +134,14 @@ class _Supervisor:
         self._role = self._make_role()
         self._role.begin()
 
-    def _make_role(self) -> control.Alone | control.Leader | control.Worker:
+    def _make_role(self) -> control.Role:
         plan = self._plan
         events = control.Events(
             welcome=lambda key, leader, own: self._guard(lambda: self._welcome(key, leader, own)),
             peers=lambda peers: self._guard(lambda: self._peers(peers)),
             go=self._go,
             stop=self._stop_from_other_host,
+            restart=self._restart_ranks,
             finish=self._finish,
             left=self._loop.stop,
             log=self._log,
@@ -153,9 +155,13 @@ class _Supervisor:
             file = "user_key" if plan.role == "leader" else "host_key"
             key = ssh.make_key(plan.shell.ssh_keygen, self._runtime.path / file)
         if plan.role == "leader":
-            return control.Leader(self._loop, plan.control, plan.limits, plan.mode, key, events)
+            from trainworks_launcher.control.leader import Leader
+
+            return Leader(self._loop, plan.control, plan.limits, plan.mode, key, self._secret, events)
+        from trainworks_launcher.control.worker import Worker
+
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")
-        return control.Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, events)
+        return Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, self._secret, events)
 
     # ---------------------------------------------------------------------------------------------------- preparation
     def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
@@ -387,6 +393,13 @@ class _Supervisor:
             processes.send(pid, number)
         if not ranks and self._command is not None and self._command.running:
             self._command.signal_group(number)
+
+    def _restart_ranks(self) -> None:
+        """Another host is lost and the job goes on: end the ranks here, which may wait for the lost ones until their
+        own time-outs. torchrun starts new ones, in a group without that host."""
+        if self._outcome is None and not self._stop_signal:
+            for pid in self._running_ranks():
+                processes.send(pid, signal.SIGKILL)
 
     def _kill(self) -> None:
         """The grace is over."""

@@ -68,7 +68,7 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 
 PURE = [
-    *("cluster", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
+    *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
     *("model_parallel", "placement", "names", "outcome", "plan", "registry", "values"),
     *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from launcher_support import environment, plan
 
-from trainworks_launcher.control import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
+from trainworks_launcher.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
 from trainworks_launcher.outcome import (
     FAILED,
     STOPPED,

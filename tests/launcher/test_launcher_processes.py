@@ -376,27 +376,6 @@ def test_a_stop_signal_while_waiting_for_the_others(tmp_path: Path) -> None:
     assert "before the program was started" in leader.failure
 
 
-def test_strangers_change_nothing_but_a_log_line(tmp_path: Path) -> None:
-    port = free_port()
-    write_inputs(tmp_path / "leader", "", {}, {"hosts": list(HOSTS), "current_host": LEADER})
-    write_inputs(tmp_path / "worker", "", {}, {"hosts": list(HOSTS), "current_host": WORKER})
-    variables = {"TRAINWORKS_CONTROL_PORT": str(port)}
-    garbage = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 200_000, b'{"type":"join","host":"evil"}\n', b"[]\n" * 9, b"")
-    stolen = json.dumps({"type": "join", "host": WORKER, "digest": "0"}).encode() + b"\n"
-    with Launcher(tmp_path / "leader", variables=variables) as leader:
-        leader.read_until("waiting for")
-        for data in (stolen, *garbage):
-            with socket.create_connection((LEADER, port), TIME_OUT) as stranger, contextlib.suppress(OSError):
-                stranger.sendall(data)
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(4096):
-                    pass
-        with Launcher(tmp_path / "worker", variables=variables) as worker:
-            assert (leader.wait(), worker.wait()) == (0, 0)
-    assert "dropped a connection from 127.0.0.1: it is not one of the job's hosts: 'evil'" in leader.text
-    assert f"{WORKER} belongs to another job" in leader.text
-
-
 def test_a_taken_port_is_said(tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -1,12 +1,14 @@
 """torch_distributed: every host runs its own torchrun, which starts the processes of that host.
 
 Rendezvous is static (``--master-addr``, ``--node-rank``): rank 0 is then on the leader for certain, which is the host
-whose model the platform keeps; c10d rendezvous orders hosts by address. What c10d would add, ending everybody when one
-host fails, is done by the control channel, in seconds and not in the agents' minutes.
+whose model the platform keeps; c10d rendezvous orders hosts by name. What c10d would add, ending everybody when one
+host fails, is done by the control channel, in seconds and not in the agents' minutes. A job that asks for restarts, or
+that may go on with fewer hosts, needs c10d: only it makes a new group.
 """
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 from trainworks_launcher import names
@@ -15,6 +17,12 @@ from trainworks_launcher.modes import common
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
 _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile the graphs of a Neuron job before it runs (TT)
+
+_KEEP_ALIVES = 5
+"""Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
+
+_LAST_CALL_SECONDS = 15
+"""How long a new group waits for more hosts once it has enough. At the start all come, and nobody waits."""
 
 
 def plan(job: Job) -> NodePlan:
@@ -26,13 +34,14 @@ def plan(job: Job) -> NodePlan:
         needs += common.programs(job, ("neuron_parallel_compile",), f"{_COMPILE} asks for it")
     network, network_why = network_variables(job)
     count, per_host = len(job.distribution_hosts), job.processes_per_host
+    fewest = job.elastic.minimum_hosts or count
     line: list[Reason] = []
     if compiling:
         why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
         line.append(Reason("neuron_parallel_compile", why, "user", (needs[1],)))
     line += [
         Reason("torchrun", "starts the processes of this host", "image", (torchrun,)),
-        Reason("--nnodes", "the hosts of the job", "platform", (f"--nnodes={count}",)),
+        _hosts(count, fewest),
         Reason(
             "--nproc-per-node",
             common.counts_and_why(job),
@@ -40,7 +49,9 @@ def plan(job: Job) -> NodePlan:
             (f"--nproc-per-node={per_host}",),
         ),
     ]
-    if count > 1:
+    if count > 1 and job.elastic.asked:
+        line += _dynamic_rendezvous(job)
+    elif count > 1:
         line += [
             Reason("--master-addr", "rank 0's store is on the leader", "platform", (f"--master-addr={job.leader}",)),
             Reason("--master-port", "rank 0's store", words=(f"--master-port={job.master_port}",)),
@@ -60,6 +71,9 @@ def plan(job: Job) -> NodePlan:
                 words=(f"--local-addr={names.LOOPBACK}",),
             ),
         ]
+    if job.elastic.restarts:
+        text = "failed ranks are started again so often"
+        line.append(Reason("--max-restarts", text, "user", (f"--max-restarts={job.elastic.restarts}",)))
     line += _program(job)
     return NodePlan(
         mode=job.mode,
@@ -76,8 +90,61 @@ def plan(job: Job) -> NodePlan:
         control=control_of(job),
         limits=job.limits,
         why=(*line, *network_why),
-        warnings=job.warnings,
+        warnings=(*job.warnings, *_warnings(job)),
     )
+
+
+def _hosts(count: int, fewest: int) -> Reason:
+    """How many hosts torchrun wants."""
+    if fewest == count:
+        return Reason("--nnodes", "the hosts of the job", "platform", (f"--nnodes={count}",))
+    text = f"all {count} hosts of the job, and at least {fewest} when others are lost"
+    return Reason("--nnodes", text, "user", (f"--nnodes={fewest}:{count}",))
+
+
+def _warnings(job: Job) -> tuple[str, ...]:
+    """What a job that may restart has to know."""
+    first = min(job.distribution_hosts)
+    if not job.elastic.asked or job.leader == first:
+        return ()
+    return (f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {job.leader}",)
+
+
+def _dynamic_rendezvous(job: Job) -> list[Reason]:
+    """The words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
+
+    Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
+    """
+    beat = max(1, math.ceil(job.limits.heartbeat / (_KEEP_ALIVES - 1)))
+    settings = {
+        "is_host": int(job.host == job.leader),
+        "keep_alive_interval": beat,
+        "keep_alive_max_attempt": _KEEP_ALIVES,
+        "last_call_timeout": _LAST_CALL_SECONDS,
+    }
+    return [
+        Reason(
+            "--rdzv-backend", "c10d can make a new group of the hosts that are left", "user", ("--rdzv-backend=c10d",)
+        ),
+        Reason(
+            "--rdzv-endpoint",
+            "the leader holds the rendezvous: without it the job ends",
+            "platform",
+            (f"--rdzv-endpoint={job.leader}:{job.master_port}",),
+        ),
+        Reason(
+            "--rdzv-conf",
+            f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait"
+            f" {_LAST_CALL_SECONDS} s for one another; torch would guess who is the host by its name",
+            words=("--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),),
+        ),
+        Reason(
+            "--local-addr",
+            "the platform's name of this host, whatever it calls itself; ranks are in the order of these names",
+            "platform",
+            (f"--local-addr={job.host}",),
+        ),
+    ]
 
 
 def _program(job: Job) -> tuple[Reason, ...]:

@@ -1,0 +1,123 @@
+"""The control channel between the hosts of one job: messages, connections, and the roles.
+
+The leader listens, every other host joins. Messages are JSON objects, one per line, of bounded size:
+
+====================  =========  =====================================================================================
+message               direction  meaning
+====================  =========  =====================================================================================
+join                  to leader  host, digest of the job, fresh ssh host key (empty unless the mode needs ssh), a nonce
+                                 where this host has the job's secret
+challenge             to host    only with a secret: the leader's nonce, its public key, its proof
+answer                to leader  only with a secret: this host's proof
+refused               to host    why a host of this job is not let in; it may try again
+welcome               to host    the leader's fresh public key
+ready                 to leader  code and requirements are prepared, ssh serves on ``ssh_port``
+go                    to all     every host is ready: start
+ended                 to leader  this host's own command ended, with its outcome
+stopping              to leader  a stop signal came to this host
+stop                  to all     some host was stopped: forward the signal to the processes
+without               to all     a host is lost and the job goes on without it: end the ranks, torchrun starts new ones
+finish                to all     the outcome of the whole job, the same on every host
+bye                   to leader  outcome known, processes ended, files written
+alive                 both       heartbeat
+====================  =========  =====================================================================================
+
+The first failure anywhere, or a lost host, is the outcome of the job, unless the job may go on with fewer hosts
+(``Control.minimum_hosts``). After a stop signal all hosts are given their grace before the outcome is told. What comes
+from a stranger is dropped with a few lines in the log at most (``strangers``). With a job secret on every host both
+sides prove that they know it before either believes the other (``proof``).
+
+This file holds what every job needs, also one of a single host; jobs of several load ``leader`` and ``worker`` too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Protocol, Sequence
+
+from trainworks_launcher.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A host that joined: where ssh finds it, and the key it proved to have. Empty and 0 where no ssh is needed."""
+
+    host: str
+    address: str
+    ssh_port: int
+    ssh_host_key: str
+
+
+@dataclass
+class Events:
+    """What a role tells the supervisor. welcome: the channel stands; on a worker with the leader's public key, the
+    leader's address and this host's own, as the connection has them. peers: all hosts are ready, before
+    ``go``. go: start. stop: forward a stop signal. restart: a host is lost and the job goes on, so this host's ranks,
+    which may wait for it for ever, have to begin again. finish: the outcome of the job. left: everybody knows it."""
+
+    welcome: Callable[[str, str, str], None]
+    peers: Callable[[Sequence[Peer]], None]
+    go: Callable[[], None]
+    stop: Callable[[], None]
+    restart: Callable[[], None]
+    finish: Callable[[Outcome], None]
+    left: Callable[[], None]
+    log: Callable[[str], None]
+
+
+class Role(Protocol):
+    """What the supervisor tells whoever decides the job's end: ``Alone``, ``Leader`` or ``Worker``."""
+
+    def begin(self) -> None:
+        """Open the channel. Raises RefusalError if that cannot be done."""
+
+    def ready(self, ssh_port: int) -> None:
+        """This host is prepared; its sshd listens on the port (0: it has none)."""
+
+    def stopping(self) -> None:
+        """A stop signal came to this host."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """This host's own command ended, or never started."""
+
+    def leave(self) -> None:
+        """The outcome is known and nothing runs here any more."""
+
+    def close(self) -> None:
+        """Close everything at once."""
+
+
+class Alone:
+    """The role of the only host of a job: everything it reports comes back at once."""
+
+    def __init__(self, events: Events) -> None:
+        """Nothing to connect to."""
+        self._events = events
+        self._finished = False
+
+    def begin(self) -> None:
+        """There is nobody to wait for."""
+        self._events.welcome("", "", "")
+
+    def ready(self, ssh_port: int) -> None:
+        """Prepared: start. No other host needs to know the port."""
+        del ssh_port
+        self._events.peers(())
+        if not self._finished:
+            self._events.go()
+
+    def stopping(self) -> None:
+        """A stop signal came; the supervisor has forwarded it itself."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """The command's outcome is the job's."""
+        if not self._finished:
+            self._finished = True
+            self._events.finish(outcome)
+
+    def leave(self) -> None:
+        """Nobody to say goodbye to."""
+        self._events.left()
+
+    def close(self) -> None:
+        """Nothing is open."""

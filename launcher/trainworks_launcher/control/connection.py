@@ -1,0 +1,145 @@
+"""One end of a TCP connection of the control channel, and the socket that the leader listens on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Callable
+
+from trainworks_launcher.control.messages import MESSAGE_LIMIT, Decoder, Message
+from trainworks_launcher.control.proof import Transcript
+from trainworks_launcher.loop import READ, WRITE, Loop
+from trainworks_launcher.values import Json
+
+
+class Connection:
+    """One end of a TCP connection on the loop: sends and receives messages, and notices silence."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        opened: socket.socket,
+        on_message: Callable[[Connection, Message], None],
+        on_lost: Callable[[Connection, str], None],
+        limit: int = MESSAGE_LIMIT,
+    ) -> None:
+        """Take over a connected socket. ``on_lost`` is called once, with the reason, unless ``close`` came first.
+
+        limit: bytes of one message from the other end, until ``trust``. Raises OSError if it is connected no more.
+        """
+        self.host = ""
+        self.asked: Transcript | None = None  # what the leader asked it to prove
+        self.address = _plain(str(opened.getpeername()[0]))
+        self.local_address = _plain(str(opened.getsockname()[0]))
+        self.opened = self.heard = time.monotonic()
+        self._loop = loop
+        self._socket = opened
+        self._decoder = Decoder(limit)
+        self._outgoing = b""
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self.open = True
+        opened.setblocking(False)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        loop.watch(opened, READ, self._ready)
+
+    def trust(self, host: str) -> None:
+        """The other end is this host of the job."""
+        self.host = host
+        self._decoder.limit = MESSAGE_LIMIT
+
+    def send(self, kind: str, **fields: Json) -> None:
+        """Queue a message and write what the kernel takes now."""
+        if self.open:
+            self._outgoing += json.dumps({"type": kind, **fields}).encode() + b"\n"
+            self._write()
+
+    def close(self) -> None:
+        """Close without a word; what was sent before is still delivered."""
+        if self.open:
+            self.open = False
+            self._loop.unwatch(self._socket)
+            self._socket.close()
+
+    def silence(self, limit: float) -> float:
+        """Seconds since the other end was heard, where that is more than ``limit``, else 0; 0 too if it is lost now.
+
+        What lies unread counts as heard: this host itself may have been paused.
+        """
+        if time.monotonic() - self.heard > limit:
+            self._read()
+        silent = time.monotonic() - self.heard
+        return silent if self.open and silent > limit else 0.0
+
+    def _lose(self, reason: str) -> None:
+        if self.open:
+            self.close()
+            self._on_lost(self, reason)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._write()
+        if events & READ and self.open:
+            self._read()
+
+    def _write(self) -> None:
+        try:
+            while self._outgoing:
+                self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose(f"the connection broke: {error.strerror or error}")
+            return
+        self._loop.watch(self._socket, READ | WRITE if self._outgoing else READ, self._ready)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(self._decoder.limit)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(f"the connection broke: {error.strerror or error}")
+            return
+        if not data:
+            self._lose("it closed the connection")
+            return
+        self.heard = time.monotonic()
+        try:
+            messages = self._decoder.feed(data)
+        except ValueError as error:
+            self._lose(f"it does not speak the launcher's protocol: {one_reason(error)}")
+            return
+        for message in messages:
+            if self.open:
+                self._on_message(self, message)
+
+
+def one_reason(error: ValueError) -> str:
+    """Why bytes are no message, without the bytes themselves."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
+    return str(error)[:100]
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket on every address of this host, IPv6 and IPv4 where the kernel has both."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        opened.bind(("", port))
+        opened.listen(1024)
+        opened.setblocking(False)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _plain(address: str) -> str:
+    """An address without the form that a dual-stack socket gives to IPv4."""
+    return address[len("::ffff:") :] if address.startswith("::ffff:") else address

@@ -1,0 +1,395 @@
+"""The role of the first host: it gathers the others, decides the outcome, tells everybody."""
+
+from __future__ import annotations
+
+import socket
+from typing import Iterable, Sequence
+
+from trainworks_launcher import names
+from trainworks_launcher.control import Events, Peer, proof
+from trainworks_launcher.control.connection import Connection, listen
+from trainworks_launcher.control.messages import (
+    STRANGERS_MESSAGE_LIMIT,
+    Message,
+    digest,
+    one_line,
+    outcome_fields,
+    read_outcome,
+)
+from trainworks_launcher.control.strangers import Strangers
+from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.job import Limits
+from trainworks_launcher.loop import READ, Loop
+from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
+from trainworks_launcher.plan import Control
+from trainworks_launcher.values import number, text
+
+_ACCEPTS = 32
+"""Connections taken in at once, before others of the loop have their turn."""
+
+
+class Leader:
+    """Gathers the hosts of the job and decides how it ends."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        control: Control,
+        limits: Limits,
+        mode: str,
+        public_key: str,
+        secret: str,
+        events: Events,
+    ) -> None:
+        """Nothing is opened before ``begin``. secret: of the job, "" if hosts join without a proof."""
+        self._loop = loop
+        self._control = control
+        self._limits = limits
+        self._digest = digest(control, mode)
+        self._public_key = public_key
+        self._secret = secret
+        self._events = events
+        self._server: socket.socket | None = None
+        self._strangers = Strangers(events.log)
+        self._refused: dict[str, str] = {}
+        self._joined: dict[str, Connection] = {}
+        self._keys: dict[str, str] = {}
+        self._ready: dict[str, int] = {}
+        self._without: dict[str, str] = {}
+        self._complete = 0
+        self._self_ready = False
+        self._gone = False
+        self._ended: dict[str, Outcome] = {}
+        self._stopping = False
+        self._finished: Outcome | None = None
+        self._byes: set[str] = set()
+        self._left = False
+
+    # -------------------------------------------------------------------------------------- what the supervisor calls
+    def begin(self) -> None:
+        """Listen. Raises RefusalError if the port is taken."""
+        try:
+            self._server = listen(self._control.port)
+        except OSError as error:
+            advice = f"free the port, or set {names.CONTROL_PORT_VARIABLE} on every host"
+            problem = Problem(f"cannot listen on port {self._control.port}: {error}", "control channel", advice)
+            raise RefusalError([problem], names.EXIT_HOSTS) from error
+        self._loop.watch(self._server, READ, self._accept)
+        self._events.log(f"waiting for {len(self._workers())} other host(s) on port {self._control.port}")
+        self._loop.after(self._limits.join, self._join_time_out)
+        self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
+        self._events.welcome("", "", "")
+
+    def ready(self, ssh_port: int) -> None:
+        """This host is prepared. Nobody reaches the leader by ssh."""
+        del ssh_port
+        self._self_ready = True
+        self._maybe_go()
+
+    def stopping(self) -> None:
+        """A stop signal came to this host."""
+        self._stop_all()
+
+    def ended(self, outcome: Outcome) -> None:
+        """This host's command ended, or it could not start."""
+        self._note_ended(self._control.leader, outcome)
+
+    def leave(self) -> None:
+        """This host is done; wait, bounded, until the others are."""
+        self._byes.add(self._control.leader)
+        self._loop.after(names.LEAVE_LIMIT_SECONDS, self._leave_now)
+        self._maybe_leave()
+
+    def close(self) -> None:
+        """Close everything at once."""
+        for connection in (*self._strangers, *self._joined.values()):
+            connection.close()
+        if self._server is not None:
+            self._loop.unwatch(self._server)
+            self._server.close()
+            self._server = None
+
+    def _workers(self) -> tuple[str, ...]:
+        """The other hosts that the job still has, joined or not."""
+        return tuple(host for host in self._control.hosts[1:] if host not in self._without)
+
+    # ------------------------------------------------------------------------------------------------------ letting in
+    def _accept(self, _: int) -> None:
+        for _turn in range(_ACCEPTS):
+            if self._server is None:
+                return
+            try:
+                opened, _address = self._server.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # The other end is gone already, or no descriptor is left: then a stranger has to make room.
+                self._strangers.make_room()
+                return
+            try:
+                connection = Connection(self._loop, opened, self._message, self._lost, STRANGERS_MESSAGE_LIMIT)
+            except OSError:
+                opened.close()
+                continue
+            self._strangers.add(connection)
+
+    def _message(self, connection: Connection, message: Message) -> None:
+        kind = message.get("type")
+        if not connection.host:
+            self._before_joining(connection, message)
+        elif connection is not self._joined.get(connection.host):
+            return  # a host that was lost says goodbye
+        elif kind == "ready":
+            self._ready[connection.host] = number(message.get("ssh_port"))
+            self._maybe_go()
+        elif kind == "ended":
+            self._note_ended(connection.host, read_outcome(message))
+        elif kind == "stopping":
+            self._stop_all()
+        elif kind == "bye":
+            self._byes.add(connection.host)
+            self._maybe_leave()
+
+    def _before_joining(self, connection: Connection, message: Message) -> None:
+        kind = message.get("type")
+        asked, connection.asked = connection.asked, None
+        if kind == "join" and asked is None:
+            self._join(connection, message)
+        elif kind == "answer" and asked is not None:
+            if proof.is_proof(self._secret, proof.WORKER, asked, message.get("proof")):
+                self._let_in(connection, asked.host, asked.host_key)
+            else:
+                self._refuse(connection, asked.host, f"it does not know what {names.JOB_SECRET_VARIABLE} is here")
+        else:
+            self._strangers.drop(connection, "it is not one of the job's hosts")
+
+    def _join(self, connection: Connection, message: Message) -> None:
+        host = text(message.get("host"))
+        if host not in self._control.hosts[1:]:
+            self._strangers.drop(connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}")
+        elif message.get("digest") != self._digest:
+            self._refuse(connection, host, "it belongs to another job, or has another list of hosts or mode")
+        elif host in self._joined and self._joined[host].open:
+            self._refuse(connection, host, "it has already joined")
+        elif self._gone and host not in self._without:
+            self._refuse(connection, host, "it was lost")
+        elif not self._secret:
+            self._let_in(connection, host, text(message.get("ssh_host_key")))
+        else:
+            nonce = proof.read_nonce(message.get("nonce"))
+            if not nonce:
+                self._refuse(connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one")
+                return
+            key = text(message.get("ssh_host_key"))
+            asked = proof.Transcript(self._digest, host, nonce, proof.make_nonce(), key, self._public_key)
+            connection.asked = asked
+            shown = proof.make_proof(self._secret, proof.LEADER, asked)
+            connection.send("challenge", nonce=asked.leader_nonce, public_key=self._public_key, proof=shown)
+
+    def _refuse(self, connection: Connection, host: str, reason: str) -> None:
+        """Whoever says that it is this host is not let in, and is told why."""
+        self._refused[host] = reason
+        connection.send("refused", reason=reason)
+        self._strangers.drop(connection, f"as {host}, {reason}")
+
+    def _let_in(self, connection: Connection, host: str, ssh_host_key: str) -> None:
+        if host in self._without:
+            self._dismiss(connection, host)
+            self._strangers.drop(connection, f"{host} came back after it was lost")
+            return
+        if host in self._joined or self._gone:
+            # Two proofs of one host at the same time.
+            self._refuse(connection, host, "it has already joined")
+            return
+        self._strangers.remove(connection)
+        connection.trust(host)
+        self._refused.pop(host, None)
+        self._joined[host] = connection
+        self._keys[host] = ssh_host_key
+        connection.send("welcome", public_key=self._public_key)
+        if self._finished:
+            connection.send("finish", **outcome_fields(self._finished))
+        elif self._stopping:
+            connection.send("stop")
+        self._maybe_complete()
+
+    def _maybe_complete(self) -> None:
+        """All have joined: from here on they have the time to prepare themselves."""
+        if set(self._joined) == set(self._workers()):
+            self._complete += 1
+            number_ = self._complete
+            self._loop.after(self._limits.prepare, lambda: self._prepare_time_out(number_))
+
+    def _maybe_go(self) -> None:
+        workers = self._workers()
+        ready = self._self_ready and set(self._joined) == set(workers) == set(self._ready)
+        if not ready or self._gone or self._finished:
+            return
+        self._gone = True
+        self._events.peers(
+            [Peer(host, self._joined[host].address, self._ready[host], self._keys[host]) for host in workers]
+        )
+        if self._finished:
+            return
+        for connection in list(self._joined.values()):
+            connection.send("go")
+        self._events.go()
+
+    def _join_time_out(self) -> None:
+        self._lose_or_fail(
+            [host for host in self._workers() if host not in self._joined], "did not join", self._limits.join
+        )
+
+    def _prepare_time_out(self, number_: int) -> None:
+        # A host that came again has its own time from then on.
+        if number_ == self._complete:
+            late = [host for host in self._workers() if host not in self._ready]
+            self._lose_or_fail(late, "were not prepared", self._limits.prepare)
+
+    def _lose_or_fail(self, hosts: Sequence[str], reason: str, seconds: float) -> None:
+        """Hosts that are late: the job goes on without them if it may."""
+        if not hosts or self._finished:
+            return
+        text_ = f"{reason} within {seconds:g} s"
+        if self._may_go_on_without(len(hosts)):
+            for host in hosts:
+                self._go_on_without(host, text_)
+            return
+        shown = [host + (f" (refused: {self._refused[host]})" if host in self._refused else "") for host in hosts]
+        cause = f"hosts that {text_}: {some(shown)}"
+        self._finish(Outcome(FAILED, names.EXIT_HOSTS, self._control.leader, cause))
+
+    # ---------------------------------------------------------------------------------------------------------- losing
+    def _beat(self) -> None:
+        for connection in list(self._joined.values()):
+            silent = connection.silence(self._limits.heartbeat)
+            if silent:
+                self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
+            else:
+                connection.send("alive")
+        self._strangers.sweep()
+        self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
+
+    def _lost(self, connection: Connection, reason: str) -> None:
+        host = connection.host
+        if not host:
+            self._strangers.drop(connection, reason)
+            return
+        if connection is not self._joined.get(host):
+            return
+        if self._finished:
+            connection.close()
+            self._byes.add(host)
+            self._maybe_leave()
+        elif self._gone or self._stopping or connection.open:
+            self._lose(host, reason)
+        else:
+            # It may be a container that starts anew. It has as long as one that is silent.
+            connection.close()
+            self._forget(host)
+            limit = self._limits.heartbeat
+            self._events.log(f"{host} left before the start: {reason}; it may come again within {limit:g} s")
+            self._loop.after(limit, lambda: self._still_gone(host, reason))
+
+    def _still_gone(self, host: str, reason: str) -> None:
+        if host in self._workers() and host not in self._joined and not self._finished:
+            self._lose(host, reason)
+
+    def _may_go_on_without(self, count: int) -> bool:
+        left = len(self._workers()) + 1 - count
+        return 0 < self._control.minimum_hosts <= left and not self._stopping
+
+    def _forget(self, host: str) -> None:
+        for known in (self._joined, self._keys, self._ready, self._ended):
+            known.pop(host, None)
+
+    def _lose(self, host: str, reason: str) -> None:
+        """A host is lost: the job goes on without it if it may, else this is its end."""
+        if self._may_go_on_without(1):
+            self._go_on_without(host, reason)
+            return
+        if host in self._joined:
+            self._joined[host].close()
+        # A host may have reported success before: its part is done, or (in MPI jobs) it has no command of its own. Lost
+        # is lost all the same, for nobody can say any more what became of the ranks there.
+        self._ended.pop(host, None)
+        self._note_ended(host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}"))
+
+    def _go_on_without(self, host: str, reason: str) -> None:
+        self._without[host] = f"lost host {host}: {reason}"
+        told = f"{self._without[host]}; going on with {len(self._workers()) + 1} of {len(self._control.hosts)} hosts"
+        self._events.log(told)
+        connection = self._joined.get(host)
+        self._forget(host)
+        if connection is not None and connection.open:
+            # It is silent, and reads this only if it wakes again.
+            self._dismiss(connection, host)
+            connection.close()
+        for other in list(self._joined.values()):
+            other.send("without", text=told)
+        if self._gone:
+            self._events.restart()
+            self._maybe_finish()
+        else:
+            self._maybe_complete()
+            self._maybe_go()
+
+    def _dismiss(self, connection: Connection, host: str) -> None:
+        """Tell a host that the job goes on without it."""
+        why = f"{self._without[host]}; the job goes on without it"
+        connection.send("finish", **outcome_fields(Outcome(FAILED, names.EXIT_HOSTS, host, why)))
+
+    # ---------------------------------------------------------------------------------------------------------- ending
+    def _stop_all(self) -> None:
+        if not self._stopping and not self._finished:
+            self._stopping = True
+            for connection in list(self._joined.values()):
+                connection.send("stop")
+            self._events.stop()
+
+    def _note_ended(self, host: str, outcome: Outcome) -> None:
+        # A server beside a host's command may still fail after the command has ended well.
+        if host not in self._ended or self._ended[host].kind == SUCCEEDED:
+            self._ended[host] = outcome
+        self._maybe_finish()
+
+    def _maybe_finish(self) -> None:
+        """The outcome, once the ends that are known decide it."""
+        if self._finished or not self._ended:
+            return
+        failures = [outcome for outcome in self._ended.values() if outcome.kind != SUCCEEDED]
+        if self._stopping:
+            # Everybody has the grace to save something; the processes are bounded by it on every host.
+            if self._have_ended((self._control.leader, *self._joined)):
+                status = failures[0].status if failures else 0
+                cause = failures[0].text if failures else "stopped by a signal; every process ended with status 0"
+                host = failures[0].host if failures else self._control.leader
+                self._finish(Outcome(STOPPED, status, host, cause))
+        elif failures:
+            self._finish(failures[0])
+        elif self._have_ended((self._control.leader, *self._workers())):
+            self._finish(Outcome(SUCCEEDED, 0, self._control.leader, ""))
+
+    def _have_ended(self, hosts: Iterable[str]) -> bool:
+        return all(host in self._ended for host in hosts)
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._finished = outcome
+        for connection in list(self._joined.values()):
+            connection.send("finish", **outcome_fields(outcome))
+        self._events.finish(outcome)
+
+    def _maybe_leave(self) -> None:
+        present = {host for host, connection in self._joined.items() if connection.open}
+        if self._control.leader in self._byes and present <= self._byes:
+            self._leave_now()
+
+    def _leave_now(self) -> None:
+        if not self._left:
+            self._left = True
+            self._events.left()
+
+
+def some(hosts: Sequence[str]) -> str:
+    """Host names for a sentence, the first ten."""
+    return ", ".join(hosts[:10]) + (f" and {len(hosts) - 10} more" if len(hosts) > 10 else "")

@@ -1,0 +1,59 @@
+"""Proofs that both ends of a connection know the job's secret, without sending it: HMAC-SHA256, challenge and response.
+
+A proof covers everything that the two sides tell each other when a host joins: its name, the job, both ssh public keys
+and a fresh nonce of each side. A stranger in between can therefore neither take a proof to another connection, another
+host or another job, nor put a key of his own in the place of one of ours.
+
+The leader shows its proof first, to anybody who asks: from it the secret can only be guessed, which a long one
+(``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from dataclasses import astuple, dataclass
+
+from trainworks_launcher.values import Json, text
+
+LEADER, WORKER = "leader", "worker"
+"""Whose proof it is: one side's cannot be sent back as the other's."""
+
+_HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What a proof covers. digest: of the job. host: that joins. Nonces: 64 hexadecimal digits, fresh for each
+    connection. host_key: the joining host's ssh host key. public_key: the leader's ssh key. Both "" without ssh."""
+
+    digest: str
+    host: str
+    worker_nonce: str
+    leader_nonce: str
+    host_key: str
+    public_key: str
+
+
+def make_nonce() -> str:
+    """A fresh nonce."""
+    return secrets.token_hex(32)
+
+
+def read_nonce(value: Json) -> str:
+    """The nonce (or proof) in a message, "" if it is none."""
+    return value if isinstance(value, str) and _HEXADECIMAL.fullmatch(value) else ""
+
+
+def make_proof(secret: str, side: str, transcript: Transcript) -> str:
+    """That ``side`` knows the secret, for this transcript only."""
+    said = json.dumps([side, *astuple(transcript)]).encode()
+    return hmac.new(secret.encode("utf-8", "surrogateescape"), said, hashlib.sha256).hexdigest()
+
+
+def is_proof(secret: str, side: str, transcript: Transcript, shown: Json) -> bool:
+    """Whether ``shown`` is that proof; takes the same time wherever it is wrong."""
+    return hmac.compare_digest(make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace"))
