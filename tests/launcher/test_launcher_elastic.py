@@ -86,7 +86,7 @@ def test_torchrun_makes_a_new_group_where_it_is_asked_for() -> None:
     made = environment({**TORCH, MINIMUM: "2"}, hosts=HOSTS)
     for host, is_host in (("algo-1", 1), ("algo-3", 0)):
         words = plan(made, host).argv
-        assert words[1:9] == (
+        assert words[1:8] == (
             "--nnodes=2:3",
             "--nproc-per-node=1",
             "--rdzv-backend=c10d",
@@ -94,7 +94,6 @@ def test_torchrun_makes_a_new_group_where_it_is_asked_for() -> None:
             f"--rdzv-conf=is_host={is_host},keep_alive_interval=3,keep_alive_max_attempt=5,last_call_timeout=15",
             f"--local-addr={host}",
             "--max-restarts=3",
-            "train.py",
         )
     control = plan(made).control
     assert control is not None
