@@ -198,8 +198,12 @@ class _Parser:
     def _take_keyed(self, word: str, option: str) -> None:
         """An option that can stand once, by any of its names."""
         canonical, pattern = KEYED[option]
-        taken = self._values(word, pattern.count("{}"), f"--{option} {'none' if option == canonical else '2'}")
+        example = f"--{option} {'none' if option == canonical else '2'}"
+        taken = self._values(word, pattern.count("{}"), example)
         if taken is None:
+            return
+        if "" in taken:
+            self._problem(f"{word} needs a value", f"for example: {example}")
             return
         value = pattern.replace("{socket}", self._dialect.socket).format(*taken)
         values = (value,) if value else ()
