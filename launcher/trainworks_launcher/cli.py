@@ -118,7 +118,7 @@ def _train() -> int:
     from trainworks_launcher import output
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
-    from trainworks_launcher.job import make_job
+    from trainworks_launcher.job import describe, make_job
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.outcome import FAILED, Outcome
     from trainworks_launcher.supervise import run_plan
@@ -135,8 +135,5 @@ def _train() -> int:
         return refusal.status
     for warning in plan.warnings:
         output.log(f"warning: {warning}")
-    output.log(
-        f"mode {plan.mode}, host {plan.host} ({job.host_rank + 1} of {len(job.hosts)}),"
-        f" {job.processes_per_host if plan.mode != 'none' else 1} process(es) per host, {job.entry.name}"
-    )
+    output.log(describe(job))
     return run_plan(plan, environment)

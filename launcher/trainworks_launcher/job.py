@@ -377,15 +377,12 @@ def _custom_options(
     return words
 
 
-def describe(job: Job) -> dict[str, Json]:
-    """The facts of a job that a person wants to see first, for ``train --plan`` and the log."""
-    return {
-        "mode": job.mode,
-        "host": job.host,
-        "hosts": list(job.hosts),
-        "leader": job.leader,
-        "processes": job.processes,
-        "processes_per_host": job.processes_per_host,
-        "entry_point": job.entry.name,
-        "entry_kind": job.entry.kind,
-    }
+def describe(job: Job) -> str:
+    """One line for the log: the mode, this host's place in it, the processes, the program."""
+    hosts, part = len(job.hosts), len(job.distribution_hosts)
+    place = f"{job.host_rank + 1} of {part}" if job.takes_part else f"takes no part in it, {part} do"
+    if part < hosts:
+        place += f", {hosts} in the job"
+    count = job.processes_per_host
+    total = f" of {job.processes}" if job.takes_part and job.processes > count else ""
+    return f"mode {job.mode}, host {job.host} ({place}), {count}{total} process(es) here, {job.entry.name}"

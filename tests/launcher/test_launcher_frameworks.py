@@ -20,7 +20,8 @@ from launcher_support import Launcher, free_port, pids_with_variable, write_inpu
 from trainworks_launcher.values import Json
 
 # Addresses of this test run alone: the ports of these clusters are fixed.
-HOSTS = tuple(f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (1, 2))
+ADDRESSES = tuple(f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (1, 2, 3))
+HOSTS = ADDRESSES[:2]
 TENSORFLOW = """
 import os, socket
 class train:
@@ -100,8 +101,9 @@ def job(
     *,
     hosts: Sequence[str] = HOSTS,
     instance_type: str = "local",
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[list[Launcher]]:
-    """One launcher per host, with the packages where the image's Python finds them."""
+    """One launcher per host, with the packages where the image's Python finds them. groups: name -> hosts."""
     image = write_manifest(tmp_path / "image.json", {"python": sys.executable})
     shared = {
         "TRAINWORKS_CONTROL_PORT": str(free_port()),
@@ -117,6 +119,10 @@ def job(
                 "current_host": host,
                 "current_instance_type": instance_type,
                 "network_interface_name": "lo",
+                "instance_groups": [
+                    {"instance_group_name": name, "instance_type": instance_type, "hosts": list(members)}
+                    for name, members in (groups or {}).items()
+                ],
             }
             write_inputs(base, script, hyperparameters, config)
             made.append(stack.enter_context(Launcher(base, variables=shared)))
@@ -205,6 +211,38 @@ def test_torch_xla_starts_the_processes_of_each_host(tmp_path: Path) -> None:
     assert "spawn --num_gpus 8 train.py --epochs 3" in made[1].text
     assert "'XRT_HOST_ORDINAL': '1'" in made[1].text
     assert f"'XRT_WORKERS': 'localservice:0;{HOSTS[0]}:43857|localservice:1;{HOSTS[1]}:43857'" in made[1].text
+
+
+@pytest.mark.parametrize("failing", [None, ADDRESSES[0], ADDRESSES[2]])
+def test_a_host_outside_the_distribution_runs_the_program_and_ends_with_the_job(
+    tmp_path: Path, failing: str | None
+) -> None:
+    """The first host is the one outside, so the channel's leader is the second, the distribution's first."""
+    outside, first, second = ADDRESSES
+    packages = frameworks(tmp_path / "packages", tensorflow="")
+    script = f"""
+import os, signal, sys
+host = os.environ["SM_CURRENT_HOST"]
+print("config" if "TF_CONFIG" in os.environ else "plain", os.environ["MASTER_ADDR"], flush=True)
+if host == {failing!r}:
+    sys.exit(42)
+if {failing!r}:
+    signal.pause()
+"""
+    asked: dict[str, Json] = {
+        "sagemaker_multi_worker_mirrored_strategy_enabled": "true",
+        "sagemaker_distribution_instance_groups": '["train"]',
+    }
+    groups = {"data": (outside,), "train": (first, second)}
+    with job(tmp_path, script, asked, packages, hosts=ADDRESSES, groups=groups) as made:
+        expected = 42 if failing else 0
+        assert [launcher.wait() for launcher in made] == [expected] * 3, "".join(launcher.text for launcher in made)
+        assert left_behind(made) == []
+    for launcher, kind in zip(made, ("plain", "config", "config"), strict=True):
+        assert failing or f"{kind} {first}" in launcher.text
+        assert launcher.failure.startswith(f"train.py on host {failing}") == bool(failing)
+    assert f"joined {first}" in made[0].text
+    assert "takes no part in it, 2 do, 3 in the job" in made[0].text
 
 
 @pytest.mark.parametrize("switch", ["sagemaker_parameter_server_enabled", "sagemaker_pytorch_xla_multi_worker_enabled"])

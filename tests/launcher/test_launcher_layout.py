@@ -45,6 +45,14 @@ def test_every_mode_file_has_its_row_and_every_row_its_planner() -> None:
     assert all(MODES[mode].switch == switch for switch, mode in SWITCHES.items())
 
 
+def test_the_table_of_modes_is_the_registrys() -> None:
+    section = (LAUNCHER / "README.md").read_text(encoding="utf-8").partition("## Modes\n")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines()[2:]]
+    assert [name.strip(" `") for name, _ in rows] == list(MODES)
+    for name, switch in rows:
+        assert MODES[name.strip(" `")].switch in switch
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -14,7 +14,7 @@ from trainworks_launcher import model_parallel
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
 from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import make_job
+from trainworks_launcher.job import describe, make_job
 from trainworks_launcher.manifest import parse_manifest
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import NodePlan
@@ -480,3 +480,20 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
     alone = plan(replace(made, resource_config=config), "algo-3")  # type: ignore[arg-type]
     assert (alone.role, alone.shell, alone.needs) == ("leader", None, ("/usr/bin/mpirun",))
     assert alone.argv[alone.argv.index("--host") + 1] == "localhost:8"
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "groups", "host", "expected"),
+    [
+        (MPI, ["train"], "algo-2", "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 of 16 process(es) here, train.py"),
+        (
+            MPI,
+            ["train"],
+            "algo-4",
+            "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process(es) here, train.py",
+        ),
+        ({}, None, "algo-4", "mode none, host algo-4 (4 of 4), 1 of 4 process(es) here, train.py"),
+    ],
+)
+def test_the_line_of_the_log(hyperparameters: Mapping[str, Json], groups: Json, host: str, expected: str) -> None:
+    assert describe(make_job(clusters(hyperparameters, groups), host)) == expected
