@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from trainworks_launcher import cluster, names
+from trainworks_launcher import cluster, model_parallel, names
 from trainworks_launcher.entry import EntryPoint
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem
@@ -171,8 +171,7 @@ def _properties(
     framework_parameters: dict[str, Json] = {
         name: value for name, value in reserved.items() if name not in names.RESERVED_NAMES
     }
-    parallel = environment.hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
-    parallel_variable = environment.variables.get(names.MODEL_PARALLEL_VARIABLE, "").strip()
+    parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}
     return {
         "additional_framework_parameters": framework_parameters,
@@ -194,7 +193,7 @@ def _properties(
         "instance_groups_dict": by_name,
         "is_hetero": len(groups) > 1,
         "is_master": host == master,
-        "is_modelparallel_enabled": parallel not in (None, "", {}, "{}") or parallel_variable not in ("", "{}"),
+        "is_modelparallel_enabled": parallel is not None,
         "is_smddpmprun_installed": "smddpmprun" in environment.programs,
         "is_smddprun_installed": "smddprun" in environment.programs,
         "log_level": _log_level(environment, reserved),
@@ -210,7 +209,7 @@ def _properties(
         "output_dir": f"{base}/output",
         "output_intermediate_dir": f"{base}/output/intermediate",
         "resource_config": own_config,
-        "topology": config.get("topology") or [],
+        "topology": config.get("topology", []),
         "user_entry_point": entry.name,
     }
 
@@ -255,10 +254,15 @@ def _check_name(name: str, what: str, where: str) -> list[Problem]:
     return [Problem(f"the name of the {what} {bad}, so no variable can have it", where, advice)] if bad else []
 
 
-def shared_variables(user: Mapping[str, Json]) -> list[str]:
-    """Warnings for hyperparameters whose names differ only in case: they share one variable."""
+def warn_exported(user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[str]:
+    """Warnings: hyperparameters whose names differ only in case share one variable; what is asked for and not done."""
     held: dict[str, str] = {}
     warnings: list[str] = []
+    if text(reserved.get(names.S3_OUTPUT)).startswith("s3://"):
+        warnings.append(
+            f"{names.S3_OUTPUT} is set, but this launcher uploads nothing while the job runs: what is in"
+            " output/intermediate stays there; write checkpoints to the checkpoint directory"
+        )
     for name in user:
         variable = f"SM_HP_{name.upper()}"
         if variable in held:
@@ -270,8 +274,10 @@ def shared_variables(user: Mapping[str, Json]) -> list[str]:
     return warnings
 
 
-_LEVELS = ("CRITICAL", "FATAL", "ERROR", "WARNING", "WARN", "INFO", "DEBUG", "NOTSET")
-"""Names that Python's logging takes for a level."""
+_LEVELS: Mapping[str, int] = MappingProxyType(
+    {"CRITICAL": 50, "FATAL": 50, "ERROR": 40, "WARNING": 30, "WARN": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
+)
+"""Names that Python's logging has for its levels; a script is told the number, in any case."""
 
 
 def _log_level(environment: Environment, reserved: Mapping[str, Json]) -> Json:
@@ -281,7 +287,7 @@ def _log_level(environment: Environment, reserved: Mapping[str, Json]) -> Json:
         given = environment.variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
         value = int(given) if given.isdecimal() and len(given) < 10 else given or names.LOG_LEVEL_DEFAULT
     if isinstance(value, str):
-        return value if value in _LEVELS else None
+        return _LEVELS.get(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

@@ -17,7 +17,7 @@ from trainworks_launcher import entry as entries
 from trainworks_launcher.elastic import Elastic, read_elastic
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, RefusalError, nearest
-from trainworks_launcher.exported import check_exported, exported_variables, shared_variables
+from trainworks_launcher.exported import check_exported, exported_variables, warn_exported
 from trainworks_launcher.hyperparameters import split_reserved, to_arguments
 from trainworks_launcher.registry import Mode
 from trainworks_launcher.values import Json, text, texts
@@ -164,7 +164,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     user, reserved = split_reserved(environment.hyperparameters)
     problems += cluster.check_resource_config(environment.resource_config)
     problems += check_exported(environment, user, reserved)
-    warnings += shared_variables(user)
+    warnings += warn_exported(user, reserved)
     reader = _Reader(reserved, environment.variables, problems)
     hosts, current = _hosts(environment, host, problems)
     mode = placement.choose_mode(environment, reserved, problems)

@@ -233,6 +233,9 @@ SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 LOG_LEVEL = "sagemaker_container_log_level"
 """Python log level, an int; exported as SM_LOG_LEVEL; default 20."""
 
+S3_OUTPUT = "sagemaker_s3_output"
+"""Where TT uploads output/intermediate while a job runs; not done here, and said."""
+
 JOB_NAME = "sagemaker_job_name"
 """Name of the job as the SDK knows it."""
 

@@ -67,7 +67,7 @@ def test_groups_take_part_only_if_something_is_distributed() -> None:
 
 @pytest.mark.parametrize(
     ("hyperparameter", "variable", "expected"),
-    [(None, "", "20"), (10, "30", "10"), (None, "30", "30"), ("DEBUG", "", "DEBUG"), (None, "ERROR", "ERROR")],
+    [(None, "", "20"), (10, "30", "10"), (None, "30", "30"), ("DEBUG", "", "10"), (None, "ERROR", "40")],
 )
 def test_the_log_level_is_the_jobs_else_the_containers(hyperparameter: Json, variable: str, expected: str) -> None:
     made = environment(
@@ -94,6 +94,12 @@ def test_a_name_with_a_hyphen_has_a_second_variable_that_a_shell_can_read() -> N
 def test_names_that_differ_in_case_share_a_variable_and_it_is_said() -> None:
     (warning,) = plan(environment({"lr": 1, "LR": 2})).warnings
     assert "'lr' and 'LR' share the variable SM_HP_LR, which has the value of 'LR'" in warning
+
+
+def test_an_upload_that_does_not_happen_is_said() -> None:
+    (warning,) = plan(environment({"sagemaker_s3_output": "s3://bucket/output"})).warnings
+    assert warning.startswith("sagemaker_s3_output is set, but this launcher uploads nothing while the job runs")
+    assert plan(environment({"sagemaker_s3_output": "file:///tmp"})).warnings == ()
 
 
 @pytest.mark.parametrize(
