@@ -39,7 +39,8 @@ Exit status: the script's own; 128 + N after signal N. The launcher's own refusa
 Settings (variables): {grace}, {join},
   {prepare}, {heartbeat},
   {control}, {master}, {manifest},
-  {prefix}, {secret}, {restarts}, {min_hosts}
+  {prefix}, {secret}, {restarts}, {min_hosts},
+  {style} (value, flag, json, key=value, none)
 """
 
 
@@ -84,6 +85,7 @@ def _help() -> str:
         secret=names.JOB_SECRET_VARIABLE,
         restarts=names.MAX_RESTARTS_VARIABLE,
         min_hosts=names.MIN_HOSTS_VARIABLE,
+        style=names.ARGUMENT_STYLE_VARIABLE,
     )
 
 

@@ -1,41 +1,60 @@
 """The user's program: which one, where it is, and with which words it is started. Pure.
 
-Four kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file. ``command``: any other
-executable file of the code directory.
+Five kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file. ``package``: the code
+directory is a project that pip can install, and the program is a module of it. ``command``: any other executable file.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Container, Mapping
 
 from trainworks_launcher import names
+from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.values import Json, text
 
 _NAME = re.compile(r"[A-Za-z0-9._+-][A-Za-z0-9._+/-]*")
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 REQUIREMENTS = "requirements.txt"
-"""File beside the entry point that is installed before the start."""
+"""File at the root of the code that is installed before the start."""
+
+PROJECT_FILES = ("setup.py", "pyproject.toml")
+"""Files at the root of the code that make it a project, the first one that is there (the second one only if it says how
+to build or what: many a pyproject.toml only has settings of a linter)."""
+
+REMOTE = "s3://"
+"""Where code can be fetched from."""
 
 
 @dataclass(frozen=True)
 class Code:
     """The user's code as found on this host.
 
-    directory: where it is run from. archive: a local tar.gz to unpack there first, "" for none. entries: relative
-    paths in it, sorted, bounded. executable: those of them with the execute bit.
+    directory: where it is run from. archive: a tar.gz to unpack there first, a local path or an address at REMOTE; ""
+    for none. entries: relative paths of the files, sorted, bounded; of an archive together with what is there already;
+    () while the archive is not fetched. executable: those of them with the execute bit. project: which of PROJECT_FILES
+    makes it an installable project, "" for none. notes: what a person should know about where it comes from. fetch:
+    argv of the program that brings a remote archive here.
     """
 
     directory: str
     archive: str = ""
     entries: tuple[str, ...] = ()
     executable: tuple[str, ...] = ()
+    project: str = ""
+    notes: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ()
+
+    @property
+    def remote(self) -> bool:
+        """Whether it has to be fetched before anybody can look into it."""
+        return self.archive.startswith(REMOTE)
 
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """The user's program: its kind ("script", "module", "shell", "command") and its name inside the code directory."""
+    """The user's program: its kind (see above) and its name as given, inside the code directory."""
 
     kind: str
     name: str
@@ -44,6 +63,16 @@ class EntryPoint:
     def module_name(self) -> str:
         """The name without ``.py``, as SM_MODULE_NAME has it."""
         return self.name[: -len(".py")] if self.name.endswith(".py") else self.name
+
+    @property
+    def module(self) -> str:
+        """For ``python -m``: ``package/train.py`` is ``package.train``."""
+        return self.module_name.replace("/", ".") if self.kind == "package" else self.name
+
+    @property
+    def in_python(self) -> bool:
+        """Whether a Python interpreter runs it."""
+        return self.kind in ("script", "module", "package")
 
 
 def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
@@ -60,15 +89,11 @@ def code_location(base_directory: str, variables: Mapping[str, str], reserved: M
     return asked.strip() or f"{base_directory}/{names.CODE_DIRECTORY}"
 
 
-def is_archive(location: str) -> bool:
-    """Whether a code location is a tar.gz."""
-    return location.endswith((".tar.gz", ".tgz"))
+def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
+    """Tell the kind of a program from its name, and from the code where that is known.
 
-
-def parse_entry_point(program: str) -> EntryPoint:
-    """Tell the kind of a program from its name.
-
-    Raises ValueError with the reason for a name that could leave the code directory or be taken for an option.
+    In a project a .py file, and a name that is no file, is a module of it, so that it can import its siblings by their
+    package. Raises ValueError with the reason for a name that could leave the code directory or be taken for an option.
     """
     if program.startswith(("-m ", "-m\t")):
         module = program[2:].strip()
@@ -81,9 +106,48 @@ def parse_entry_point(program: str) -> EntryPoint:
         raise ValueError(f"{program!r} has characters other than letters, digits and . _ + - /")
     if any(segment in ("", ".", "..") for segment in program.split("/")):
         raise ValueError(f"{program!r} has an empty, '.' or '..' segment")
-    if program.endswith(".py"):
-        return EntryPoint("script", program)
-    return EntryPoint("shell" if program.endswith(".sh") else "command", program)
+    if program.endswith(".sh"):
+        return EntryPoint("shell", program)
+    script = program.endswith(".py")
+    if code is not None and code.project and (script or program not in code.entries):
+        package = EntryPoint("package", program)
+        if _MODULE.fullmatch(package.module):
+            return package
+    return EntryPoint("script" if script else "command", program)
+
+
+def choose_entry_point(program: str, code: Code, programs: Container[str], problems: list[Problem]) -> EntryPoint:
+    """The entry point, checked against the code that is there; an archive that is not fetched yet is checked later.
+
+    program: the name asked for, "" for none. programs: that exist here. Adds to ``problems`` what is wrong; where there
+    are some already, missing code is not one more: it may be missing because of them.
+    """
+    where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
+    place = code.archive or code.directory
+    if not code.entries and not code.remote and not problems:
+        advice = f"put the training script there, or say where it is with {names.SUBMIT_DIRECTORY_VARIABLE}"
+        problems.append(Problem("there is no code", place, advice))
+    if not program:
+        scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
+        advice = f"set it to one of: {', '.join(scripts[:8])}" if scripts else "set it to the name of the script"
+        problems.append(Problem("no entry point is given", where, advice))
+        return EntryPoint("script", "")
+    try:
+        point = parse_entry_point(program, code)
+    except ValueError as error:
+        problems.append(Problem(f"the entry point {error}", where, "give a path below the code directory"))
+        return EntryPoint("script", "")
+    a_file = point.kind != "module" and (point.kind != "package" or point.name.endswith(".py"))
+    if a_file and code.entries and point.name not in code.entries:
+        candidates = [name for name in code.entries if "/" not in name] or code.entries
+        advice = nearest(point.name, candidates)
+        problems.append(Problem(f"there is no file {point.name!r} in {place}", where, advice))
+    elif point.kind == "command" and code.entries and point.name not in code.executable:
+        advice = "make it executable (chmod +x), or name it .py or .sh"
+        problems.append(Problem(f"the entry point {point.name!r} is not executable", where, advice))
+    if point.in_python and "python" not in programs:
+        problems.append(Problem("there is no Python in this image", "program python", "install python3"))
+    return point
 
 
 def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tuple[str, ...]:
@@ -93,8 +157,8 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
     """
     if entry.kind == "script":
         return (python, entry.name)
-    if entry.kind == "module":
-        return (python, "-m", entry.name)
+    if entry.in_python:
+        return (python, "-m", entry.module)
     if entry.kind == "shell" and entry.name not in code.executable:
         return (shell, entry.name)
     return (f"./{entry.name}",)

@@ -7,6 +7,7 @@ a problem in the value and is reported by ``job`` together with all others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -22,17 +23,20 @@ from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.manifest import Manifest, parse_manifest
 from trainworks_launcher.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.source import look_at_code
 from trainworks_launcher.values import NOTHING, Json, decode, kind, mapping, text, texts
+
+BOTO3 = "boto3"
+"""Environment.aws_client where the image's Python has that library."""
 
 PROGRAMS = (
     *("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen"),
-    *("smddprun", "smddpmprun", "neuron_parallel_compile"),
+    *("smddprun", "smddpmprun", "neuron_parallel_compile", "aws"),
 )
 """Programs that a plan may name; the manifest's path, else the first on PATH."""
 
 _GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
 _SYSTEM_PATH = "/usr/sbin:/sbin"  # sshd is not on every user's PATH
-_ENTRIES_LIMIT = 20_000  # a data set beside the code must not make the start slow
 _PROBE_SECONDS = 20.0
 
 
@@ -56,8 +60,9 @@ class Environment:
     variables: the process's environment. hyperparameters: decoded, user's and reserved. resource_config and
     input_data_config: the platform's files. manifest: the image's. hostname: the kernel's. programs: name -> path of
     those that exist. hostname_shim: path if the file exists, else "". launcher_python, launcher_directory: this
-    launcher itself, for the small programs that it starts (rank.py, agent.py). job_secret: with which hosts prove who
-    they are; it is in no other field, so that no process of the user gets it. problems: what could not be read.
+    launcher itself, for the small programs that it starts (rank.py, agent.py). aws_client: how AWS can be asked, BOTO3
+    or the path of the aws command line, "" for neither or no need. job_secret: with which hosts prove who they are; it
+    is in no other field, so that no process of the user gets it. problems: what could not be read.
     """
 
     base_directory: str
@@ -74,6 +79,7 @@ class Environment:
     launcher_python: str
     launcher_directory: str
     job_secret: str = field(default="", repr=False)
+    aws_client: str = ""
     problems: tuple[Problem, ...] = ()
 
 
@@ -98,6 +104,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     location = entry.code_location(base, variables, reserved)
     if not _can_be_path(location):  # ``job`` reports the hyperparameter
         location = f"{base}/{names.CODE_DIRECTORY}"
+    code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     manifest = _complete(manifest, asked, programs)
     return Environment(
@@ -110,13 +117,14 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         input_data_config=MappingProxyType(dict(input_data_config)),
         manifest=manifest,
         devices=_probe(variables, text(resource_config.get("network_interface_name")), hosts),
-        code=_look_at_code(base, location, problems),
+        code=code,
         hostname=os.uname().nodename,
         programs=programs,
         hostname_shim=manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else "",
         launcher_python=sys.executable,
         launcher_directory=str(Path(__file__).resolve().parent),
         job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
+        aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         problems=tuple(problems),
     )
 
@@ -229,44 +237,28 @@ def _can_be_path(location: str) -> bool:
         return False
 
 
-def _look_at_code(base: str, location: str, problems: list[Problem]) -> entry.Code:
-    """List the user's code: a directory as it is, or the names inside a tar.gz that will be unpacked later."""
-    if "://" in location:
-        return entry.Code(directory=location)
-    if entry.is_archive(location):
-        return _look_into_archive(f"{base}/{names.CODE_DIRECTORY}", location, problems)
-    entries: list[str] = []
-    executable: list[str] = []
-    for parent, directories, files in os.walk(location):
-        directories[:] = sorted(name for name in directories if not name.startswith(".") and name != "__pycache__")
-        for name in files:
-            path = os.path.join(parent, name)  # noqa: PTH118  (Path is ten times slower over 20,000 names)
-            relative = os.path.relpath(path, location)
-            entries.append(relative)
-            if os.access(path, os.X_OK):
-                executable.append(relative)
-        if len(entries) > _ENTRIES_LIMIT:
-            break
-    return entry.Code(directory=location, entries=tuple(sorted(entries)), executable=tuple(sorted(executable)))
-
-
-def _look_into_archive(directory: str, archive: str, problems: list[Problem]) -> entry.Code:
-    """The names inside a local tar.gz."""
-    import tarfile
-
-    try:
-        with tarfile.open(archive, "r:*") as opened:
-            members = [member for member in opened.getmembers() if member.isfile()]
-    except (OSError, tarfile.TarError, EOFError) as error:
-        problems.append(Problem(f"the code archive cannot be read: {error}", archive, "pack it with: tar -czf"))
-        return entry.Code(directory=directory)
-    cleaned = [(os.path.normpath(member.name), member.mode) for member in members]
-    return entry.Code(
-        directory=directory,
-        archive=archive,
-        entries=tuple(sorted(name for name, _ in cleaned)),
-        executable=tuple(sorted(name for name, mode in cleaned if mode & 0o100)),
+def look_again(environment: Environment) -> Environment:
+    """The environment with the code that has been fetched and unpacked meanwhile."""
+    directory = environment.code.directory
+    reserved = split_reserved(environment.hyperparameters)[1]
+    problems: list[Problem] = []
+    code = look_at_code(
+        environment.base_directory, directory, entry.program_name(environment.variables, reserved), problems
     )
+    return replace(environment, code=code, problems=tuple(problems))
+
+
+def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
+    """How AWS can be asked, looked up only where the job needs it: see ``Environment.aws_client``."""
+    if needed and "python" in programs:
+        import subprocess
+
+        question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('boto3') is None)"
+        words = (programs["python"], "-I", "-c", question)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0:
+                return BOTO3
+    return programs.get("aws", "") if needed else ""
 
 
 def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...]) -> Devices:

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import cluster, model_parallel, names
+from trainworks_launcher.arguments import to_arguments
 from trainworks_launcher.entry import EntryPoint
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem
-from trainworks_launcher.hyperparameters import to_arguments
 from trainworks_launcher.values import Json, compact, mapping, text, texts, unusable
 
 HOST_SPECIFIC = frozenset(
@@ -51,6 +51,7 @@ def exported_variables(
     interface: str,
     instance_type: str,
     master_port: int,
+    arguments: Sequence[str],
 ) -> Mapping[str, str]:
     """All variables for ``host``. ``distribution_hosts``: those that take part, rank 0's first. ``interface`` is the
     one in use (it may replace the platform's)."""
@@ -95,7 +96,7 @@ def exported_variables(
             "output_failure": f"{base}/{names.FAILURE_FILE}",
             "source_dir": module_directory,
             "training_env": training_environment,
-            "user_args": [*to_arguments(user)],
+            "user_args": [*arguments],
         }
     )
     if config.get("topology"):
@@ -107,7 +108,7 @@ def exported_variables(
     exported = {f"SM_{name.upper()}": _text_form(value) for name, value in values.items()}
     exported["CURRENT_HOST"] = host
     exported["SAGEMAKER_JOB_NAME"] = job_name or platform_job_name
-    exported["SAGEMAKER_REGION"] = _region(environment, reserved)
+    exported["SAGEMAKER_REGION"] = region_of(environment, reserved)
     exported[names.SUBMIT_DIRECTORY_VARIABLE] = module_directory
     exported["MASTER_ADDR"] = master
     exported["MASTER_PORT"] = str(master_port)
@@ -305,7 +306,7 @@ def _text_form(value: Json) -> str:
     return value if isinstance(value, str) else compact(value)
 
 
-def _region(environment: Environment, reserved: Mapping[str, Json]) -> str:
+def region_of(environment: Environment, reserved: Mapping[str, Json]) -> str:
     """The region: the job's hyperparameter, else the first variable that is set."""
     given = text(reserved.get(names.REGION))
     return given or next(filter(None, map(environment.variables.get, names.REGION_VARIABLES)), "") or ""

@@ -1,7 +1,6 @@
-"""Hyperparameters: decoded, split into the user's and the platform's, and turned into command line arguments. Pure.
+"""Hyperparameters: decoded, and split into the user's and the platform's. Pure.
 
-The rules are sagemaker-training's (scripts depend on them), with one difference: an argument is never quoted, joined
-or split again on its way to the script.
+The rules are sagemaker-training's: scripts depend on them.
 """
 
 from __future__ import annotations
@@ -40,28 +39,6 @@ def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Js
     user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
     reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
     return MappingProxyType(user), MappingProxyType(reserved)
-
-
-def to_arguments(user: Mapping[str, Json]) -> tuple[str, ...]:
-    """``--name value`` pairs sorted by name; ``-n value`` for a name of one letter.
-
-    >>> to_arguments({"lr": 0.1, "n": 3, "amp": True, "tag": None})
-    ('--amp', 'True', '--lr', '0.1', '-n', '3', '--tag', '')
-    """
-    arguments: list[str] = []
-    for name in sorted(user):
-        arguments.append(f"-{name}" if len(name) == 1 else f"--{name}")
-        arguments.append(_argument(user[name]))
-    return tuple(arguments)
-
-
-def _argument(value: Json) -> str:
-    """One value: True/False, "" for null, ``k=v,k=v`` for an object, else Python's own text of it."""
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return ",".join(f"{key}={entry}" for key, entry in sorted(value.items()))
-    return str(value)
 
 
 def truth(value: Json) -> bool:

@@ -12,13 +12,14 @@ import shlex
 from dataclasses import dataclass
 from typing import Mapping, Sequence
 
-from trainworks_launcher import cluster, fabric, names, placement
+from trainworks_launcher import cluster, fabric, names, placement, provision
 from trainworks_launcher import entry as entries
+from trainworks_launcher.arguments import check_sizes, choose_style, to_arguments
 from trainworks_launcher.elastic import Elastic, read_elastic
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, RefusalError, nearest
 from trainworks_launcher.exported import check_exported, exported_variables, warn_exported
-from trainworks_launcher.hyperparameters import split_reserved, to_arguments
+from trainworks_launcher.hyperparameters import split_reserved
 from trainworks_launcher.registry import Mode
 from trainworks_launcher.values import Json, text, texts
 
@@ -39,7 +40,8 @@ class Limits:
 class Job:
     """A validated job as seen from one host.
 
-    mode: a name of ``registry.MODES``. arguments: of the script. hosts: all of them, in the platform's order.
+    mode: a name of ``registry.MODES``. requirements: argv that installs what the code needs, () for nothing.
+    arguments: of the script. hosts: all of them, in the platform's order.
     distribution_hosts: those that take part in the distribution, its leader first; slots: the processes of each of
     them. processes: of the distribution in all. processes_origin, processes_why: who said how many there are per host
     (an origin as ``plan`` has it), and how. instance_type: of this host. custom_mpi_options: the user's words,
@@ -53,6 +55,7 @@ class Job:
     mode: str
     entry: entries.EntryPoint
     code: entries.Code
+    requirements: tuple[str, ...]
     arguments: tuple[str, ...]
     hosts: tuple[str, ...]
     host: str
@@ -169,7 +172,13 @@ def make_job(environment: Environment, host: str = "") -> Job:
     hosts, current = _hosts(environment, host, problems)
     mode = placement.choose_mode(environment, reserved, problems)
     part = placement.hosts_of(environment, reserved, mode, hosts, problems, warnings)
-    code_entry = _entry_point(environment, reserved, problems)
+    style = choose_style(environment.variables, reserved, problems)
+    problems += check_sizes(user, style)
+    program = entries.program_name(environment.variables, reserved)
+    code_entry = entries.choose_entry_point(program, environment.code, environment.programs, problems)
+    code = provision.with_fetch(environment, reserved, problems)
+    requirements = provision.installation(environment, code, code_entry, problems)
+    warnings += code.notes
     asked = reader.count(names.PROCESSES_PER_HOST)
     slots, processes_why = placement.slots(environment, mode, part, asked, problems, warnings)
     processes = _processes(reader, mode, slots, problems)
@@ -201,6 +210,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     _check_secret(environment.job_secret, problems)
     if problems:
         raise RefusalError(problems)
+    arguments = to_arguments(user, style)
     exported = exported_variables(
         environment,
         mode=mode.name,
@@ -213,13 +223,15 @@ def make_job(environment: Environment, host: str = "") -> Job:
         interface=interface,
         instance_type=instance_type,
         master_port=master_port,
+        arguments=arguments,
     )
     return Job(
         environment=environment,
         mode=mode.name,
         entry=code_entry,
-        code=environment.code,
-        arguments=to_arguments(user),
+        code=code,
+        requirements=requirements,
+        arguments=arguments,
         hosts=hosts,
         host=current,
         distribution_hosts=part,
@@ -276,46 +288,6 @@ def _check_secret(secret: str, problems: list[Problem]) -> None:
         what = f"a secret of {len(secret)} characters can be guessed"
         advice = f"make one of at least {names.JOB_SECRET_MINIMUM}, for example with: openssl rand -hex 32"
         problems.append(Problem(what, f"variable {names.JOB_SECRET_VARIABLE}", advice))
-
-
-def _entry_point(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> entries.EntryPoint:
-    """The entry point, checked against the code that is there."""
-    where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
-    code = environment.code
-    program = entries.program_name(environment.variables, reserved)
-    if "://" in code.directory:
-        scheme = code.directory.split("://", 1)[0]
-        advice = f"mount the code at {environment.base_directory}/{names.CODE_DIRECTORY} or pass a local tar.gz"
-        problems.append(
-            Problem(f"code from {scheme}:// is not fetched yet by this launcher: {code.directory}", "code", advice)
-        )
-    elif not code.entries and not environment.problems:
-        advice = "put the training script there"
-        problems.append(Problem("there is no code", code.archive or code.directory, advice))
-    if not program:
-        scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
-        advice = f"set it to one of: {', '.join(scripts[:8])}" if scripts else "set it to the name of the script"
-        problems.append(Problem("no entry point is given", where, advice))
-        return entries.EntryPoint("script", "")
-    try:
-        point = entries.parse_entry_point(program)
-    except ValueError as error:
-        problems.append(Problem(f"the entry point {error}", where, "give a path below the code directory"))
-        return entries.EntryPoint("script", "")
-    if point.kind != "module" and code.entries and point.name not in code.entries:
-        problems.append(
-            Problem(
-                f"there is no file {point.name!r} in {code.archive or code.directory}",
-                where,
-                nearest(point.name, [name for name in code.entries if "/" not in name] or code.entries),
-            )
-        )
-    elif point.kind == "command" and code.entries and point.name not in code.executable:
-        advice = "make it executable (chmod +x), or name it .py or .sh"
-        problems.append(Problem(f"the entry point {point.name!r} is not executable", where, advice))
-    if point.kind != "command" and "python" not in environment.programs and point.kind != "shell":
-        problems.append(Problem("there is no Python in this image", "program python", "install python3"))
-    return point
 
 
 def _processes(reader: _Reader, mode: Mode, slots: Sequence[int], problems: list[Problem]) -> int:

@@ -55,6 +55,15 @@ LOG_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"
 JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 """Name of the job, set by the platform."""
 
+ARGUMENT_STYLE_VARIABLE = "TRAINWORKS_ARGUMENT_STYLE"
+"""OURS. How hyperparameters become arguments, one of arguments.STYLES; below the hyperparameter ARGUMENT_STYLE."""
+
+REPOSITORY_VARIABLE = "CA_REPOSITORY_ARN"
+"""ARN of the CodeArtifact repository that pip is to install from (TT)."""
+
+S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
+"""Endpoint of S3 where it is not the region's own, first one set wins: the two of AWS's SDKs, then TT's."""
+
 IMAGE_MANIFEST_VARIABLE = "TRAINWORKS_IMAGE_MANIFEST"
 """OURS. Path of the image manifest; default IMAGE_MANIFEST."""
 
@@ -96,6 +105,9 @@ MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
 all of them."""
 
 # ----------------------------------------------------------------------------------------------- variables we hand on
+HYPERPARAMETERS_VARIABLE = "SM_HPS"
+"""All hyperparameters of the user as one JSON object (TT)."""
+
 FILE_SUFFIX = "_FILE"
 """OURS. A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
 
@@ -117,6 +129,12 @@ OPEN_MPI = "open-mpi"
 """The manifest's name of the component whose version decides mpirun's dialect."""
 
 # ------------------------------------------------------------------------------------------------ limits and defaults
+FETCHED_ARCHIVE = "code.tar.gz"
+"""Name, in the runtime directory, of an archive of code that was fetched."""
+
+ARGUMENT_LIMIT_BYTES = 131_072
+"""The kernel's limit of one argument, with the zero byte at its end: MAX_ARG_STRLEN, execve(2)."""
+
 CONTROL_PORT = 7780
 """Default TCP port of the control channel; beside MASTER_PORT, outside the kernel's ephemeral range."""
 
@@ -228,7 +246,10 @@ PROGRAM = "sagemaker_program"
 """Entry point, relative to the code directory."""
 
 SUBMIT_DIRECTORY = "sagemaker_submit_directory"
-"""Where the code is: a local directory or a local tar.gz (s3:// is not built yet)."""
+"""Where the code is: a local directory, a local tar.gz (also as file://) or a tar.gz at s3://."""
+
+ARGUMENT_STYLE = "sagemaker_argument_style"
+"""OURS. How hyperparameters become arguments, one of arguments.STYLES; default "value" (TT)."""
 
 LOG_LEVEL = "sagemaker_container_log_level"
 """Python log level, an int; exported as SM_LOG_LEVEL; default 20."""

@@ -76,12 +76,12 @@ class NodePlan:
     mode, host: as in the job. role: "alone", "leader" or "worker". needs: programs that have to exist, absolute paths.
     argv: the command, () on a host whose processes another host starts. env: variables set on top of the inherited
     environment, for the command and (in MPI jobs) for every rank on this host. cwd: where it starts. code: what is
-    unpacked there before. requirements: argv of the installation, () for none. processes: of this host, so that a
-    failure text can tell one process's traceback from many. ranks_by: "mpirun" or "torchrun" where the
-    command starts ranks, each through rank.py: their output and signals are the launcher's business then, and what the
-    command itself prints at its end says which rank failed first; "spawn" where the command's own children are the
-    ranks and get the signals; "" where the command is the program itself. auxiliaries: what runs beside the command.
-    control, shell: None for a job of one host. why: reasons.
+    fetched and unpacked there before. requirements: argv of the installation, () for none. processes: of this host, so
+    that a failure text can tell one process's traceback from many. ranks_by: "mpirun" or "torchrun" where the command
+    starts ranks, each through rank.py: their output and signals are the launcher's business then, and what the command
+    itself prints at its end says which rank failed first; "spawn" where the command's own children are the ranks and
+    get the signals; "" where the command is the program itself. auxiliaries: what runs beside the command. control,
+    shell: None for a job of one host. why: reasons.
     """
 
     mode: str
@@ -113,6 +113,7 @@ class NodePlan:
             "env": dict(sorted(self.env.items())),
             "cwd": self.cwd,
             "code": {"directory": self.code.directory, "archive": self.code.archive},
+            "fetch": list(self.code.fetch),
             "requirements": list(self.requirements),
             "processes": self.processes,
             "ranks_by": self.ranks_by,

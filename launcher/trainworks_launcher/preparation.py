@@ -6,9 +6,12 @@ add one: append it in ``steps``; what it needs to know comes with the plan.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Sequence
 
+from trainworks_launcher import names
+from trainworks_launcher.entry import REQUIREMENTS
 from trainworks_launcher.plan import NodePlan
 
 
@@ -26,9 +29,32 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
     launcher: words that start a small program of ours (Python, isolated). directory: where those programs are.
     """
     found: list[Step] = []
-    if plan.code.archive:
-        words = (*launcher, f"{directory}/unpack.py", plan.code.archive, plan.code.directory)
-        found.append(Step("unpacking the code", words))
-    if plan.requirements:
-        found.append(Step("installing requirements.txt", plan.requirements))
-    return tuple(found)
+    code = plan.code
+    if code.fetch:
+        found.append(Step(f"fetching {code.archive}", code.fetch))
+    if code.archive:
+        archive = names.FETCHED_ARCHIVE if code.fetch else code.archive
+        found.append(Step("unpacking the code", (*launcher, f"{directory}/unpack.py", archive, code.directory)))
+    return (*found, *installation(plan))
+
+
+def installation(plan: NodePlan) -> tuple[Step, ...]:
+    """The step that installs what the code needs, if anything: the last one, once the code is there."""
+    if not plan.requirements:
+        return ()
+    what = REQUIREMENTS if "-r" in plan.requirements else f"the project ({plan.code.project})"
+    return (Step(f"installing {what}", plan.requirements),)
+
+
+_REASON = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
+_NO_REASON = ("ResolutionImpossible",)  # pip says it below the reason itself
+
+
+def reason_of(tail: bytes) -> str:
+    """What pip or one of our programs says is the reason of its failure, from the end of its output; "" for nothing.
+
+    The last of pip's errors sums up the others ("No matching distribution found for X").
+    """
+    said = [line.strip() for line in _REASON.findall(tail.decode("utf-8", "replace"))]
+    telling = [line for line in said if not line.startswith(_NO_REASON)]
+    return telling[-1] if telling else ""

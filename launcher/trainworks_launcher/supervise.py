@@ -19,10 +19,12 @@ from typing import Callable, Mapping, Sequence
 
 from trainworks_launcher import control, names, output, preparation, processes
 from trainworks_launcher.auxiliary import Auxiliaries
-from trainworks_launcher.environment import Environment
+from trainworks_launcher.environment import Environment, look_again
 from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.job import make_job
 from trainworks_launcher.loop import READ, Loop
 from trainworks_launcher.masking import Masker
+from trainworks_launcher.modes import plan_host
 from trainworks_launcher.outcome import (
     FAILED,
     STOPPED,
@@ -55,6 +57,7 @@ class _Supervisor:
 
     def __init__(self, plan: NodePlan, environment: Environment) -> None:
         self._plan = plan
+        self._environment = environment
         self._base = environment.base_directory
         self._launcher = (environment.launcher_python, "-I")
         self._launcher_directory = environment.launcher_directory
@@ -174,7 +177,7 @@ class _Supervisor:
         if self._outcome is not None or self._stop_signal:
             return
         if not self._steps:
-            self._guard(self._serve_ssh)
+            self._guard(self._prepared)
             return
         step = self._steps.pop(0)
         self._log(step.what)
@@ -187,7 +190,22 @@ class _Supervisor:
             return
         kind = STOPPED if self._stop_signal else FAILED
         status = 128 + self._stop_signal if self._stop_signal else names.EXIT_PREPARATION
-        self._report(Outcome(kind, status, self._plan.host, self._text(what, code)))
+        text = self._text(what, code)
+        reason = preparation.reason_of(self._command.tail.read() if self._command is not None else b"")
+        if reason and text.startswith(what):  # else it begins with a traceback, which says more
+            text = shorten(f"{self._masker.text(reason)}\n{text}")
+        self._report(Outcome(kind, status, self._plan.host, text))
+
+    def _prepared(self) -> None:
+        """The code is here. If it had to be fetched, plan again with what it is: what refuses a local archive at the
+        start refuses now, and only now is it known what is to be installed."""
+        if self._plan.code.fetch:
+            self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
+            self._steps = list(preparation.installation(self._plan))
+            if self._steps:
+                self._next_step()
+                return
+        self._serve_ssh()
 
     def _serve_ssh(self) -> None:
         """Prepared: start sshd where the mode needs it, and say so."""

@@ -1,71 +1,261 @@
-"""Unpacks a tar.gz of code, safely; a program of its own, so that a large archive does not stop the heartbeats.
+"""Unpacks an archive of code, safely; a program of its own, so that a large archive does not stop the heartbeats.
 
-Run as ``python3 -I unpack.py ARCHIVE DIRECTORY``. Only regular files, directories and links that stay inside are
-accepted; anything else is an error that names the member, and nothing is unpacked then. Files of the archive take the
-place of files of the same name: an upload wins over what the image has.
+Run as ``python3 -I unpack.py ARCHIVE DIRECTORY``; a relative ARCHIVE is in the host's runtime directory. Accepted are
+regular files, directories, hard links to files of the archive, and symbolic links that stay inside; anything else is an
+error that names the member, and nothing is unpacked then. Files of the archive take the place of files of the same
+name: an upload wins over what the image has.
+
+Two defences, one behind the other. The whole archive is judged before anything is written, by resolving its links as
+the kernel would, over what will be there in the end. And what writes never follows a link: every directory on the way
+is opened by itself.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tarfile
+from contextlib import suppress
+from dataclasses import dataclass
+
+_RUNTIME_DIRECTORY = (
+    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+)
+_PATH_LIMIT = 1_000  # bytes of a member's path: with the directory before it, far below the kernel's 4,096
+_NAME_LIMIT = 255  # bytes of one name, NAME_MAX
+_LINKS_LIMIT = 40  # links on one way, as the kernel counts them, path_resolution(7)
 
 
-def inside(directory: str, path: str) -> bool:
-    """Whether ``path``, with its links resolved, is the directory or below it."""
-    root = os.path.realpath(directory)
-    real = os.path.realpath(path)
-    return real == root or real.startswith(root + os.sep)
+@dataclass(frozen=True)
+class Contents:
+    """A judged archive: its directories, regular files, symbolic links (with their targets) and hard links (with the
+    file they stand for), by path; of a path that is there twice the last."""
+
+    directories: frozenset[tuple[str, ...]]
+    files: dict[tuple[str, ...], tarfile.TarInfo]
+    links: dict[tuple[str, ...], str]
+    hard_links: dict[tuple[str, ...], tuple[str, ...]]
 
 
-def unsafe(member: tarfile.TarInfo, directory: str) -> str:
-    """Why a member may not be unpacked; "" if it may."""
-    target = os.path.join(directory, member.name)  # noqa: PTH118
-    if os.path.isabs(member.name) or not inside(directory, target):  # noqa: PTH117
-        return "its path leaves the directory"
-    if member.issym() or member.islnk():
-        start = os.path.dirname(target) if member.issym() else directory  # noqa: PTH120
-        if os.path.isabs(member.linkname) or not inside(directory, os.path.join(start, member.linkname)):  # noqa: PTH117, PTH118
-            return "it links out of the directory"
-        return ""
-    return "" if member.isfile() or member.isdir() else "it is a device or a pipe"
+def judge(members: list[tarfile.TarInfo], directory: str) -> Contents:
+    """Judge all members of an archive that is to be unpacked into a directory, which need not exist.
+
+    Raises ValueError that names the first member that may not be unpacked, and why.
+    """
+    directories: set[tuple[str, ...]] = set()
+    files: dict[tuple[str, ...], tarfile.TarInfo] = {}
+    links: dict[tuple[str, ...], str] = {}
+    linked: dict[tuple[str, ...], str] = {}
+    kinds: dict[tuple[str, ...], str] = {}
+    for member in members:
+        path = _path(member, member.name)
+        kind = _kind(member)
+        if not path and kind == "directory":
+            continue
+        if not path or kinds.setdefault(path, kind) != kind:
+            raise _refused(member, "it is in the archive twice, as different things")
+        if kind == "directory":
+            directories.add(path)
+        elif kind == "file":
+            files[path] = member
+        elif kind == "link":
+            links[path] = member.linkname
+        else:
+            linked[path] = member.linkname
+    for path in list(kinds):
+        for length in range(1, len(path)):
+            if kinds.setdefault(path[:length], "directory") != "directory":
+                raise ValueError(f"member {'/'.join(path)!r}: it is below a file or a link")
+            directories.add(path[:length])
+    for path, kind in kinds.items():
+        _check_place(path, kind, directory)
+    for path, target in links.items():
+        if _leads_out(path[:-1], target, links, kinds, directory):
+            raise ValueError(f"member {'/'.join(path)!r}: it links out of the directory")
+    hard_links = {path: _file_of(path, linked, files) for path in linked}
+    return Contents(frozenset(directories), files, links, hard_links)
+
+
+def _refused(member: tarfile.TarInfo, reason: str) -> ValueError:
+    return ValueError(f"member {member.name!r}: {reason}")
+
+
+def _path(member: tarfile.TarInfo, name: str) -> tuple[str, ...]:
+    """A path of the archive in parts; () for the archive's root."""
+    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if name.startswith("/") or ".." in parts:
+        raise _refused(member, "its path leaves the directory")
+    if len(os.fsencode(name)) > _PATH_LIMIT or any(len(os.fsencode(part)) > _NAME_LIMIT for part in parts):
+        raise _refused(member, "its path is too long")
+    return parts
+
+
+def _kind(member: tarfile.TarInfo) -> str:
+    if member.isdir():
+        return "directory"
+    if member.isreg():
+        return "file"
+    if member.issym():
+        return "link"
+    if member.islnk():
+        return "hard link"
+    raise _refused(member, "it is a device or a pipe")
+
+
+def _check_place(path: tuple[str, ...], kind: str, directory: str) -> None:
+    """Refuse a member that cannot take the place of what is in the directory already."""
+    place = os.path.join(directory, *path)  # noqa: PTH118
+    here = "link" if os.path.islink(place) else "directory" if os.path.isdir(place) else "file"  # noqa: PTH112, PTH114
+    if os.path.lexists(place) and (kind == "directory") != (here == "directory"):
+        raise ValueError(f"member {'/'.join(path)!r}: there is a {here} in its place, and it is a {kind}")
+
+
+def _leads_out(
+    start: tuple[str, ...],
+    target: str,
+    links: dict[tuple[str, ...], str],
+    kinds: dict[tuple[str, ...], str],
+    directory: str,
+) -> bool:
+    """Whether a link's target, from the directory ``start``, leaves the root, over what will be there in the end."""
+    if not target or target.startswith("/") or len(os.fsencode(target)) > _PATH_LIMIT:
+        return True
+    way = list(start)
+    ahead = target.split("/")[::-1]
+    followed = 0
+    while ahead:
+        part = ahead.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not way:
+                return True
+            way.pop()
+            continue
+        way.append(part)
+        path = tuple(way)
+        found = links.get(path, "")
+        if path not in kinds:
+            with suppress(OSError, ValueError):  # not there, or no link
+                found = os.readlink(os.path.join(directory, *path))  # noqa: PTH118
+        if found:
+            followed += 1
+            if followed > _LINKS_LIMIT or found.startswith("/"):
+                return True
+            way.pop()
+            ahead += found.split("/")[::-1]
+    return False
+
+
+def _file_of(
+    path: tuple[str, ...], linked: dict[tuple[str, ...], str], files: dict[tuple[str, ...], tarfile.TarInfo]
+) -> tuple[str, ...]:
+    """The regular file of the archive that a hard link stands for."""
+    seen = {path}
+    target = path
+    while target in linked:
+        name = linked[target]
+        target = tuple(part for part in name.split("/") if part not in ("", "."))
+        if target in seen:
+            break
+        seen.add(target)
+    if target not in files:
+        raise ValueError(f"member {'/'.join(path)!r}: it is a hard link to what is no file of the archive")
+    return target
+
+
+class _Tree:
+    """Writes below one directory without ever following a link in it."""
+
+    def __init__(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)  # noqa: PTH103
+        self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self._parts: tuple[str, ...] = ()
+        self._opened = os.dup(self._root)
+
+    def close(self) -> None:
+        os.close(self._opened)
+        os.close(self._root)
+
+    def open_directory(self, parts: tuple[str, ...]) -> int:
+        """A descriptor of a directory, made if need be; valid until the next call."""
+        if parts != self._parts:
+            current = os.dup(self._root)
+            for part in parts:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o755, dir_fd=current)
+                above, current = current, -1
+                try:
+                    current = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+                finally:
+                    os.close(above)
+            os.close(self._opened)
+            self._parts, self._opened = parts, current
+        return self._opened
+
+    def clear(self, path: tuple[str, ...]) -> tuple[int, str]:
+        """Remove what stands at a path, a file or a link; (descriptor of its directory, its name)."""
+        parent = self.open_directory(path[:-1])
+        with suppress(FileNotFoundError):
+            os.unlink(path[-1], dir_fd=parent)
+        return parent, path[-1]
 
 
 def unpack(archive: str, directory: str) -> None:
-    """Unpack; raises ValueError for an unsafe member, OSError or tarfile.TarError for a bad archive."""
-    os.makedirs(directory, exist_ok=True)  # noqa: PTH103
+    """Unpack; raises ValueError for an archive that may not be, and whatever tarfile raises for a broken one."""
     with tarfile.open(archive, "r:*") as opened:
-        members = opened.getmembers()
-        for member in members:
-            reason = unsafe(member, directory)
-            if reason:
-                raise ValueError(f"member {member.name!r}: {reason}")
-        for member in members:
-            # Again just before writing: a link unpacked a moment ago may have changed where this path leads.
-            reason = unsafe(member, directory)
-            if reason:
-                raise ValueError(f"member {member.name!r}: {reason}")
-            target = os.path.join(directory, member.name)  # noqa: PTH118
-            if not member.isdir() and os.path.lexists(target):
-                os.unlink(target)  # noqa: PTH108
-            member.uid, member.gid = os.getuid(), os.getgid()
-            member.mode = (member.mode & 0o755) | 0o600
-            if hasattr(
-                tarfile, "fully_trusted_filter"
-            ):  # the members were checked above, by rules older than the filter
-                opened.extract(member, directory, filter="fully_trusted")
-            else:
-                opened.extract(member, directory)
+        contents = judge(opened.getmembers(), directory)
+        tree = _Tree(directory)
+        try:
+            needed = sum(member.size for member in contents.files.values())
+            free = shutil.disk_usage(directory).free
+            if needed > free:
+                raise ValueError(f"its files have {needed:,} bytes, and {free:,} are free in {directory}")
+            for path in sorted(contents.directories):
+                tree.open_directory(path)
+            for path, member in contents.files.items():
+                _write(opened, member, tree, path)
+            for path, target in contents.links.items():
+                parent, name = tree.clear(path)
+                os.symlink(target, name, dir_fd=parent)
+            for path, source in contents.hard_links.items():
+                _link(tree, path, source)
+        finally:
+            tree.close()
+
+
+def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree, path: tuple[str, ...]) -> None:
+    """Write one regular file, with the execute bits and the time that it has in the archive."""
+    parent, name = tree.clear(path)
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
+    with os.fdopen(descriptor, "wb") as target:
+        source = opened.extractfile(member)
+        if source is not None:
+            shutil.copyfileobj(source, target, 1 << 20)
+        target.flush()
+        os.fchmod(descriptor, (member.mode & 0o755) | 0o600)
+        with suppress(OSError, OverflowError, ValueError):
+            os.utime(descriptor, (member.mtime, member.mtime))
+
+
+def _link(tree: _Tree, path: tuple[str, ...], source: tuple[str, ...]) -> None:
+    """Make a hard link to a file that was just written."""
+    above = os.dup(tree.open_directory(source[:-1]))
+    try:
+        parent, name = tree.clear(path)
+        os.link(source[-1], name, src_dir_fd=above, dst_dir_fd=parent, follow_symlinks=False)
+    finally:
+        os.close(above)
 
 
 def main(arguments: list[str]) -> int:
     """Unpack; 0, or 1 with one line on standard error."""
     archive, directory = arguments
     try:
-        unpack(archive, directory)
-    except (ValueError, OSError, tarfile.TarError, EOFError) as error:
-        sys.stderr.write(f"trainworks: cannot unpack {archive}: {error}\n")
+        unpack(os.path.join(os.environ.get(_RUNTIME_DIRECTORY, ""), archive), directory)  # noqa: PTH118
+    except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
+        sys.stderr.write(f"trainworks: cannot unpack {archive}: {str(error) or type(error).__name__}\n")
         return 1
     return 0
 

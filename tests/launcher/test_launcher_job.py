@@ -148,12 +148,6 @@ def test_the_variable_wins_over_the_hyperparameter() -> None:
     assert make_job(made).entry.name == "train.py"
 
 
-def test_code_from_s3_is_refused_clearly(tmp_path: Path) -> None:
-    write_inputs(tmp_path, "", {"sagemaker_submit_directory": "s3://bucket/sourcedir.tar.gz"}, {})
-    with pytest.raises(RefusalError, match="code from s3:// is not fetched yet"):
-        make_job(read_environment({"SAGEMAKER_BASE_DIR": str(tmp_path)}))
-
-
 def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
     write_inputs(tmp_path, "", {}, {})
     other = tmp_path / "other"

@@ -164,12 +164,6 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_value_too_long_for_the_kernel_is_a_clear_error(tmp_path: Path) -> None:
-    made = run(tmp_path, "", long="x" * 200_000)
-    assert made.status == 65
-    assert "128 KiB" in made.failure
-
-
 def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -> None:
     write_inputs(tmp_path, "print('started')", {}, {})
     (tmp_path / "code/requirements.txt").write_text("./absent-package\n", encoding="utf-8")
@@ -177,8 +171,9 @@ def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -
     manifest = write_manifest(tmp_path / "image.json", programs)
     with Launcher(tmp_path, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
         assert made.wait() == 65
-    assert made.failure.startswith("installing requirements.txt on host")
-    assert "absent-package" in made.failure
+    reason, place = made.failure.splitlines()[:2]
+    assert "absent-package" in reason
+    assert place.startswith("installing requirements.txt on host")
     assert "started" not in made.text.replace("cannot be started", "")
 
 
@@ -215,7 +210,7 @@ def test_code_comes_from_an_archive_and_wins_over_what_is_there(tmp_path: Path) 
 def test_an_archive_cannot_write_outside(tmp_path: Path, members: dict[str, bytes], link: str, words: str) -> None:
     archive = pack(tmp_path / "sourcedir.tar.gz", {"train.py": b"", **members}, link=link)
     made = run(tmp_path, "", sagemaker_submit_directory=archive)
-    assert made.status == 65
+    assert made.status == 64
     assert words in made.failure
     assert not (tmp_path / "outside.py").exists()
 

@@ -1,4 +1,4 @@
-"""What the modes share: programs that must exist, variables, requirements, the plan of a single process. Pure."""
+"""What the modes share: programs that must exist, variables, the plan of a single process. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def warn_of_library(job: Job) -> tuple[str, ...]:
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
     """A problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
     components = job.environment.manifest.components
-    if any(name in components for name in packages) or REQUIREMENTS in job.code.entries:
+    if any(name in components for name in packages) or REQUIREMENTS in job.code.entries or job.code.remote:
         return []
     what = " or ".join(packages)
     advice = f"use an image that has {what}, or name it in a {REQUIREMENTS} beside the entry point"
@@ -84,7 +84,7 @@ def own_process(
         env=MappingProxyType({**job.variables, **network, **more}),
         cwd=job.code.directory,
         code=job.code,
-        requirements=requirements(job),
+        requirements=job.requirements,
         control=control_of(job),
         limits=job.limits,
         why=(*choices, *command, *network_why, *more_why),
@@ -134,11 +134,3 @@ def rank_wrapper(job: Job, why: str, options: tuple[str, ...] = ()) -> Reason:
     environment = job.environment
     words = (environment.launcher_python, "-I", f"{environment.launcher_directory}/rank.py", *options, "--")
     return Reason("rank.py", why, words=words)
-
-
-def requirements(job: Job) -> tuple[str, ...]:
-    """argv that installs requirements.txt with the image's own pip; () if there is none."""
-    if REQUIREMENTS not in job.code.entries:
-        return ()
-    (python,) = programs(job, ("python",), f"{REQUIREMENTS} is to be installed")
-    return (python, "-m", "pip", "install", "--disable-pip-version-check", "-r", REQUIREMENTS)

@@ -77,7 +77,7 @@ def plan_ranks(
         env=MappingProxyType({**job.variables, **network, **more_variables}),
         cwd=job.code.directory,
         code=job.code,
-        requirements=common.requirements(job),
+        requirements=job.requirements,
         processes=job.processes,
         ranks_by="mpirun",
         control=control_of(job),
@@ -212,7 +212,7 @@ def _program(job: Job) -> tuple[Reason, ...]:
     """The program; Python programs under mpi4py where the image has it."""
     python = job.environment.programs.get("python", "python3")
     words = program_words(job.entry, job.code, python, common.shell_of(job))
-    if "mpi4py" not in job.environment.manifest.components or job.entry.kind not in ("script", "module"):
+    if "mpi4py" not in job.environment.manifest.components or not job.entry.in_python:
         return common.explained_program(job, words)
     # Without its runner Python tries to finalize MPI at its exit and waits for the other ranks for ever.
     why = "the entry point, under mpi4py, which aborts the job on an uncaught exception"

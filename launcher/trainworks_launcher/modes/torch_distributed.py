@@ -84,7 +84,7 @@ def plan(job: Job) -> NodePlan:
         env=MappingProxyType({**job.variables, **network}),
         cwd=job.code.directory,
         code=job.code,
-        requirements=common.requirements(job),
+        requirements=job.requirements,
         processes=job.processes_per_host,
         ranks_by="torchrun",
         control=control_of(job),

@@ -1,0 +1,107 @@
+"""Runs pip with a private index of AWS CodeArtifact; a program of its own.
+
+Run as ``python -I codeartifact.py REGION OWNER DOMAIN REPOSITORY CLI -- PIP...``: with the user's Python and its boto3
+where CLI is "", else with the aws command line at CLI. It asks for a token and for the address of the repository,
+writes the token into a netrc file that only this user can read, in the host's runtime directory, runs pip with the
+address as its index, and removes the file. So the token is in no argument of any process (a URL with it in pip's
+options is handed on to pip's own children) and in no output.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_RUNTIME_DIRECTORY = (
+    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+)
+_USER = "aws"  # the name that goes with a token; source: CodeArtifact user guide, "Configure pip"
+_CONNECT_SECONDS = 10
+_ATTEMPTS = 5
+
+
+class CodeArtifactError(Exception):
+    """The token or the address could not be had."""
+
+
+def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[str, str]:
+    """(token, address of the repository)."""
+    import boto3  # type: ignore[import-not-found, unused-ignore]
+    from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
+    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
+
+    config = Config(connect_timeout=_CONNECT_SECONDS, retries={"max_attempts": _ATTEMPTS, "mode": "standard"})
+    try:
+        client = boto3.client("codeartifact", region_name=region, config=config)
+        token = client.get_authorization_token(domain=domain, domainOwner=owner)["authorizationToken"]
+        place = client.get_repository_endpoint(domain=domain, domainOwner=owner, repository=repository, format="pypi")
+        return token, place["repositoryEndpoint"]
+    except (BotoCoreError, ClientError, ValueError) as error:
+        raise CodeArtifactError(f"{type(error).__name__}: {error}") from error
+
+
+def ask_cli(region: str, owner: str, domain: str, repository: str, program: str) -> tuple[str, str]:
+    """(token, address of the repository); the token comes through a pipe."""
+    place = ("--domain", domain, "--domain-owner", owner, "--region", region)
+    common = (*place, "--output", "text", "--cli-connect-timeout", str(_CONNECT_SECONDS))
+    token = _answer(program, "codeartifact", "get-authorization-token", "--query", "authorizationToken", *common)
+    words = ("--repository", repository, "--format", "pypi", "--query", "repositoryEndpoint")
+    return token, _answer(program, "codeartifact", "get-repository-endpoint", *words, *common)
+
+
+def _answer(*words: str) -> str:
+    """What a command prints."""
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise CodeArtifactError(f"{words[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        raise CodeArtifactError(said[-1] if said else f"{words[0]} ended with status {done.returncode}")
+    return done.stdout.decode().strip()
+
+
+def write_netrc(path: Path, host: str, token: str) -> None:
+    """Write the token for one host, and below it what the user's own netrc file says about others."""
+    theirs = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    try:
+        rest = theirs.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        rest = ""
+    descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(f"machine {host} login {_USER} password {token}\n{rest}")
+
+
+def main(arguments: list[str]) -> int:
+    """Run pip; its status, or 1 with one line on standard error."""
+    from urllib.parse import urlsplit
+
+    region, owner, domain, repository, program = arguments[:5]
+    pip = arguments[6:]
+    try:
+        token, address = (
+            ask_cli(region, owner, domain, repository, program)
+            if program
+            else ask_boto3(region, owner, domain, repository)
+        )
+    except CodeArtifactError as error:
+        place = f"{domain}/{repository} of account {owner} in {region}"
+        sys.stderr.write(f"trainworks: CodeArtifact gives no access to {place}: {error}\n")
+        return 1
+    netrc = Path(os.environ.get(_RUNTIME_DIRECTORY, "."), "netrc")
+    index = f"{address.rstrip('/')}/simple/"
+    sys.stdout.write(f"trainworks: pip installs from {index}\n")
+    sys.stdout.flush()
+    try:
+        write_netrc(netrc, urlsplit(address).hostname or "", token)
+        environment = {**os.environ, "NETRC": str(netrc), "PIP_INDEX_URL": index}
+        return subprocess.run(pip, env=environment, check=False).returncode
+    finally:
+        netrc.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

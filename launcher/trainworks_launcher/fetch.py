@@ -1,0 +1,67 @@
+"""Fetches the archive of code from S3 into the host's runtime directory; a program of its own.
+
+Run as ``python -I fetch.py ADDRESS ENDPOINT REGION CLI``: with the user's Python and its boto3 where CLI is "", else
+with the aws command line at CLI. ENDPOINT and REGION may be "". Credentials come from where these two look for them
+(variables, the task's or the instance's role) and are never an argument.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+_RUNTIME_DIRECTORY = (
+    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+)
+_ARCHIVE = "code.tar.gz"  # names.FETCHED_ARCHIVE
+_CONNECT_SECONDS = 10
+_ATTEMPTS = 5
+
+
+def fetch_with_boto3(address: str, endpoint: str, region: str, target: str) -> str:
+    """Fetch; "" or why it cannot be done."""
+    import boto3  # type: ignore[import-not-found, unused-ignore]
+    from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
+    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
+
+    bucket, _, key = address.partition("://")[2].partition("/")
+    config = Config(connect_timeout=_CONNECT_SECONDS, retries={"max_attempts": _ATTEMPTS, "mode": "standard"})
+    try:
+        client = boto3.client("s3", endpoint_url=endpoint or None, region_name=region or None, config=config)
+        client.download_file(bucket, key, target)
+    except (BotoCoreError, ClientError, OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def fetch_with_cli(address: str, endpoint: str, region: str, target: str, program: str) -> str:
+    """Fetch; "" or why it cannot be done. What the program prints goes to the log as it is."""
+    words = [program, "s3", "cp", address, target, "--only-show-errors"]
+    words += ["--cli-connect-timeout", str(_CONNECT_SECONDS)]
+    words += ["--endpoint-url", endpoint] if endpoint else []
+    words += ["--region", region] if region else []
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    except OSError as error:
+        return f"{program}: {error.strerror}"
+    said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    return "" if done.returncode == 0 else (said[-1] if said else f"{program} ended with status {done.returncode}")
+
+
+def main(arguments: list[str]) -> int:
+    """Fetch; 0, or 1 with one line on standard error."""
+    address, endpoint, region, program = arguments
+    target = os.path.join(os.environ.get(_RUNTIME_DIRECTORY, ""), _ARCHIVE)  # noqa: PTH118
+    if program:
+        reason = fetch_with_cli(address, endpoint, region, target, program)
+    else:
+        reason = fetch_with_boto3(address, endpoint, region, target)
+    if reason:
+        at = f" at {endpoint}" if endpoint else ""
+        sys.stderr.write(f"trainworks: cannot fetch {address}{at}: {reason}\n")
+    return 1 if reason else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""How code and requirements come to a host: the command lines of the programs that bring them. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Mapping
+
+from trainworks_launcher import names
+from trainworks_launcher.entry import REQUIREMENTS, Code, EntryPoint
+from trainworks_launcher.environment import BOTO3, Environment
+from trainworks_launcher.errors import Problem
+from trainworks_launcher.exported import region_of
+from trainworks_launcher.values import Json
+
+_ARN = re.compile(
+    r"arn:(?P<partition>[^:/]+):codeartifact:(?P<region>[a-z0-9-]+):(?P<owner>\d{12})"
+    r":repository/(?P<domain>[a-z][a-z0-9-]+)/(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]+)"
+)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A package repository of AWS CodeArtifact. owner: account number of the domain."""
+
+    region: str
+    owner: str
+    domain: str
+    repository: str
+
+
+def parse_repository(arn: str) -> Repository:
+    """The repository that an ARN names. Raises ValueError for anything else.
+
+    Source: service authorization reference, resource types of AWS CodeArtifact.
+
+    >>> parse_repository("arn:aws:codeartifact:eu-west-1:123456789012:repository/shared/wheels").domain
+    'shared'
+    """
+    found = _ARN.fullmatch(arn)
+    if not found:
+        raise ValueError(f"{arn!r} is not the ARN of a CodeArtifact repository")
+    return Repository(found["region"], found["owner"], found["domain"], found["repository"])
+
+
+def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Code:
+    """The code, with the command line that fetches it if it is remote."""
+    code = environment.code
+    if not code.remote:
+        return code
+    variables = environment.variables
+    endpoint = next((variables[name] for name in names.S3_ENDPOINT_VARIABLES if variables.get(name)), "")
+    if "@" in endpoint:
+        where = next(name for name in names.S3_ENDPOINT_VARIABLES if variables.get(name))
+        advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
+        problems.append(Problem("the endpoint has credentials in it", f"variable {where}", advice))
+    program = _program(environment, "fetch.py", f"the code is at {code.archive}", problems)
+    words = (code.archive, endpoint, region_of(environment, reserved), _command_line(environment))
+    return replace(code, fetch=(*program, *words))
+
+
+def installation(environment: Environment, code: Code, entry: EntryPoint, problems: list[Problem]) -> tuple[str, ...]:
+    """The command line that installs the project and its requirements with the image's own pip; () for none.
+
+    A project is installed where its entry point is Python's: a shell script may want to do that in its own way.
+    """
+    project = (".",) if code.project and entry.kind in ("module", "package") else ()
+    listed = ("-r", REQUIREMENTS) if REQUIREMENTS in code.entries else ()
+    if not project and not listed:
+        return ()
+    python = environment.programs.get("python", "")
+    if not python and not entry.in_python:  # else it is a problem already
+        advice = "install python3, or leave the file out"
+        problems.append(
+            Problem(f"there is no Python in this image, and there is a {REQUIREMENTS}", "program python", advice)
+        )
+    pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
+    arn = environment.variables.get(names.REPOSITORY_VARIABLE, "").strip()
+    if not arn:
+        return pip
+    where = f"variable {names.REPOSITORY_VARIABLE}"
+    try:
+        found = parse_repository(arn)
+    except ValueError as error:
+        advice = "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
+        problems.append(Problem(str(error), where, advice))
+        return pip
+    program = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", problems)
+    words = (found.region, found.owner, found.domain, found.repository, _command_line(environment))
+    return (*program, *words, "--", *pip)
+
+
+def _program(environment: Environment, name: str, reason: str, problems: list[Problem]) -> tuple[str, ...]:
+    """How one of our programs that asks AWS is started: with the Python that has boto3, else with the launcher's."""
+    if not environment.aws_client:
+        advice = "install one of them in the image (pip install boto3)"
+        what = f"there is neither boto3 nor the aws command line here, and {reason}"
+        problems.append(Problem(what, f"image {environment.manifest.name!r}", advice))
+    has_library = environment.aws_client == BOTO3
+    python = environment.programs.get("python", "") if has_library else environment.launcher_python
+    return (python, "-I", f"{environment.launcher_directory}/{name}")
+
+
+def _command_line(environment: Environment) -> str:
+    """The path of the aws command line, if that is what is used; else ""."""
+    return "" if environment.aws_client == BOTO3 else environment.aws_client

@@ -1,0 +1,153 @@
+"""Looks at the user's code: a directory, an archive, or the address of one. Reads; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from trainworks_launcher import names
+from trainworks_launcher.entry import PROJECT_FILES, REMOTE, REQUIREMENTS, Code
+from trainworks_launcher.errors import Problem
+
+_ENTRIES_LIMIT = 20_000  # a data set beside the code must not make the start slow
+_PROJECT_FILE_LIMIT = 1 << 20  # bytes of a pyproject.toml that are read
+_PROJECT = re.compile(rb"^\s*\[\s*(project|build-system)\s*\]", re.MULTILINE)
+_OBJECT = re.compile(r"s3://[^/\s]+/.*[^/]")
+_SHOWN = 5
+
+
+def look_at_code(base: str, location: str, program: str, problems: list[Problem]) -> Code:
+    """The code at a location: a path, ``file://``, or an address at REMOTE, which is not fetched here.
+
+    base: the base directory; an archive is unpacked into its code directory. program: the entry point asked for; it is
+    looked up by itself, however many files there are. What cannot be used is a problem.
+    """
+    directory = f"{base}/{names.CODE_DIRECTORY}"
+    scheme, separator, rest = location.partition("://")
+    if separator and scheme == "file":
+        location = _path_of(rest)
+    elif location.startswith(REMOTE):
+        if not _OBJECT.fullmatch(location):
+            advice = "give the address of a tar.gz: s3://BUCKET/KEY"
+            problems.append(Problem(f"{location!r} is not the address of an archive", "code", advice))
+        baked = _look_at_directory(directory, program).entries
+        note = f"the code of {location} is laid over {len(baked)} file(s) that are in {directory} already, and wins"
+        return Code(directory=directory, archive=location, notes=(note,) if baked else ())
+    elif separator:
+        advice = f"use {REMOTE}, file://, or mount the code at {directory}"
+        problems.append(Problem(f"code cannot be fetched from {scheme}://", location, advice))
+        return Code(directory=directory)
+    if Path(location).is_dir():
+        code = _look_at_directory(location, program)
+        return Code(
+            directory=location,
+            entries=tuple(sorted(code.entries)),
+            executable=tuple(sorted(code.executable)),
+            project=code.project,
+            notes=_unused(location, directory),
+        )
+    if not Path(location).exists():
+        return Code(directory=location)
+    return _look_into_archive(location, directory, program, problems)
+
+
+def _path_of(rest: str) -> str:
+    """The path of a ``file://`` address."""
+    from urllib.parse import unquote
+
+    return unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest)
+
+
+def _unused(location: str, directory: str) -> tuple[str, ...]:
+    """A note, if the code comes from elsewhere and the image has some at the usual place."""
+    if not Path(directory).is_dir() or Path(location).samefile(directory):
+        return ()
+    count = len(_look_at_directory(directory, "").entries)
+    return (f"the code is taken from {location}; the {count} file(s) in {directory} are not used",) if count else ()
+
+
+def _look_at_directory(location: str, program: str) -> Code:
+    """The files of a directory, unsorted: at most a bounded number of them, and those that matter."""
+    entries: list[str] = []
+    executable: list[str] = []
+    for parent, directories, files in os.walk(location):
+        directories[:] = sorted(name for name in directories if not name.startswith(".") and name != "__pycache__")
+        for name in files:
+            path = os.path.join(parent, name)  # noqa: PTH118  (Path is ten times slower over 20,000 names)
+            relative = os.path.relpath(path, location)
+            entries.append(relative)
+            if os.access(path, os.X_OK):
+                executable.append(relative)
+        if len(entries) > _ENTRIES_LIMIT:
+            break
+    for name in (program, REQUIREMENTS, *PROJECT_FILES):
+        path = os.path.join(location, name)  # noqa: PTH118
+        if name and name not in entries and os.path.isfile(path):  # noqa: PTH113
+            entries.append(name)
+            if os.access(path, os.X_OK):
+                executable.append(name)
+    project = ""
+    for name in reversed(PROJECT_FILES):
+        if name in entries and (name != PROJECT_FILES[1] or _PROJECT.search(_beginning(Path(location, name)))):
+            project = name
+    return Code(directory=location, entries=tuple(entries), executable=tuple(executable), project=project)
+
+
+def _beginning(path: Path) -> bytes:
+    """The first bytes of a file; b"" if it cannot be read."""
+    try:
+        with path.open("rb") as opened:
+            return opened.read(_PROJECT_FILE_LIMIT)
+    except OSError:
+        return b""
+
+
+def _look_into_archive(archive: str, directory: str, program: str, problems: list[Problem]) -> Code:
+    """What will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
+    import tarfile
+
+    from trainworks_launcher.unpack import judge
+
+    project_file = b""
+    try:
+        with tarfile.open(archive, "r:*") as opened:
+            contents = judge(opened.getmembers(), directory)
+            member = contents.files.get((PROJECT_FILES[1],))
+            stream = opened.extractfile(member) if member else None
+            project_file = stream.read(_PROJECT_FILE_LIMIT) if stream else b""
+    except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
+        advice = "pack a directory of plain files with: tar -czf"
+        problems.append(
+            Problem(f"the code archive cannot be used: {str(error) or type(error).__name__}", archive, advice)
+        )
+        return Code(directory=directory)
+    baked = _look_at_directory(directory, program)
+    entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
+    modes = {path: member.mode for path, member in contents.files.items()}
+    modes.update({path: modes[source] for path, source in contents.hard_links.items()})
+    executable = {"/".join(path) for path, mode in modes.items() if mode & 0o100}
+    executable |= {name for name in baked.executable if name not in entries}
+    project = baked.project if baked.project not in entries else ""
+    if _PROJECT.search(project_file) and not project:
+        project = PROJECT_FILES[1]
+    if PROJECT_FILES[0] in entries:
+        project = PROJECT_FILES[0]
+    return Code(
+        directory=directory,
+        archive=archive,
+        entries=tuple(sorted(entries | set(baked.entries))),
+        executable=tuple(sorted(executable)),
+        project=project,
+        notes=_laid_over(archive, directory, baked.entries, entries),
+    )
+
+
+def _laid_over(archive: str, directory: str, baked: tuple[str, ...], entries: set[str]) -> tuple[str, ...]:
+    """A note, if an archive meets files that are there already."""
+    if not baked:
+        return ()
+    replaced = sorted(entries.intersection(baked))
+    more = f" and {len(replaced) - _SHOWN} more" if len(replaced) > _SHOWN else ""
+    replaces = f", and replaces {', '.join(replaced[:_SHOWN])}{more}" if replaced else ""
+    return (f"the code of {archive} is laid over {len(baked)} file(s) that are in {directory} already{replaces}",)
