@@ -1,22 +1,29 @@
 """The command ``train``, and the entry point of the image.
 
-``train``                      run this host's part of the job
-``train --plan [--host NAME]`` print the plan of this host (or another one) as JSON and run nothing
+``train``                       run this host's part of the job
+``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
+``train explain``               the same as a table: each flag and variable, its value, its origin, its reason
+``train preflight``             check a job on a laptop
 ``train --version``, ``--help``
-anything else                  executed as given: ``docker run IMAGE bash``
+anything else                   executed as given: ``docker run IMAGE bash``
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from trainworks_launcher import __version__, names
 
+if TYPE_CHECKING:
+    from trainworks_launcher.options import Parsed
+
 _HELP = """\
 usage: train                        run this host's part of the training job
-       train --plan [--host NAME]   print what would be run on this host (or on NAME), as JSON; runs nothing
+       train --plan                 print what would be run, as JSON; run nothing
+       train explain                print every flag and variable with its origin and reason; run nothing
+       train preflight              check a job on a laptop, before a cluster is paid for
        train --version | --help
        PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
 
@@ -30,18 +37,25 @@ sets the processes of each host, the default is one per GPU.
 
 Try it:  mkdir -p ml/code && echo 'print("hello")' > ml/code/train.py
          SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train
+         SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train explain
+Before you pay for a cluster, without a container (python -m trainworks_launcher is train):
+         echo '{{"torch_distributed": {{"enabled": True}}}}' > distribution.txt
+         python -m trainworks_launcher preflight --distribution distribution.txt --entry-point ml/code/train.py \\
+             --instance-type TYPE --instance-count 2
 
+{options}
 Exit status: the script's own; 128 + N after signal N. The launcher's own refusals:
   {not_started}  the job's inputs were refused, nothing was started
   {preparation}  code or requirements could not be prepared, or the program could not be started
   {hosts}  a host never came, or was lost
   {launcher}  the launcher itself failed
-Settings (variables): {grace}, {join},
-  {prepare}, {heartbeat},
-  {control}, {master}, {manifest},
-  {prefix}, {secret}, {restarts}, {min_hosts},
-  {style} (value, flag, json, key=value, none)
+Settings (variables; launcher/README.md says what each means):
+{settings}
 """
+
+
+_OWN_WORDS = frozenset(("explain", "preflight"))
+"""Commands of ours that could be taken for programs to execute; the options module has their rows."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words: list[str] = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] == "train":
         words = words[1:]
-    elif words and not words[0].startswith("-"):
+    elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
         return _execute(words)
     if words in (["--help"], ["-h"]):
         sys.stdout.write(_help())
@@ -59,13 +73,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not words:
         return _train()
-    if words[0] == "--plan" and (len(words) == 1 or (len(words) == 3 and words[1] == "--host")):
-        return _plan(words[2] if len(words) == 3 else "")
-    sys.stderr.write(f"trainworks: {' '.join(words)!r} is not understood; see: train --help\n")
-    return names.EXIT_NOT_STARTED
+    from trainworks_launcher import options
+
+    try:
+        command = options.find_command(words[0])
+        if command is None:
+            advice = options.nearest_command(words[0])
+            raise options.UsageError(f"{' '.join(words)!r} is not understood; {advice}")
+        parsed = options.parse(command, words[1:])
+    except options.UsageError as error:
+        sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
+        return names.EXIT_NOT_STARTED
+    if command.name == "preflight":
+        from trainworks_launcher.preflight import preflight
+
+        status, text = preflight(parsed, _columns())
+        sys.stdout.write(text)
+        return status
+    return _show(command.name, parsed)
+
+
+def _columns() -> int:
+    """Columns of the terminal; 100 where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def _help() -> str:
+    import textwrap
+
+    from trainworks_launcher.options import options_help
+
     return _HELP.format(
         mpi=names.MPI_ENABLED,
         torch=names.TORCH_DISTRIBUTED_ENABLED,
@@ -74,19 +113,23 @@ def _help() -> str:
         preparation=names.EXIT_PREPARATION,
         hosts=names.EXIT_HOSTS,
         launcher=names.EXIT_LAUNCHER,
-        grace=names.STOP_GRACE_VARIABLE,
-        join=names.JOIN_LIMIT_VARIABLE,
-        prepare=names.PREPARE_LIMIT_VARIABLE,
-        heartbeat=names.HEARTBEAT_LIMIT_VARIABLE,
-        control=names.CONTROL_PORT_VARIABLE,
-        master=names.MASTER_PORT_VARIABLE,
-        manifest=names.IMAGE_MANIFEST_VARIABLE,
-        prefix=names.LOG_PREFIX_VARIABLE,
-        secret=names.JOB_SECRET_VARIABLE,
-        restarts=names.MAX_RESTARTS_VARIABLE,
-        min_hosts=names.MIN_HOSTS_VARIABLE,
-        style=names.ARGUMENT_STYLE_VARIABLE,
+        settings="\n".join(textwrap.wrap(", ".join(_settings()), 118, initial_indent="  ", subsequent_indent="  ")),
+        options=options_help(),
     )
+
+
+_HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
+"""Variables of ours that the launcher sets and nobody else."""
+
+
+def _settings() -> list[str]:
+    """The variables by which a person changes what the launcher does, as ``names`` has them."""
+    ours = {
+        value
+        for name, value in vars(names).items()
+        if name.endswith("_VARIABLE") and str(value).startswith(names.OWN_PREFIX) and name not in _HANDED_ON
+    }
+    return [*sorted(ours), names.MASTER_PORT_VARIABLE, names.BASE_DIRECTORY_VARIABLE]
 
 
 def _execute(words: Sequence[str]) -> int:
@@ -99,28 +142,43 @@ def _execute(words: Sequence[str]) -> int:
         return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
 
 
-def _plan(host: str) -> int:
-    """Print a plan."""
+def _show(what: str, parsed: Parsed) -> int:
+    """Print the plan of a host (``--plan``) or the reasons for it (``explain``)."""
+    from trainworks_launcher import explain
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
     from trainworks_launcher.job import make_job
+    from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
+    from trainworks_launcher.options import value_of
 
+    environment = read_environment(os.environ)
+    masker = Masker(environment.variables, environment.hyperparameters)
+    secrets = "--show-secrets" in parsed
     try:
-        plan = plan_host(make_job(read_environment(os.environ), host))
+        plan = plan_host(make_job(environment, value_of(parsed, "--host")))
     except RefusalError as refusal:
-        sys.stderr.write(f"trainworks: {refusal}\n")
+        sys.stderr.write(f"trainworks: {refusal if secrets else masker.text(str(refusal))}\n")
         return refusal.status
-    sys.stdout.write(plan.to_json())
+    plan = plan if secrets else plan.masked(masker)
+    if what == "--plan":
+        sys.stdout.write(plan.to_json())
+        return 0
+    rows = explain.explain(plan, environment.variables)
+    if value_of(parsed, "--format", "table") == "json":
+        sys.stdout.write(explain.to_json(plan, rows))
+    else:
+        sys.stdout.write(explain.to_table(plan, rows, _columns()))
     return 0
 
 
 def _train() -> int:
     """Run this host's part."""
-    from trainworks_launcher import output
+    from trainworks_launcher import explain, output
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
-    from trainworks_launcher.job import describe, make_job
+    from trainworks_launcher.job import make_job
+    from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.outcome import FAILED, Outcome
     from trainworks_launcher.supervise import run_plan
@@ -135,7 +193,11 @@ def _train() -> int:
         outcome = Outcome(FAILED, refusal.status, environment.hostname, str(refusal))
         output.write_outcome_files(environment.base_directory, outcome)
         return refusal.status
-    for warning in plan.warnings:
-        output.log(f"warning: {warning}")
-    output.log(describe(job))
+    for line in explain.first_lines(plan, job):
+        output.log(line)
+    if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):
+        shown = plan.masked(Masker(environment.variables, environment.hyperparameters))
+        rows = explain.explain(shown, environment.variables)
+        for line in explain.to_table(shown, rows, _columns()).splitlines():
+            output.log(line)
     return run_plan(plan, environment)

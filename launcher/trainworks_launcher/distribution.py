@@ -328,9 +328,6 @@ class _Translator:
             self.problems.append(Problem(text, place, "add 'parameters': {'pipeline_parallel_degree': 2}"))
         if self._on("torch_distributed"):  # the library's second line: no pipelines, no mpirun
             return parameters
-        if parameters and "pipeline_parallel_degree" not in parameters and "partitions" not in parameters:
-            text = "'pipeline_parallel_degree' is missing: into how many parts is the model split?"
-            self.problems.append(Problem(text, checked, nearest("pipeline_parallel_degree", parameters)))
         if not self._on("mpi"):
             advice = "add 'mpi': {'enabled': True, 'processes_per_host': 8}"
             self.problems.append(Problem("model parallelism goes with mpi, which is not on", _where("mpi"), advice))

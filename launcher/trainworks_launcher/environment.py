@@ -42,13 +42,14 @@ _PROBE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Devices:
-    """What this host has. gpus, neuron_devices, cpus: counts. efa: names of EFA devices. interfaces: network
-    interfaces. reaching: interface that routes to the leader, looked up only if the given one does not exist."""
+    """What this host has. gpus, neuron_devices, cpus: counts. efa: names of EFA devices, None if they cannot be known
+    (a preflight on a laptop). interfaces: network interfaces. reaching: interface that routes to the leader, looked up
+    only if the given one does not exist."""
 
     gpus: int = 0
     neuron_devices: int = 0
     cpus: int = 1
-    efa: tuple[str, ...] = ()
+    efa: tuple[str, ...] | None = ()
     interfaces: tuple[str, ...] = ()
     reaching: str = ""
 
@@ -268,11 +269,19 @@ def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...])
     return Devices(
         gpus=_count_gpus(variables),
         neuron_devices=len(_names("/dev", re.compile(r"neuron\d+").fullmatch)),
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=_count_cpus(),
         efa=tuple(name for name in _names("/sys/class/infiniband", lambda _: True) if _is_efa(name)),
         interfaces=interfaces,
         reaching=reaching,
     )
+
+
+def _count_cpus() -> int:
+    """CPUs that this process may use; on a laptop whose kernel has no such limit, all of them."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
 
 
 def _names(directory: str, wanted: Callable[[str], object]) -> tuple[str, ...]:

@@ -104,6 +104,9 @@ MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
 """OURS. Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
 all of them."""
 
+EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
+"""OURS. "1": the job's log begins with the table of ``train explain``; default off."""
+
 # ----------------------------------------------------------------------------------------------- variables we hand on
 HYPERPARAMETERS_VARIABLE = "SM_HPS"
 """All hyperparameters of the user as one JSON object (TT)."""

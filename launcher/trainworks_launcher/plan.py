@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher.entry import Code
 from trainworks_launcher.job import Job, Limits
+from trainworks_launcher.masking import Masker
 from trainworks_launcher.values import Json, readable
 
 
@@ -102,9 +103,31 @@ class NodePlan:
     why: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """The plan as JSON text, the same bytes for the same plan."""
-        document: dict[str, Json] = {
+    def to_json(self, masker: Masker | None = None) -> str:
+        """The plan as JSON text, the same bytes for the same plan. masker: hides what is secret; None shows it."""
+        plan = self if masker is None else self.masked(masker)
+        return readable(json.dumps(plan.document(), indent=2, ensure_ascii=False)) + "\n"
+
+    def masked(self, masker: Masker) -> NodePlan:
+        """The plan with its secrets hidden: to be shown, not to be run."""
+        return replace(
+            self,
+            argv=masker.words(self.argv),
+            env=MappingProxyType(masker.variables(self.env)),
+            requirements=masker.words(self.requirements),
+            auxiliaries=tuple(
+                replace(beside, argv=masker.words(beside.argv), env=masker.variables(beside.env))
+                for beside in self.auxiliaries
+            ),
+            why=tuple(
+                replace(reason, why=masker.text(reason.why), words=masker.words(reason.words)) for reason in self.why
+            ),
+            warnings=tuple(masker.text(warning) for warning in self.warnings),
+        )
+
+    def document(self) -> dict[str, Json]:
+        """The plan as a JSON object."""
+        return {
             "mode": self.mode,
             "host": self.host,
             "role": self.role,
@@ -127,7 +150,6 @@ class NodePlan:
             "why": [{"subject": reason.subject, "origin": reason.origin, "why": reason.why} for reason in self.why],
             "warnings": list(self.warnings),
         }
-        return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
 def role_of(job: Job) -> str:

@@ -98,10 +98,6 @@ def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[st
         ({"smdistributed": {"modelparallel": SMP}}, "model parallelism goes with mpi, which is not on"),
         ({"smdistributed": {"modelparallel": {"enabled": True}}, "mpi": MPI}, "'parameters' is missing or empty"),
         (
-            {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"microbatches": 4}}}, "mpi": MPI},
-            "'pipeline_parallel_degree' is missing",
-        ),
-        (
             {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"optimize": "sped"}}}, "mpi": MPI},
             "'optimize' is 'sped' (distribution['smdistributed']['modelparallel']['parameters']); did you mean 'speed'",
         ),
@@ -125,7 +121,7 @@ def test_all_mistakes_are_said_at_once() -> None:
     wrong: Json = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {}}
     made = translate(wrong, cluster(), FACTS)
     assert len(made.refused) == 5
-    assert len(made.problems) == 3
+    assert len(made.problems) == 2
 
 
 def test_an_instance_type_without_mpi_for_smdistributed_and_one_with_neuron_cores() -> None:

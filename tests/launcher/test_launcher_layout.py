@@ -83,6 +83,7 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 PURE = [
     *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
     *("arguments", "preparation", "provision"),
+    *("advice", "distribution", "explain", "facts", "options", "script"),
     *("model_parallel", "placement", "names", "outcome", "plan", "registry", "values"),
     *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]
@@ -124,13 +125,6 @@ def test_help_names_every_setting(tmp_path: Path) -> None:
             assert value in made.text or name in ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE"), name
     assert max(len(line) for line in made.text.splitlines()) <= 120
     assert all(str(status) in made.text for status in (64, 65, 66, 70))
-
-
-@pytest.mark.parametrize("words", [("--plam",), ("train", "--plan", "x"), ("--plan", "--host"), ("train", "again")])
-def test_words_that_are_not_understood(tmp_path: Path, words: tuple[str, ...]) -> None:
-    with Launcher(tmp_path, *words) as made:
-        assert made.wait() == 64
-    assert "is not understood; see: train --help" in made.text
 
 
 def test_it_starts_quickly(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""The options of each command, declared once: they are parsed, and shown in the help, from the same rows. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+from trainworks_launcher.errors import nearest
+
+
+class UsageError(Exception):
+    """A command line that is not understood; the text says why and names the nearest right word."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. value: what stands for its value in the help, "" for a switch. text: one line of help. choices: the
+    values allowed, () for any. repeated: may be given several times. needed: must be given."""
+
+    name: str
+    value: str
+    text: str
+    choices: tuple[str, ...] = ()
+    repeated: bool = False
+    needed: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of ``train`` with its options."""
+
+    name: str
+    text: str
+    options: tuple[Option, ...]
+
+
+Parsed = Mapping[str, "tuple[str, ...]"]
+"""Option -> its values; a switch has one empty value. An option that was not given is not there."""
+
+_HOST = Option("--host", "NAME", "another host of the job; default: this one")
+_SECRETS = Option("--show-secrets", "", "do not mask passwords, tokens and keys")
+
+COMMANDS: tuple[Command, ...] = (
+    Command("--plan", "print what would be run, as JSON; run nothing", (_HOST, _SECRETS)),
+    Command(
+        "explain",
+        "print every flag and variable with its origin and reason; run nothing",
+        (
+            _HOST,
+            Option("--format", "FORMAT", "table (default) or json", ("table", "json")),
+            _SECRETS,
+        ),
+    ),
+    Command(
+        "preflight",
+        "check a job on a laptop, before a cluster is paid for",
+        (
+            Option("--distribution", "FILE", "the SDK's dict, as JSON or as Python writes it"),
+            Option("--instance-type", "TYPE", "of every host"),
+            Option("--instance-count", "N", "hosts; default: 1"),
+            Option(
+                "--instance-group", "NAME=TYPE:N", "instead, for each group of a cluster with groups", repeated=True
+            ),
+            Option("--entry-point", "FILE", "the training script", needed=True),
+            Option("--source-dir", "DIR", "where it is; default: its own folder"),
+            Option("--hyperparameters", "FILE", "the job's, a dict as above"),
+            Option(
+                "--image-manifest", "FILE", "image.json of the image; without it, every program is taken to be there"
+            ),
+            Option("--framework", "NAME", "whose estimator; default: pytorch", ("pytorch", "tensorflow", "mxnet")),
+            Option("--framework-version", "VERSION", "of the framework in the image, where no manifest says it"),
+            Option("--data-gb", "GB", "size of the data set, for advice on its storage"),
+            Option("--epoch-seconds", "SECONDS", "how long reading it once may take"),
+            Option("--ram-cache-gb", "GB", "how much of it the hosts' memory keeps; default: what fits"),
+            Option("--storage-gb-per-second", "GB/S", "of a file system that is there already"),
+            Option("--format", "FORMAT", "text (default) or json", ("text", "json")),
+            _SECRETS,
+        ),
+    ),
+)
+"""The commands beside ``train`` itself."""
+
+
+def find_command(word: str) -> Command | None:
+    """The command of this name, None if it is none."""
+    return next((command for command in COMMANDS if command.name == word), None)
+
+
+def nearest_command(word: str) -> str:
+    """``did you mean 'explain'?`` for the command nearest to a word."""
+    return nearest(word, (*(command.name for command in COMMANDS), "--help", "--version"))
+
+
+def parse(command: Command, words: Sequence[str]) -> Parsed:
+    """Read the words after the command; ``--name value`` and ``--name=value`` are the same.
+
+    Raises UsageError for an unknown option, a value that is missing, too much or not allowed, a needed one not given.
+    """
+    known = {option.name: option for option in command.options}
+    found: dict[str, tuple[str, ...]] = {}
+    waiting = list(words)
+    while waiting:
+        name, equals, value = waiting.pop(0).partition("=")
+        option = known.get(name)
+        if option is None:
+            kind = "option" if name.startswith("-") else "word"
+            raise UsageError(f"{command.name} has no {kind} {name!r}; {nearest(name, known)}")
+        if not option.value:
+            if equals:
+                raise UsageError(f"{name} takes no value")
+        elif not equals:
+            if not waiting:
+                raise UsageError(f"{name} needs a value: {name} {option.value}")
+            value = waiting.pop(0)
+        if option.choices and value not in option.choices:
+            raise UsageError(f"{name} {value!r} is not known; {nearest(value, option.choices)}")
+        if name in found and not option.repeated:
+            raise UsageError(f"{name} is given twice")
+        found[name] = (*found.get(name, ()), value)
+    missing = [option.name for option in command.options if option.needed and option.name not in found]
+    if missing:
+        raise UsageError(f"{command.name} needs {' and '.join(missing)}")
+    return found
+
+
+def value_of(parsed: Parsed, name: str, default: str = "") -> str:
+    """The value of an option that is given at most once."""
+    values = parsed.get(name)
+    return values[0] if values else default
+
+
+def options_help() -> str:
+    """The options of every command, for the help: aligned, at most 120 columns."""
+    lines: list[str] = []
+    for command in COMMANDS:
+        lines.append(f"Options of {command.name}:")
+        for option in command.options:
+            word = f"{option.name} {option.value}".rstrip()
+            lines.append(f"  {word:<30}{option.text}{' (needed)' if option.needed else ''}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,158 @@
+"""``train explain`` and ``train --plan``: complete, masked, readable; the job's first lines."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from launcher_support import Launcher, environment, plan, write_inputs
+from test_launcher_plan import SCENARIOS
+
+from trainworks_launcher.explain import explain, first_lines, to_json, to_table
+from trainworks_launcher.job import make_job
+from trainworks_launcher.modes import plan_host
+from trainworks_launcher.options import COMMANDS, UsageError, find_command, parse
+from trainworks_launcher.plan import ORIGINS
+from trainworks_launcher.values import Json
+
+TWO = ("algo-1", "algo-2")
+MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+SECRET = "hunter2-hunter2"
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
+    made = SCENARIOS[name]()
+    inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": made.env["SM_NUM_CPUS"]}
+    rows = explain(made, inherited)
+    unexplained = [row.name for row in rows if not row.why or row.origin not in ORIGINS]
+    assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
+    variables = {row.name: row.value for row in rows if row.kind == "variable"}
+    assert variables == {name: value for name, value in made.env.items() if inherited.get(name) != value}
+    words = [word for row in rows if row.kind == "flag" for word in shlex.split(f"{row.name} {row.value}")]
+    for word in made.argv:
+        assert any(part in words for part in (word, word.partition("=")[2])), f"{word} is in no row"
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_the_table_fits_its_terminal_and_loses_no_reason(width: int) -> None:
+    made = SCENARIOS["mpi-user-options"]()
+    rows = explain(made, {})
+    table = to_table(made, rows, width)
+    assert max(map(len, table.splitlines())) <= max(width, 60)
+    joined = "".join(table.split())
+    for row in rows:
+        assert all(word in joined for word in row.why.split() if len(word) < 12), row
+    assert "userfromthejob'scustom_mpi_options" in joined.replace("VERSION", "")
+
+
+def test_the_table_as_json_says_the_same() -> None:
+    made = SCENARIOS["torch-two-hosts-efa"]()
+    rows = json.loads(to_json(made, explain(made, {})))["rows"]
+    assert {"kind": "flag", "name": "--node-rank", "value": "1", "origin": "platform"}.items() <= next(
+        row for row in rows if row["name"] == "--node-rank"
+    ).items()
+    assert next(row["origin"] for row in rows if row["name"] == "FI_PROVIDER") == "fabric"
+
+
+def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None:
+    job = make_job(environment(MPI, hosts=TWO, instance_type="ml.fabric.xlarge"))
+    lines = first_lines(plan_host(job), job)
+    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 of 4 process(es) here, train.py"
+    assert lines[1].startswith("between hosts: TCP")
+    assert any(line.startswith("warning: ") for line in lines[2:])
+    alone = make_job(environment())
+    assert first_lines(plan_host(alone), alone) == (
+        "mode none, host algo-1 (1 of 1), 1 process(es) per host, train.py",
+    )
+
+
+def write_secret_inputs(base: Path) -> dict[str, str]:
+    config: dict[str, Json] = {"current_host": "algo-1", "hosts": ["algo-1"]}
+    write_inputs(base, "print('trained')", {"api_token": SECRET, "epochs": "3"}, config)
+    return {"WANDB_API_KEY": SECRET + "-key"}
+
+
+@pytest.mark.parametrize("command", [("--plan",), ("explain",), ("explain", "--format=json"), ("train", "explain")])
+def test_secrets_are_masked_unless_asked_for(tmp_path: Path, command: tuple[str, ...]) -> None:
+    variables = write_secret_inputs(tmp_path)
+    with Launcher(tmp_path, *command, variables=variables) as hidden:
+        assert hidden.wait() == 0
+    with Launcher(tmp_path, *command, "--show-secrets", variables=variables) as shown:
+        assert shown.wait() == 0
+    assert SECRET not in hidden.text
+    assert "--api_token" in hidden.text
+    assert SECRET in shown.text
+
+
+def test_a_refusal_is_masked_too(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {"token": SECRET, "sagemaker_submit_directory": f"ftp://me:{SECRET}@host/code"}, {})
+    with Launcher(tmp_path, "--plan") as made:
+        assert made.wait() == 64
+    assert SECRET not in made.text
+
+
+def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None:
+    variables = write_secret_inputs(tmp_path)
+    with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "1"}) as made:
+        assert made.wait() == 0
+    assert "trainworks:   SM_HP_EPOCHS" in made.text
+    assert made.text.index("mode none, host algo-1") < made.text.index("SM_HP_EPOCHS") < made.text.index("\ntrained")
+    assert SECRET not in made.text
+    with Launcher(tmp_path, variables={**variables, "TRAINWORKS_EXPLAIN": "0"}) as quiet:
+        assert quiet.wait() == 0
+    assert "SM_HP_EPOCHS" not in quiet.text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--plam",), "did you mean '--plan'?"),
+        (("train", "explian"), "did you mean 'explain'?"),
+        (("explain", "--hosst", "a"), "explain has no option '--hosst'; did you mean '--host'?"),
+        (("explain", "--format", "jsn"), "--format 'jsn' is not known; did you mean 'json'?"),
+        (("--plan", "--host"), "--host needs a value: --host NAME"),
+        (("--plan", "algo-1"), "--plan has no word 'algo-1'"),
+        (("--plan", "--show-secrets=yes"), "--show-secrets takes no value"),
+        (("preflight",), "preflight needs --entry-point"),
+        (("--plan", "--host", "a", "--host", "b"), "--host is given twice"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    with Launcher(tmp_path, *words) as made:
+        assert made.wait() == 64
+    assert said in made.text
+    assert "Traceback" not in made.text
+
+
+def test_the_help_has_every_command_and_option(tmp_path: Path) -> None:
+    with Launcher(tmp_path, "--help") as made:
+        assert made.wait() == 0
+    for command in COMMANDS:
+        assert f"train {command.name}" in made.text
+        assert [option.name for option in command.options if f"  {option.name}" not in made.text] == []
+
+
+def test_another_hosts_plan_has_that_hosts_group_type_and_devices() -> None:
+    groups = [
+        {"instance_group_name": "trainers", "instance_type": "ml.fast.xlarge", "hosts": ["algo-1"]},
+        {"instance_group_name": "loaders", "instance_type": "ml.plain.xlarge", "hosts": ["algo-2"]},
+    ]
+    config = {"current_host": "algo-1", "hosts": list(TWO), "current_group_name": "trainers", "instance_groups": groups}
+    made = environment({"sagemaker_mpi_enabled": "true"}, resource_config=config)
+    first, second = plan(made, "algo-1").env, plan(made, "algo-2").env
+    assert (first["SM_CURRENT_INSTANCE_TYPE"], second["SM_CURRENT_INSTANCE_TYPE"]) == (
+        "ml.fast.xlarge",
+        "ml.plain.xlarge",
+    )
+    assert second["SM_CURRENT_INSTANCE_GROUP"] == "loaders"
+
+
+def test_options_are_words_with_or_without_an_equals_sign() -> None:
+    command = find_command("explain")
+    assert command is not None
+    assert parse(command, ["--host", "a", "--format=json"]) == {"--host": ("a",), "--format": ("json",)}
+    with pytest.raises(UsageError):
+        parse(command, ["--host"])

@@ -1,0 +1,319 @@
+"""The preflight: what a person types on a laptop, and what is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from launcher_support import LAUNCHER, Launcher
+
+from trainworks_launcher.advice import Data, describe_size, epoch_seconds, steps_for
+from trainworks_launcher.facts import FILE, parse_facts
+from trainworks_launcher.options import find_command, parse
+from trainworks_launcher.preflight import Result, check, preflight
+from trainworks_launcher.script import check_script, read_script
+from trainworks_launcher.values import Json
+
+FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / FILE).read_text(encoding="utf-8"))
+SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\n"
+SMDDP: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
+SMP: Json = {
+    "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}},
+    "mpi": {"enabled": True, "processes_per_host": 8},
+}
+TORCH: Json = {"torch_distributed": {"enabled": True}}
+
+
+def words(
+    folder: Path,
+    distribution: Json = TORCH,
+    *more: str,
+    kind: str = "ml.p4d.24xlarge",
+    count: int = 2,
+    script: str = SCRIPT,
+    hyperparameters: Mapping[str, Json] | None = None,
+) -> list[str]:
+    """A command line, with its files written."""
+    (folder / "train.py").write_text(script, encoding="utf-8")
+    (folder / "d.json").write_text(json.dumps(distribution), encoding="utf-8")
+    (folder / "h.json").write_text(json.dumps(hyperparameters or {}), encoding="utf-8")
+    cluster = ["--instance-type", kind, "--instance-count", str(count)] if kind else []
+    inputs = ["--distribution", f"{folder}/d.json", "--hyperparameters", f"{folder}/h.json"]
+    return [*inputs, "--entry-point", f"{folder}/train.py", *cluster, *more]
+
+
+def run(line: list[str]) -> Result:
+    command = find_command("preflight")
+    assert command is not None
+    return check(parse(command, line))
+
+
+def report(line: list[str], width: int = 100) -> tuple[int, str]:
+    command = find_command("preflight")
+    assert command is not None
+    return preflight(parse(command, line), width)
+
+
+def advice_of(result: Result) -> dict[str, str]:
+    assert result.problems == ()
+    return {piece.subject: f"{piece.text} | {piece.why}" for piece in result.advice}
+
+
+def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) -> None:
+    status, text = report(words(tmp_path, hyperparameters={"epochs": 3}))
+    assert status == 0
+    assert "torch_distributed on 2 host(s) of ml.p4d.24xlarge: 8 process(es) on each, 16 in all, train.py" in text
+    assert "--node-rank=0" in text
+    assert "train.py --epochs 3" in text
+    assert "algo-2 (worker) runs the same, but for --node-rank=1" in text
+    assert "    FI_PROVIDER=efa" in text
+    assert text.endswith("ready: the job would start\n")
+
+
+def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_files(tmp_path: Path) -> None:
+    line = words(tmp_path)
+    with Launcher(tmp_path, "preflight", *line, variables={"SAGEMAKER_BASE_DIR": "/does/not/exist"}) as made:
+        assert made.wait() == 0
+    assert "ready: the job would start" in made.text
+    with Launcher(tmp_path, "preflight", *line, "--instance-type=ml.p4d.24xlarg") as twice:
+        assert twice.wait() == 64
+    assert "--instance-type is given twice" in twice.text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_report_fits_its_terminal_and_its_commands_can_be_copied(tmp_path: Path, width: int) -> None:
+    _, text = report(words(tmp_path, SMP, hyperparameters={"prompt": "it's $HOME; ls"}), width)
+    prose = [line for line in text.splitlines() if "/opt/trainworks" not in line]
+    assert max(map(len, prose)) <= width
+    assert """'it'"'"'s $HOME; ls'""" in text
+
+
+def test_the_same_job_as_json(tmp_path: Path) -> None:
+    secret = "abcdefgh-secret"
+    status, text = report(words(tmp_path, SMP, "--format", "json", hyperparameters={"api_token": secret}))
+    document = json.loads(text)
+    assert (status, document["ready"], document["problems"]) == (0, True, [])
+    assert document["hyperparameters"]["mp_parameters"] == {"pipeline_parallel_degree": 2}
+    assert document["plans"][0]["mode"] == "smdistributed.modelparallel"
+    assert secret not in text
+    assert secret in report(words(tmp_path, SMP, "--show-secrets", hyperparameters={"api_token": secret}))[1]
+
+
+def test_the_dict_may_be_written_as_python_does(tmp_path: Path) -> None:
+    line = words(tmp_path)
+    (tmp_path / "d.json").write_text("{'mpi': {'enabled': True, 'processes_per_host': 8},}  # as in the notebook")
+    assert run(line).hyperparameters["sagemaker_mpi_enabled"] is True
+    (tmp_path / "d.json").write_text("{'mpi': {'enabled': on}}")
+    assert "is neither JSON nor a Python literal" in str(run(line).problems[0])
+
+
+def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "smp.json").write_text('{"pipeline_parallel_degree": 4}', encoding="utf-8")
+    parallel: Json = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": "smp.json"}}}
+    made = run(words(tmp_path, {**parallel, "mpi": {"enabled": True, "processes_per_host": 8}}))  # type: ignore[dict-item]
+    assert made.problems == ()
+    assert made.hyperparameters["mp_parameters"] == {"pipeline_parallel_degree": 4}
+
+
+@pytest.mark.parametrize(
+    ("distribution", "more", "said"),
+    [
+        ({"mpi": {"enabled": True, "processes_per_host": 9}}, (), "9 processes per host on 8 GPU(s)"),
+        (SMP | {"mpi": {"enabled": True}}, (), "needs the processes per host"),  # type: ignore[operator]
+        ({"mpi": {"enabled": True, "custom_mpi_options": "-x A=1 -x A=2"}}, (), "given as '1' and as '2'"),
+        (SMDDP | {"mpi": {"enabled": True}}, (), "are both switched on"),  # type: ignore[operator]
+        (TORCH, ("--framework-version", "1.12"), "torch_distributed needs torch 1.13 or later"),
+        ({"mpi": {"processes_per_host": 8}}, (), "'enabled' is missing"),
+        (TORCH, ("--data-gb", "100"), "advice on storage needs both"),
+        (TORCH, ("--data-gb", "many", "--epoch-seconds", "3"), "'many' is not a number above 0"),
+        (TORCH, ("--image-manifest", "/does/not/exist.json"), "there is no such file"),
+        (TORCH, ("--instance-group", "a=ml.p4d.24xlarge:2"), "stands beside --instance-type"),
+    ],
+)
+def test_problems_are_said_before_anything_is_paid_for(
+    tmp_path: Path, distribution: Json, more: tuple[str, ...], said: str
+) -> None:
+    status, text = report(words(tmp_path, distribution, *more), 120)
+    assert status == 64
+    assert said in " ".join(text.split())
+    assert "not ready" in text
+
+
+def test_every_problem_of_every_kind_at_once(tmp_path: Path) -> None:
+    line = words(tmp_path, {"mpi": {"processes_per_host": 8}}, kind="ml.p4d.24xlarg", count=0)
+    line[line.index("--entry-point") + 1] = f"{tmp_path}/trian.py"
+    texts = [str(problem) for problem in run(line).problems]
+    assert len(texts) == 4
+    for said in ("did you mean 'ml.p4d.24xlarge'?", "did you mean 'train.py'?", "'0' is not a number of hosts"):
+        assert any(said in text for text in texts), texts
+
+
+def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    line = words(tmp_path, {"smdistributed": {"other": {}}}, "--source-dir", f"{tmp_path}/src")
+    line[line.index("--entry-point") + 1] = "train.py"
+    texts = [str(problem) for problem in run(line).problems]
+    assert any("smdistributed has no 'other'" in text for text in texts)
+    assert any("there is no code" in text for text in texts)
+
+
+def test_instance_groups(tmp_path: Path) -> None:
+    groups = ("--instance-group", "gpu=ml.p4d.24xlarge:2", "--instance-group", "cpu=ml.c5.xlarge:3")
+    mpi: Json = {"mpi": {"enabled": True, "processes_per_host": 8}, "instance_groups": ["gpu"]}
+    made = run(words(tmp_path, mpi, *groups, kind=""))
+    assert made.problems == ()
+    assert [(plan.host, bool(plan.argv)) for plan in made.plans] == [
+        ("algo-1", True),
+        ("algo-2", False),
+        ("algo-3", True),
+    ]
+    assert made.plans[2].env["SM_CURRENT_INSTANCE_TYPE"] == "ml.c5.xlarge"
+    missing = run(words(tmp_path, {"mpi": {"enabled": True}}, *groups, kind=""))
+    assert "name exactly one of gpu, cpu" in str(missing.problems[0])
+
+
+def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
+    manifest = {
+        "schema": 1,
+        "name": "small",
+        "components": {"torch": {"version": "2.4.1"}},
+        "missing": [{"component": "aws-ofi-nccl", "cost": "NCCL talks TCP between hosts instead of EFA"}],
+        "programs": {"python": "/opt/venv/bin/python", "torchrun": "/opt/venv/bin/torchrun"},
+    }
+    (tmp_path / "image.json").write_text(json.dumps(manifest), encoding="utf-8")
+    option = ("--image-manifest", f"{tmp_path}/image.json")
+    made = run(words(tmp_path, TORCH, *option))
+    assert made.problems == ()
+    assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
+    assert "there is no mpirun" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- advice
+def test_one_host_with_smddp(tmp_path: Path) -> None:
+    advice = advice_of(run(words(tmp_path, SMDDP, count=1)))
+    assert "use torch_distributed" in advice["smddp on one host"]
+    assert "NVLink" in advice["smddp on one host"]
+    assert "CPUBottleneck" in advice["CPUs"]
+    assert "smddp on one host" not in advice_of(run(words(tmp_path, SMDDP)))
+    assert "smddp on this instance type" in advice_of(run(words(tmp_path, SMDDP, kind="ml.g5.48xlarge")))
+
+
+def test_batch_and_learning_rate_follow_the_number_of_replicas(tmp_path: Path) -> None:
+    numbers: dict[str, Json] = {"batch_size": 32, "lr": 0.1}
+    advice = advice_of(run(words(tmp_path, hyperparameters=numbers)))
+    assert "512 = 32 x 16" in advice["batch"]
+    assert "go to 1.6 with a gradual warm-up" in advice["learning rate"]
+    split = advice_of(run(words(tmp_path, SMP, hyperparameters=numbers)))
+    assert "256 = 32 x 8" in split["batch"]
+    assert "learning rate" not in advice_of(run(words(tmp_path, {}, count=1)))
+
+
+def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) -> None:
+    four: Json = {"mpi": {"enabled": True, "processes_per_host": 4}}
+    assert "4 of 8 GPUs on each host do nothing" in advice_of(run(words(tmp_path, four)))["idle GPUs"]
+    assert "8 GPUs" in advice_of(run(words(tmp_path, {}, count=1)))["idle GPUs"]
+    assert "has no GPU" in advice_of(run(words(tmp_path, kind="ml.m5.xlarge")))["no accelerator"]
+    assert "ml.p3dn.24xlarge" in advice_of(run(words(tmp_path, kind="ml.p3.16xlarge")))["no EFA"]
+    assert "each of the 2 hosts trains a whole model" in advice_of(run(words(tmp_path, {})))["no distribution"]
+
+
+def test_the_guides_example_of_a_file_system(tmp_path: Path) -> None:
+    """100 GB per epoch in 30 s need about 3 GB/s; 2.4 GB/s with 67 GB in memory was enough."""
+    (storage,) = FACTS.storages
+    data = Data(gigabytes=100, seconds=30, cached=67, throughput=2.4)
+    assert steps_for(100 / 30, storage) == 14
+    assert steps_for(2.4, storage) == 10
+    assert epoch_seconds(data, 0) > data.seconds > epoch_seconds(data, 67)
+    options = ("--data-gb", "100", "--epoch-seconds", "30", "--ram-cache-gb", "67", "--storage-gb-per-second", "2.4")
+    advice = advice_of(run(words(tmp_path, SMDDP, *options)))
+    assert "14 step(s) of 1.2 TiB" in advice["storage"]
+    assert "100 GB in 30 s are 3.33 GB/s" in advice["storage"]
+    assert "the other epochs read 33 GB, 1.10 GB/s: 5 step(s)" in advice["storage cache"]
+    assert "2.4 GB/s is enough: 13.8 s per epoch" in advice["storage throughput"]
+    whole = advice_of(run(words(tmp_path, SMDDP, *options[:4])))
+    assert "only the first epoch reads" in whole["storage cache"]
+    assert describe_size(3.3, storage) == "14 step(s) of 1.2 TiB, 240 MB/s each: 16.8 TiB"
+    assert describe_size(0.1, storage) == "1 step(s) of 1.2 TiB, 240 MB/s each: 1.2 TiB"
+    assert describe_size(0.7, storage).endswith("3.6 TiB (sold as 4,800 GiB)")
+
+
+# ------------------------------------------------------------------------------------------------------------- scripts
+GOOD_SMP = """
+import torch
+import smdistributed.modelparallel.torch as smp
+smp.init()
+loader = torch.utils.data.DataLoader(data, drop_last=True, num_workers=0)
+model = smp.DistributedModel(net)
+"""
+BAD_SMP = """
+import torch, smdistributed.modelparallel.torch as smp
+from apex import amp
+from torch.nn.parallel import DistributedDataParallel as DDP
+loader = torch.utils.data.DataLoader(data, num_workers=8)
+model = DDP(torch.jit.ScriptModule())
+raise SystemExit("never executed")
+"""
+OPTIONS = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", "-e", type=int)
+parser.add_argument("--learning-rate")
+arguments = parser.parse_args()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "arguments", "expected"),
+    [
+        (GOOD_SMP, "smdistributed.modelparallel", (), []),
+        (
+            BAD_SMP,
+            "smdistributed.modelparallel",
+            (),
+            [
+                (0, "there is no smp.init()"),
+                (3, "apex.amp"),
+                (5, "DataLoader with num_workers=8"),
+                (5, "DataLoader without drop_last"),
+                (6, "DistributedDataParallel"),
+                (6, "torch.jit.ScriptModule"),
+            ],
+        ),
+        ("import torch\n", "torch_distributed", (), [(0, "there is no init_process_group")]),
+        ("import torch\nfrom accelerate import Accelerator\n", "torch_distributed", (), []),
+        (SCRIPT, "torch_distributed", (), []),
+        ("import torch.distributed as d\nd.init_process_group('nccl')", "pytorchddp", (), [(2, "backend 'nccl'")]),
+        (
+            "import torch.distributed as d\nd.init_process_group(backend='smddp')",
+            "smdistributed.dataparallel",
+            (),
+            [(0, "the smddp module is not imported")],
+        ),
+        (
+            "from smdistributed.dataparallel.torch import torch_smddp\ninit_process_group('smddp')",
+            "smdistributed.dataparallel",
+            (),
+            [],
+        ),
+        ("def f(:\n", "none", (), [(1, "this Python cannot parse it: invalid syntax")]),
+        (OPTIONS, "none", ("epochs", "e", "learning"), []),
+        (OPTIONS, "none", ("epochs", "lr"), [(6, "hyperparameter 'lr' is not declared")]),
+        (OPTIONS.replace("parse_args", "parse_known_args"), "none", ("lr",), []),
+        (OPTIONS + "for name in names: parser.add_argument(name)", "none", ("lr",), []),
+        (OPTIONS.replace("ArgumentParser()", "ArgumentParser(parents=[base])"), "none", ("lr",), []),
+    ],
+)
+def test_what_a_script_gives_away(
+    text: str, mode: str, arguments: tuple[str, ...], expected: list[tuple[int, str]]
+) -> None:
+    found = check_script(read_script(text), mode, "ml.p4d.24xlarge", False, mode == "torch_distributed", arguments)
+    assert sorted((finding.line, finding.what) for finding in found) == expected
+    assert all(finding.why for finding in found)
+
+
+def test_the_scripts_advice_has_its_line(tmp_path: Path) -> None:
+    _, text = report(words(tmp_path, SMP, script=BAD_SMP))
+    assert "script, line 5: DataLoader without drop_last" in text
+    assert "never executed" not in text
