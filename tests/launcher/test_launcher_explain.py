@@ -64,9 +64,7 @@ def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None
     assert lines[1].startswith("between hosts: TCP")
     assert any(line.startswith("warning: ") for line in lines[2:])
     alone = make_job(environment())
-    assert first_lines(plan_host(alone), alone) == (
-        "mode none, host algo-1 (1 of 1), 1 process(es) per host, train.py",
-    )
+    assert first_lines(plan_host(alone), alone) == ("mode none, host algo-1 (1 of 1), 1 process(es) here, train.py",)
 
 
 def write_secret_inputs(base: Path) -> dict[str, str]:
