@@ -87,6 +87,17 @@ def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_mo
             },
             id="mpi with the documented option",
         ),
+        pytest.param(
+            {
+                "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2, "ddp": True}}},
+                "mpi": {
+                    "enabled": True,
+                    "processes_per_host": 2,
+                    "custom_mpi_options": "--mca btl_vader_single_copy_mechanism none",
+                },
+            },
+            id="modelparallel",
+        ),
     ],
 )
 def test_two_hosts_with_two_processes_are_one_world_of_four(
@@ -102,6 +113,32 @@ def assert_world_of_four(ended: Ended) -> None:
     hosts = [process["host"] for process in world]
     assert [host.rpartition("-")[0] for host in hosts] == ["algo-1", "algo-1", "algo-2", "algo-2"], ended.output[-3000:]
     assert [process["arguments"] for process in world] == [ARGUMENTS] * 4
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        pytest.param({"smdistributed": {"dataparallel": {"enabled": True}}}, id="dataparallel"),
+        pytest.param(
+            {
+                "smdistributed": {
+                    "dataparallel": {
+                        "enabled": True,
+                        "custom_mpi_options": "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'",
+                    }
+                }
+            },
+            id="dataparallel with the documented option",
+        ),
+        pytest.param({"pytorchddp": {"enabled": True}}, id="pytorchddp"),
+    ],
+)
+def test_data_parallel_jobs_start_one_process_per_host_without_gpus_and_say_what_is_missing(
+    image: str, tmp_path: Path, distribution: dict[str, Any]
+) -> None:
+    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert [process["host"][:6] for process in ended.world()] == ["algo-1", "algo-2"]
+    assert "smddp" in ended.output
 
 
 def test_torch_distributed_starts_torchrun_on_every_host(image: str, tmp_path: Path) -> None:
