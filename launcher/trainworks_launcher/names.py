@@ -26,6 +26,13 @@ CODE_DIRECTORY = "code"
 FAILURE_FILE = "output/failure"
 """Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters."""
 
+FAILURE_JSON = "output/failure.json"
+"""OURS. The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
+``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE)."""
+
+FAILURE_SCHEMA = 1
+"""Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""
+
 SUCCESS_FILE = "output/success"
 """Empty file, written when every host ended with status 0 (TT)."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Sequence
 
 from trainworks_launcher import names
 
@@ -15,12 +16,15 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 @dataclass(frozen=True)
 class Outcome:
     """kind: one of the three ends. status: exit status for every host. host: where it happened. text: the failure text,
-    cause first; "" for a success."""
+    cause first; "" for a success. cause: its first line as we found it, also where the text is the user's own. rank: of
+    the process that failed first, -1 if that is not known."""
 
     kind: str
     status: int = 0
     host: str = ""
     text: str = ""
+    cause: str = ""
+    rank: int = -1
 
 
 def exit_status(wait_status: int) -> int:
@@ -30,15 +34,23 @@ def exit_status(wait_status: int) -> int:
     return 128 - wait_status
 
 
-def describe_status(returncode: int) -> str:
-    """``exit status 3`` or ``killed by SIGKILL (exit status 137)`` with a hint for the commonest cause."""
+def describe_status(returncode: int, oom_kills: int | None = None) -> str:
+    """``exit status 3`` or ``killed by SIGKILL (exit status 137)``, and whether memory ran out.
+
+    oom_kills: how many processes of this host the kernel killed during the job; None if it does not say.
+    """
     number = -returncode if returncode < 0 else returncode - 128 if returncode > 128 else 0
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return f"exit status {returncode}"
-    hint = ", perhaps out of memory" if name == "SIGKILL" else ""
-    return f"killed by {name} (exit status {exit_status(returncode)}{hint})"
+        return f"exit status {returncode}{_lack_of_memory(oom_kills)}"
+    hint = ", perhaps out of memory" if name == "SIGKILL" and oom_kills is None else ""
+    return f"killed by {name} (exit status {exit_status(returncode)}{hint}){_lack_of_memory(oom_kills)}"
+
+
+def _lack_of_memory(oom_kills: int | None) -> str:
+    """The end of a sentence."""
+    return f"; out of memory: the kernel killed {oom_kills} process(es) of this host" if oom_kills else ""
 
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -134,30 +146,91 @@ _MPIRUN_REPORTS = (
 def mpirun_report(tail: bytes) -> tuple[int, int]:
     """(rank, return code) of the process that failed first, in mpirun's own words (4.x and 5.x); else (-1, 0)."""
     words = tail.decode("utf-8", "replace")
-    for pattern in _MPIRUN_REPORTS:
-        found = pattern.search(words)
-        if found:
-            values = found.groupdict()
-            code = -int(values["signal"]) if values.get("signal") else int(values["code"])
-            return int(values["rank"]), code
-    return -1, 0
+    found = [match for match in (pattern.search(words) for pattern in _MPIRUN_REPORTS) if match]
+    if not found:
+        return -1, 0
+    # What it said first: an abort is told when it happens, the summary comes at the end.
+    values = min(found, key=lambda match: match.start()).groupdict()
+    return int(values["rank"]), -int(values["signal"]) if values.get("signal") else int(values["code"])
+
+
+def ends_with_traceback(tail: bytes) -> bool:
+    """Whether a traceback is the last that a process said: it died of it, and did not only log it."""
+    text = tail[-_LAST_BYTES:].decode("utf-8", "replace")
+    cause, _ = find_traceback(text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return bool(cause) and any(cause in line for line in lines[-_LINES_AFTER:])
+
+
+_LAST_BYTES = 16384
+_LINES_AFTER = 6
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A rank that ended before the job did. at: when the trouble began, in seconds of the leader's monotonic clock.
+    outcome: what its host knows: its number, its status (0: not known) and the failure text from its own output.
+    certain: it failed on its own account, by its traceback or its status."""
+
+    at: float
+    outcome: Outcome
+    certain: bool
+
+
+def first_suspect(suspects: Sequence[Suspect], rank: int = -1) -> Suspect | None:
+    """What is known of ``rank``, the process that had it last; without a rank the first one that surely failed."""
+    if rank >= 0:
+        return next((suspect for suspect in reversed(suspects) if suspect.outcome.rank == rank), None)
+    return min((suspect for suspect in suspects if suspect.certain), key=lambda suspect: suspect.at, default=None)
+
+
+def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
+    """The failure of another host's rank, if it came before the one that was reported; else the reported one.
+
+    Each torchrun knows the ranks of its own host only, and the one that reports first may have been the second to fail.
+    """
+    own = first_suspect([suspect for suspect in suspects if suspect.outcome.host == failure.host], failure.rank)
+    first = first_suspect(suspects)
+    if first is None or first.outcome.host == failure.host or (own is not None and own.at <= first.at):
+        return failure
+    return replace(first.outcome, kind=failure.kind, status=first.outcome.status or failure.status)
 
 
 def failure_text(
-    *, what: str, host: str, mode: str, returncode: int, tail: bytes, processes: int = 1, rank: int = -1
+    *,
+    what: str,
+    host: str,
+    mode: str,
+    returncode: int | None,
+    tail: bytes,
+    processes: int = 1,
+    rank: int = -1,
+    oom_kills: int | None = None,
 ) -> str:
     """The text of a program that failed: its cause, where it happened, then as much context as fits.
 
-    what: the program as a person calls it. tail: the end of its output, of the rank that failed first if it is known.
-    processes: whose output is in the tail. rank: that failed first, -1 if it is not known.
+    what: the program as a person calls it. returncode: None if it is not known. tail: the end of its output, of the
+    rank that failed first if it is known.
+    processes: whose output is in the tail. rank: that failed first, -1 if it is not known. oom_kills: as in
+    ``describe_status``.
     """
     output = tail.decode("utf-8", "replace")
     cause, traceback = find_traceback(output, processes)
-    place = f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode}): {describe_status(returncode)}"
+    end = _UNKNOWN_END + _lack_of_memory(oom_kills) if returncode is None else describe_status(returncode, oom_kills)
+    place = f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode}): {end}"
     if cause:
         return shorten(f"{cause}\n{place}\n{traceback}")
     last = "\n".join([line for line in output.splitlines() if line.strip()][-12:])
     return shorten(f"{place}\n{last}" if last else place)
+
+
+_UNKNOWN_END = "it failed"
+
+
+def with_status(outcome: Outcome, returncode: int) -> Outcome:
+    """The outcome of a rank whose host did not know its status, with the status that somebody else knows."""
+    text = outcome.text.replace(f"): {_UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1)
+    return replace(outcome, status=exit_status(returncode), text=shorten(text))
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:

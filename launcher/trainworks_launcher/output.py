@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import selectors
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Iterable
 
 from trainworks_launcher import names
-from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, shorten
+from trainworks_launcher.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 
 TAIL_BYTES = 65536
 """How much of the end of a command's output is kept for the failure text."""
@@ -349,13 +350,16 @@ class Output:
         """Copy two descriptors, of a process's standard output and error, to ours."""
         return self._out.add(out, tail, prefix), self._error.add(error, tail, prefix)
 
+    def take(self) -> None:
+        """Read what is in the pipes now, however slow our own reader is."""
+        for copier in (self._out, self._error):
+            copier.take()
+
     def wait(self, pairs: Iterable[tuple[Stream, Stream]], seconds: float) -> None:
         """Wait, bounded, until the streams that ``copy`` returned have ended. Their tails then have what was read."""
         deadline = time.monotonic() + seconds
-        copiers = (self._out, self._error)
-        for copier in copiers:
-            copier.take()
-        for copier, streams in zip(copiers, zip(*pairs)):
+        self.take()
+        for copier, streams in zip((self._out, self._error), zip(*pairs)):
             copier.wait(streams, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
@@ -373,8 +377,8 @@ def _same_file(first: int, second: int) -> bool:
 
 
 def clear_outcome_files(base_directory: str) -> None:
-    """Remove failure and success of an earlier run, which would speak for this one."""
-    for name in (names.FAILURE_FILE, names.SUCCESS_FILE):
+    """Remove what an earlier run said of its end: it would speak for this one."""
+    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE):
         with contextlib.suppress(OSError):
             Path(base_directory, name).unlink()
 
@@ -387,8 +391,11 @@ def users_own_failure(base_directory: str) -> str:
         return ""
 
 
-def write_outcome_files(base_directory: str, outcome: Outcome) -> None:
-    """Write output/failure or output/success. A failure text of the user's own is kept. Errors are logged only."""
+def write_outcome_files(base_directory: str, outcome: Outcome, mode: str = "") -> None:
+    """Write output/success, or output/failure and failure.json beside it.
+
+    A failure text of the user's own is kept. ``mode`` is the job's, "" if it has none yet. Errors are logged only.
+    """
     failure, success = Path(base_directory, names.FAILURE_FILE), Path(base_directory, names.SUCCESS_FILE)
     try:
         failure.parent.mkdir(parents=True, exist_ok=True)
@@ -397,8 +404,21 @@ def write_outcome_files(base_directory: str, outcome: Outcome) -> None:
             return
         with contextlib.suppress(FileNotFoundError):
             success.unlink()
-        failed = outcome.kind == FAILED or (outcome.kind == STOPPED and outcome.status != 0)
-        if failed and not users_own_failure(base_directory):
-            failure.write_text(shorten(outcome.text), encoding="utf-8")
+        if outcome.kind == STOPPED and outcome.status == 0:
+            return
+        own = users_own_failure(base_directory)
+        if not own:
+            failure.write_text(shorten(outcome.text), encoding="utf-8", errors="replace")
+        document = {
+            "schema": names.FAILURE_SCHEMA,
+            "kind": outcome.kind,
+            "status": outcome.status,
+            "mode": mode,
+            "host": outcome.host,
+            "rank": outcome.rank if outcome.rank >= 0 else None,
+            "cause": outcome.cause or outcome.text.partition("\n")[0],
+            "text": own or shorten(outcome.text),
+        }
+        Path(base_directory, names.FAILURE_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         log(f"cannot write below {failure.parent}: {error}")

@@ -17,6 +17,7 @@ from typing import Callable
 
 from trainworks_launcher import processes
 from trainworks_launcher.loop import READ, Loop
+from trainworks_launcher.outcome import ends_with_traceback
 from trainworks_launcher.output import Output, Stream, Tail
 from trainworks_launcher.values import decode, mapping, number
 
@@ -39,6 +40,14 @@ class Rank:
         self.status: int | None = None
         self.ended_at = 0.0
         self.streams: tuple[Stream, Stream] | None = None
+
+    def began_to_fail(self) -> float:
+        """When its last traceback was seen, if it died of that, else its end (monotonic clock)."""
+        return self.tail.traced_at if self.tail.traced_at and self.has_traceback() else self.ended_at
+
+    def has_traceback(self) -> bool:
+        """Whether it died of an exception."""
+        return ends_with_traceback(self.tail.read())
 
     def is_running(self) -> bool:
         """Whether the process is there, and is still the one that reported."""
@@ -85,9 +94,17 @@ class Ranks:
         """Process ids of the ranks that still run."""
         return tuple(rank.pid for rank in self._all if rank.is_running())
 
+    def begin_again(self, rank: Rank) -> bool:
+        """Whether the number of a rank that has just reported was another process's before."""
+        return any(other.number == rank.number for other in self._all if other is not rank)
+
     def latest(self, number: int) -> Rank | None:
         """The process that had this rank last."""
         return next((rank for rank in reversed(self._all) if rank.number == number), None)
+
+    def take(self) -> None:
+        """Read what the ranks have written until now, so that their tails have it."""
+        self._output.take()
 
     def drain(self, seconds: float) -> None:
         """Wait, bounded, for the rest of the output of all ranks."""

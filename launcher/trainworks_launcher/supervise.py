@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
@@ -30,21 +31,19 @@ from trainworks_launcher.outcome import (
     STOPPED,
     SUCCEEDED,
     Outcome,
-    describe_status,
-    exit_status,
-    failure_text,
-    mpirun_report,
+    Suspect,
     shorten,
-    torchrun_report,
 )
 from trainworks_launcher.plan import Auxiliary, NodePlan
 from trainworks_launcher.processes import Child
 from trainworks_launcher.ranks import Rank, Ranks
 from trainworks_launcher.runtime import Runtime
+from trainworks_launcher.verdict import Verdict, last_words, name_of_program
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
+_OTHER_HOST_SECONDS = 1.0
 
 
 def run_plan(plan: NodePlan, environment: Environment) -> int:
@@ -69,6 +68,8 @@ class _Supervisor:
         prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._ranks: Ranks | None = None
+        self._verdict = Verdict(plan, environment.base_directory, self._masker)
+        self._failed: tuple[int, bytes] | None = None
         self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
         self._steps: list[preparation.Step] = []
@@ -81,6 +82,7 @@ class _Supervisor:
         self._local_address = ""
         self._went = False
         self._stop_signal = 0
+        self._stopped_by_other_host = False
         self._outcome: Outcome | None = None
         self._leaving = False
 
@@ -117,7 +119,7 @@ class _Supervisor:
         self._log(trace)
         text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
-        output.write_outcome_files(self._base, self._outcome)
+        output.write_outcome_files(self._base, self._outcome, self._plan.mode)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -134,6 +136,7 @@ class _Supervisor:
             self._ranks = Ranks(
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
             )
+            self._verdict.ranks = self._ranks
         self._role = self._make_role()
         self._role.begin()
 
@@ -145,6 +148,8 @@ class _Supervisor:
             go=self._go,
             stop=self._stop_from_other_host,
             restart=self._restart_ranks,
+            suspect=self._suspect,
+            judge=self._verdict.judge,
             finish=self._finish,
             left=self._loop.stop,
             log=self._log,
@@ -190,11 +195,12 @@ class _Supervisor:
             return
         kind = STOPPED if self._stop_signal else FAILED
         status = 128 + self._stop_signal if self._stop_signal else names.EXIT_PREPARATION
-        text = self._text(what, code)
-        reason = preparation.reason_of(self._command.tail.read() if self._command is not None else b"")
-        if reason and text.startswith(what):  # else it begins with a traceback, which says more
-            text = shorten(f"{self._masker.text(reason)}\n{text}")
-        self._report(Outcome(kind, status, self._plan.host, text))
+        tail = self._command.tail.read() if self._command is not None else b""
+        outcome = self._verdict.of_command(what, code, tail, self._stop_signal)
+        reason = self._masker.text(preparation.reason_of(tail))
+        if reason and outcome.text.startswith(what):  # else it begins with a traceback, which says more
+            outcome = replace(outcome, text=shorten(f"{reason}\n{outcome.text}"), cause=reason)
+        self._report(replace(outcome, kind=kind, status=status))
 
     def _prepared(self) -> None:
         """The code is here. If it had to be fetched, plan again with what it is: what refuses a local archive at the
@@ -280,9 +286,7 @@ class _Supervisor:
 
     def _auxiliary_failed(self, row: Auxiliary, child: Child) -> None:
         """The programs that it served would wait for it for ever."""
-        host, mode, code = self._plan.host, self._plan.mode, child.returncode
-        text = failure_text(what=f"the {row.name}", host=host, mode=mode, returncode=code, tail=child.tail.read())
-        self._report(Outcome(FAILED, exit_status(code), host, self._masker.text(text)))
+        self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail.read()))
 
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
         """The environment of a command. mpirun's own files go to the runtime directory and are removed with it: what a
@@ -300,37 +304,20 @@ class _Supervisor:
             if self._outcome is None:
                 self._log("this host is done, waiting for the others")
             return
-        rank, reported = self._first_failing_rank()
-        code = reported or code
-        text = output.users_own_failure(self._base) or self._text(_name_of_program(self._plan), code, rank)
-        kind = STOPPED if self._stop_signal else FAILED
-        if self._stop_signal:
-            text = f"stopped by {signal.Signals(self._stop_signal).name}\n{text}"
-        self._report(Outcome(kind, exit_status(code), self._plan.host, text))
-
-    def _first_failing_rank(self) -> tuple[int, int]:
-        """(rank, return code) of the rank that failed first, in the words of the command that started it; (-1, 0) if
-        they do not say."""
-        if self._command is None or self._ranks is None:
-            return -1, 0
-        read = torchrun_report if self._plan.ranks_by == "torchrun" else mpirun_report
-        return read(self._command.tail.read())
-
-    def _text(self, what: str, code: int, first_rank: int = -1) -> str:
-        rank = self._ranks.latest(first_rank) if self._ranks is not None else None
         tail = self._command.tail.read() if self._command is not None else b""
-        plan = self._plan
-        return self._masker.text(
-            failure_text(
-                what=what,
-                host=plan.host,
-                mode=plan.mode,
-                returncode=code,
-                tail=rank.tail.read() if rank is not None else tail,
-                processes=plan.processes if rank is None else 1,
-                rank=first_rank,
-            )
-        )
+        rank, _ = self._verdict.reported_rank(tail)
+        if rank < 0 or self._verdict.knows(rank) or self._stop_signal:
+            self._report_failure(code, tail)
+        else:
+            # mpirun has told the leader before the rank's own host did.
+            self._failed = (code, tail)
+            self._loop.after(_OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
+
+    def _report_failure(self, code: int, tail: bytes) -> None:
+        self._failed = None
+        if self._outcome is None:
+            name = name_of_program(self._plan)
+            self._report(self._verdict.of_command(name, code, tail, self._stop_signal))
 
     # ---------------------------------------------------------------------------------------------------------- ranks
     def _prefix_of(self, rank: int) -> bytes:
@@ -340,13 +327,30 @@ class _Supervisor:
     def _rank_started(self, rank: Rank) -> None:
         """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
         Both are told to give up."""
+        if self._ranks is not None and self._ranks.begin_again(rank):
+            self._verdict.forget()
         if self._stop_signal or self._outcome is not None:
             processes.send(rank.pid, signal.SIGTERM)
             if self._command is not None:
                 self._command.signal(signal.SIGTERM)
 
     def _rank_ended(self, rank: Rank) -> None:
-        """The end of a rank was seen."""
+        """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""
+        if self._stop_signal or self._outcome is not None or self._ranks is None or self._role is None:
+            return
+        self._ranks.take()
+        suspect = self._verdict.of_rank(rank)
+        if suspect is not None:
+            self._role.suspect(suspect)
+
+    def _suspect(self, suspect: Suspect) -> None:
+        """Some host says that a rank of it has ended."""
+        self._verdict.add(suspect)
+        if self._failed is not None:
+            code, tail = self._failed
+            rank, _ = self._verdict.reported_rank(tail)
+            if self._verdict.knows(rank):
+                self._report_failure(code, tail)
 
     def _report(self, outcome: Outcome) -> None:
         """This host's end, to whoever decides the job's."""
@@ -363,9 +367,7 @@ class _Supervisor:
                 self._reap()
             for number in _STOP_SIGNALS:
                 if number in numbers:
-                    self._stop(number)
-                    if self._role is not None:
-                        self._role.stopping()
+                    self._stop_from_platform(number)
 
     def _reap(self) -> None:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
@@ -399,9 +401,20 @@ class _Supervisor:
             text = f"stopped by {signal.Signals(self._stop_signal).name} before the program was started"
             self._report(Outcome(STOPPED, 128 + self._stop_signal, self._plan.host, text))
 
+    def _stop_from_platform(self, number: int) -> None:
+        """A stop signal to this container. Every container gets one: if another host's came first, the ranks have had
+        theirs. A further one is passed on, for somebody means it."""
+        passed_on = self._stopped_by_other_host
+        self._stopped_by_other_host = False
+        if not passed_on:
+            self._stop(number)
+        if self._role is not None:
+            self._role.stopping()
+
     def _stop_from_other_host(self) -> None:
         """Another host was stopped. Once only: a second signal would cut short what the first one started."""
         if not self._stop_signal:
+            self._stopped_by_other_host = True
             self._stop(signal.SIGTERM)
 
     def _signal_processes(self, number: int) -> None:
@@ -451,7 +464,7 @@ class _Supervisor:
         if command is not None and command.running:
             self._log(f"process {command.pid} does not end after KILL; leaving without it")
             self._command = None
-            text = f"{_name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
+            text = f"{name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
             self._report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
             if self._outcome is not None:
                 self._maybe_leave()
@@ -476,7 +489,7 @@ class _Supervisor:
         self._leaving = True
         self._auxiliaries.end()
         if self._outcome is not None:
-            output.write_outcome_files(self._base, self._outcome)
+            output.write_outcome_files(self._base, self._outcome, self._plan.mode)
         if self._role is not None:
             self._role.leave()
         else:
@@ -503,22 +516,9 @@ class _Supervisor:
         self._loop.close()
         self._runtime.remove()
         outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
-        self._log(_last_words(outcome))
+        self._log(last_words(outcome))
         self._output.close()
 
 
 def _ignore(number: int, frame: object) -> None:
     """A handler that does nothing: the wake-up descriptor carries the signal into the loop."""
-
-
-def _name_of_program(plan: NodePlan) -> str:
-    """The user's program for a sentence."""
-    return plan.env.get("SM_USER_ENTRY_POINT") or (plan.argv[0] if plan.argv else "the program")
-
-
-def _last_words(outcome: Outcome) -> str:
-    """The log line that ends a job."""
-    if outcome.kind == SUCCEEDED:
-        return "job succeeded on every host"
-    first = outcome.text.splitlines()[0] if outcome.text else describe_status(outcome.status)
-    return f"job {outcome.kind} (exit status {outcome.status}, host {outcome.host}): {first}"

@@ -178,6 +178,8 @@ class Heard:
             go=lambda: self.said.append("go"),
             stop=lambda: self.said.append("stop"),
             restart=lambda: self.said.append("restart"),
+            suspect=lambda suspect: self.said.append(f"suspect {suspect.outcome.rank}"),
+            judge=lambda outcome: outcome,
             finish=self.outcomes.append,
             left=lambda: self.said.append("left"),
             log=self.log.append,

@@ -115,12 +115,18 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Pa
 
 
 def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
-    """One status and one cause on both hosts. Which status: mpirun's own choice, if another rank's abort overtakes."""
+    """One status and one cause on both hosts, from the last words of the rank itself, which only its host has."""
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
         statuses = [launcher.wait() for launcher in launchers]
-    assert statuses[0] == statuses[1] != 0
+    assert statuses == [1, 1]
     assert launchers[0].failure == launchers[1].failure
+    lines = launchers[0].failure.splitlines()
+    assert lines[:2] == [
+        "ValueError: the last rank fails",
+        "train.py on host algo-2, rank 3 (mode mpi): exit status 1",
+    ]
+    assert lines[-1] == lines[0]
 
 
 def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_scripts_own_status(tmp_path: Path) -> None:
 def test_death_by_signal(tmp_path: Path) -> None:
     made = run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert made.status == 137
-    assert "killed by SIGKILL (exit status 137, perhaps out of memory)" in made.failure
+    assert "killed by SIGKILL (exit status 137" in made.failure
 
 
 def test_the_failure_text_leads_with_the_cause(tmp_path: Path) -> None:

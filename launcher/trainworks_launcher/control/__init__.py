@@ -13,6 +13,7 @@ refused               to host    why a host of this job is not let in; it may tr
 welcome               to host    the leader's fresh public key
 ready                 to leader  code and requirements are prepared, ssh serves on ``ssh_port``
 go                    to all     every host is ready: start
+suspect               to leader  a rank of this host ended, and perhaps failed: what is known of it, and for how long
 ended                 to leader  this host's own command ended, with its outcome
 stopping              to leader  a stop signal came to this host
 stop                  to all     some host was stopped: forward the signal to the processes
@@ -35,7 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Protocol, Sequence
 
-from trainworks_launcher.outcome import Outcome
+from trainworks_launcher.outcome import Outcome, Suspect
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,16 @@ class Events:
     """What a role tells the supervisor. welcome: the channel stands; on a worker with the leader's public key, the
     leader's address and this host's own, as the connection has them. peers: all hosts are ready, before
     ``go``. go: start. stop: forward a stop signal. restart: a host is lost and the job goes on, so this host's ranks,
-    which may wait for it for ever, have to begin again. finish: the outcome of the job. left: everybody knows it."""
+    which may wait for it for ever, have to begin again. suspect: a rank of some host ended; on the leader. judge: the
+    leader's last word on a failure, before all are told. finish: the outcome of the job. left: everybody knows it."""
 
     welcome: Callable[[str, str, str], None]
     peers: Callable[[Sequence[Peer]], None]
     go: Callable[[], None]
     stop: Callable[[], None]
     restart: Callable[[], None]
+    suspect: Callable[[Suspect], None]
+    judge: Callable[[Outcome], Outcome]
     finish: Callable[[Outcome], None]
     left: Callable[[], None]
     log: Callable[[str], None]
@@ -76,6 +80,9 @@ class Role(Protocol):
 
     def stopping(self) -> None:
         """A stop signal came to this host."""
+
+    def suspect(self, suspect: Suspect) -> None:
+        """A rank of this host ended, and perhaps failed."""
 
     def ended(self, outcome: Outcome) -> None:
         """This host's own command ended, or never started."""
@@ -108,6 +115,10 @@ class Alone:
 
     def stopping(self) -> None:
         """A stop signal came; the supervisor has forwarded it itself."""
+
+    def suspect(self, suspect: Suspect) -> None:
+        """It comes back at once."""
+        self._events.suspect(suspect)
 
     def ended(self, outcome: Outcome) -> None:
         """The command's outcome is the job's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Iterable, Sequence
 
 from trainworks_launcher import names
@@ -15,12 +16,13 @@ from trainworks_launcher.control.messages import (
     one_line,
     outcome_fields,
     read_outcome,
+    read_suspect,
 )
 from trainworks_launcher.control.strangers import Strangers
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Limits
 from trainworks_launcher.loop import READ, Loop
-from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
+from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 from trainworks_launcher.plan import Control
 from trainworks_launcher.values import number, text
 
@@ -90,6 +92,10 @@ class Leader:
         """A stop signal came to this host."""
         self._stop_all()
 
+    def suspect(self, suspect: Suspect) -> None:
+        """A rank of this host ended."""
+        self._events.suspect(suspect)
+
     def ended(self, outcome: Outcome) -> None:
         """This host's command ended, or it could not start."""
         self._note_ended(self._control.leader, outcome)
@@ -144,6 +150,8 @@ class Leader:
             self._maybe_go()
         elif kind == "ended":
             self._note_ended(connection.host, read_outcome(message))
+        elif kind == "suspect":
+            self._events.suspect(read_suspect(message, time.monotonic()))
         elif kind == "stopping":
             self._stop_all()
         elif kind == "bye":
@@ -366,7 +374,7 @@ class Leader:
                 host = failures[0].host if failures else self._control.leader
                 self._finish(Outcome(STOPPED, status, host, cause))
         elif failures:
-            self._finish(failures[0])
+            self._finish(self._events.judge(failures[0]))
         elif self._have_ended((self._control.leader, *self._workers())):
             self._finish(Outcome(SUCCEEDED, 0, self._control.leader, ""))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Mapping
 
 from trainworks_launcher import names
-from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
+from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 from trainworks_launcher.plan import Control
 from trainworks_launcher.values import Json, decode, number, text
 
@@ -66,7 +67,14 @@ def one_line(value: Json, limit: int = 200) -> str:
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
     """An outcome as the fields of a message."""
-    return {"outcome": outcome.kind, "status": outcome.status, "host": outcome.host, "text": outcome.text}
+    return {
+        "outcome": outcome.kind,
+        "status": outcome.status,
+        "host": outcome.host,
+        "rank": outcome.rank,
+        "cause": outcome.cause,
+        "text": outcome.text,
+    }
 
 
 def read_outcome(message: Message) -> Outcome:
@@ -75,4 +83,26 @@ def read_outcome(message: Message) -> Outcome:
     status = number(message.get("status")) & 0xFF
     if kind not in (SUCCEEDED, FAILED, STOPPED) or (kind == FAILED and not status):
         kind, status = FAILED, status or names.EXIT_LAUNCHER
-    return Outcome(kind, status, one_line(message.get("host")), words(message.get("text")))
+    rank = message.get("rank")
+    return Outcome(
+        kind,
+        status,
+        one_line(message.get("host")),
+        words(message.get("text")),
+        words(message.get("cause")),
+        rank if isinstance(rank, int) and not isinstance(rank, bool) else -1,
+    )
+
+
+def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
+    """A suspect as the fields of a message at a time; the clocks of two hosts differ, so its age goes, not its time."""
+    return {**outcome_fields(suspect.outcome), "age": max(0.0, now - suspect.at), "certain": suspect.certain}
+
+
+def read_suspect(message: Message, now: float) -> Suspect:
+    """The suspect in a message that came at a time."""
+    age = message.get("age")
+    age = float(age) if isinstance(age, (int, float)) else 0.0
+    # A status of 0 says that it is not known there, and that is no error.
+    outcome = replace(read_outcome(message), status=number(message.get("status")) & 0xFF)
+    return Suspect(now - age, outcome, message.get("certain") is True)

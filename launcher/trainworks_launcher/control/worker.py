@@ -9,10 +9,10 @@ import time
 from trainworks_launcher import names
 from trainworks_launcher.control import Events, proof
 from trainworks_launcher.control.connection import Connection
-from trainworks_launcher.control.messages import Message, digest, one_line, outcome_fields, read_outcome
+from trainworks_launcher.control.messages import Message, digest, one_line, outcome_fields, read_outcome, suspect_fields
 from trainworks_launcher.job import Limits
 from trainworks_launcher.loop import WRITE, Loop
-from trainworks_launcher.outcome import FAILED, Outcome
+from trainworks_launcher.outcome import FAILED, Outcome, Suspect
 from trainworks_launcher.plan import Control
 from trainworks_launcher.values import Json, text
 
@@ -78,6 +78,11 @@ class Worker:
         """A stop signal came to this host."""
         self._stopped = True
         self._send("stopping")
+
+    def suspect(self, suspect: Suspect) -> None:
+        """A rank of this host ended."""
+        if self._connection is not None and self._connection.open and self._connection.host:
+            self._connection.send("suspect", **suspect_fields(suspect, time.monotonic()))
 
     def ended(self, outcome: Outcome) -> None:
         """This host's command ended. Without a leader its outcome is all there is."""
