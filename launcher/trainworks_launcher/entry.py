@@ -1,7 +1,8 @@
 """The user's program: which one, where it is, and with which words it is started. Pure.
 
-Five kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file. ``package``: the code
+Six kinds. ``script``: a .py file. ``module``: ``-m package.module``. ``shell``: a .sh file. ``package``: the code
 directory is a project that pip can install, and the program is a module of it. ``command``: any other executable file.
+``line``: a line of shell that ModelTrainer calls a command; it is its user's, and run as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Code:
     for none. entries: relative paths of the files, sorted, bounded; of an archive together with what is there already;
     () while the archive is not fetched. executable: those of them with the execute bit. project: which of PROJECT_FILES
     makes it an installable project, "" for none. notes: what a person should know about where it comes from. fetch:
-    argv of the program that brings a remote archive here.
+    argv of the program that brings a remote archive here. requirements: the file that is installed before the start, if
+    it is among the entries.
     """
 
     directory: str
@@ -45,6 +47,7 @@ class Code:
     project: str = ""
     notes: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
+    requirements: str = REQUIREMENTS
 
     @property
     def remote(self) -> bool:
@@ -157,6 +160,8 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
     """
     if entry.kind == "script":
         return (python, entry.name)
+    if entry.kind == "line":  # -e: its first failure is its end, as under ModelTrainer's own starter
+        return (shell, "-ec", entry.name, "command")
     if entry.in_python:
         return (python, "-m", entry.module)
     if entry.kind == "shell" and entry.name not in code.executable:

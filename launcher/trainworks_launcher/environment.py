@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Callable, Mapping, Sequence
 
-from trainworks_launcher import entry, names
+from trainworks_launcher import drivers, entry, names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.manifest import Manifest, parse_manifest
@@ -61,7 +61,8 @@ class Environment:
     variables: the process's environment. hyperparameters: decoded, user's and reserved. resource_config and
     input_data_config: the platform's files. manifest: the image's. hostname: the kernel's. programs: name -> path of
     those that exist. hostname_shim: path if the file exists, else "". launcher_python, launcher_directory: this
-    launcher itself, for the small programs that it starts (rank.py, agent.py). aws_client: how AWS can be asked, BOTO3
+    launcher itself, for the small programs that it starts (rank.py, agent.py). drivers: what ModelTrainer's files say;
+    in ``hyperparameters`` already, except for a command and its arguments. aws_client: how AWS can be asked, BOTO3
     or the path of the aws command line, "" for neither or no need. job_secret: with which hosts prove who they are; it
     is in no other field, so that no process of the user gets it. problems: what could not be read.
     """
@@ -79,6 +80,7 @@ class Environment:
     hostname_shim: str
     launcher_python: str
     launcher_directory: str
+    drivers: drivers.Drivers = drivers.NONE
     job_secret: str = field(default="", repr=False)
     aws_client: str = ""
     problems: tuple[Problem, ...] = ()
@@ -96,6 +98,16 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
         problems.append(Problem("there is no such directory, and the job's files are expected in it", base, advice))
     hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
+    trainer = drivers.read_drivers(
+        _read_object(base, names.SOURCE_CODE_FILE, problems),
+        _read_object(base, names.DISTRIBUTED_FILE, problems),
+        hyperparameters,
+        entry.program_name(variables, split_reserved(hyperparameters)[1]),
+        base,
+        names.RUNTIME_DIRECTORY_VARIABLE in variables,
+        problems,
+    )
+    hyperparameters = MappingProxyType({**trainer.hyperparameters, **hyperparameters})
     resource_config = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
     input_data_config = _read_object(base, names.INPUT_DATA_CONFIG_FILE, problems)
     manifest = _read_manifest(variables, problems)
@@ -105,7 +117,14 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     location = entry.code_location(base, variables, reserved)
     if not _can_be_path(location):  # ``job`` reports the hyperparameter
         location = f"{base}/{names.CODE_DIRECTORY}"
-    code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
+    if trainer.command and names.SUBMIT_DIRECTORY not in reserved:
+        code = entry.Code(
+            directory=str(Path.cwd())
+        )  # a command without code of its own: where the image starts programs
+    else:
+        code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
+    if trainer.requirements:
+        code = replace(code, requirements=trainer.requirements)
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     manifest = _complete(manifest, asked, programs)
     return Environment(
@@ -124,6 +143,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         hostname_shim=manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else "",
         launcher_python=sys.executable,
         launcher_directory=str(Path(__file__).resolve().parent),
+        drivers=trainer,
         job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         problems=tuple(problems),

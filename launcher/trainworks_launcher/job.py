@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import cluster, fabric, names, placement, provision
@@ -21,7 +22,7 @@ from trainworks_launcher.errors import Problem, RefusalError, nearest
 from trainworks_launcher.exported import check_exported, exported_variables, warn_exported
 from trainworks_launcher.hyperparameters import split_reserved
 from trainworks_launcher.registry import Mode
-from trainworks_launcher.values import Json, text, texts
+from trainworks_launcher.values import Json, compact, text, texts
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -175,7 +176,12 @@ def make_job(environment: Environment, host: str = "") -> Job:
     style = choose_style(environment.variables, reserved, problems)
     problems += check_sizes(user, style)
     program = entries.program_name(environment.variables, reserved)
-    code_entry = entries.choose_entry_point(program, environment.code, environment.programs, problems)
+    trainer = environment.drivers
+    warnings += trainer.notes
+    if trainer.command:
+        code_entry = entries.EntryPoint("line", trainer.command)
+    else:
+        code_entry = entries.choose_entry_point(program, environment.code, environment.programs, problems)
     code = provision.with_fetch(environment, reserved, problems)
     requirements = provision.installation(environment, code, code_entry, problems)
     warnings += code.notes
@@ -210,7 +216,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     _check_secret(environment.job_secret, problems)
     if problems:
         raise RefusalError(problems)
-    arguments = to_arguments(user, style)
+    arguments = (*trainer.arguments, *to_arguments(user, style))
     exported = exported_variables(
         environment,
         mode=mode.name,
@@ -225,6 +231,8 @@ def make_job(environment: Environment, host: str = "") -> Job:
         master_port=master_port,
         arguments=arguments,
     )
+    if trainer.distributed:
+        exported = MappingProxyType({**exported, names.DISTRIBUTED_CONFIG_VARIABLE: compact(dict(trainer.distributed))})
     return Job(
         environment=environment,
         mode=mode.name,

@@ -20,6 +20,15 @@ RESOURCE_CONFIG_FILE = "input/config/resourceconfig.json"
 INPUT_DATA_CONFIG_FILE = "input/config/inputdataconfig.json"
 """Object: channel name -> settings of that channel; only the names are used (TT)."""
 
+SOURCE_CODE_FILE = "input/data/sm_drivers/sourcecode.json"
+"""Object: the fields of ModelTrainer's SourceCode. Source: SDK, model_trainer.py."""
+
+DISTRIBUTED_FILE = "input/data/sm_drivers/distributed.json"
+"""Object: the fields of ModelTrainer's Torchrun or MPI; empty for a plain script. Source: SDK, model_trainer.py."""
+
+SOURCE_CHANNEL = "input/data/code"
+"""Where ModelTrainer's code is: its source_dir, or the archive that source_dir names."""
+
 CODE_DIRECTORY = "code"
 """The user's code when nothing else is said."""
 
@@ -182,6 +191,9 @@ LOG_LEVEL_DEFAULT = 20
 
 INTERFACE = "eth0"
 """Network interface where the resource config names none (TT)."""
+
+DISTRIBUTED_CONFIG_VARIABLE = "SM_DISTRIBUTED_CONFIG"
+"""distributed.json as text, as ModelTrainer's own starter exports it."""
 
 DATA_PARALLEL_PORT = 7592
 """Port of smddp's own rendezvous on the first host of the distribution (TT)."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Sequence
 
 from trainworks_launcher import names
-from trainworks_launcher.entry import REQUIREMENTS
 from trainworks_launcher.plan import NodePlan
 
 
@@ -42,7 +41,7 @@ def installation(plan: NodePlan) -> tuple[Step, ...]:
     """The step that installs what the code needs, if anything: the last one, once the code is there."""
     if not plan.requirements:
         return ()
-    what = REQUIREMENTS if "-r" in plan.requirements else f"the project ({plan.code.project})"
+    what = plan.code.requirements if "-r" in plan.requirements else f"the project ({plan.code.project})"
     return (Step(f"installing {what}", plan.requirements),)
 
 

@@ -9,7 +9,7 @@ from typing import Mapping
 from trainworks_launcher import names
 from trainworks_launcher.entry import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.environment import BOTO3, Environment
-from trainworks_launcher.errors import Problem
+from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.exported import region_of
 from trainworks_launcher.values import Json
 
@@ -65,14 +65,20 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
     A project is installed where its entry point is Python's: a shell script may want to do that in its own way.
     """
     project = (".",) if code.project and entry.kind in ("module", "package") else ()
-    listed = ("-r", REQUIREMENTS) if REQUIREMENTS in code.entries else ()
+    listed = ("-r", code.requirements) if code.requirements in code.entries else ()
+    if not listed and code.requirements != REQUIREMENTS and not code.remote:
+        place = code.archive or code.directory
+        what = f"there is no file {code.requirements!r} in {place}"
+        problems.append(
+            Problem(what, f"{names.SOURCE_CODE_FILE}: requirements", nearest(code.requirements, code.entries))
+        )
     if not project and not listed:
         return ()
     python = environment.programs.get("python", "")
     if not python and not entry.in_python:  # else it is a problem already
         advice = "install python3, or leave the file out"
         problems.append(
-            Problem(f"there is no Python in this image, and there is a {REQUIREMENTS}", "program python", advice)
+            Problem(f"there is no Python in this image, and there is a {code.requirements}", "program python", advice)
         )
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
     arn = environment.variables.get(names.REPOSITORY_VARIABLE, "").strip()

@@ -57,7 +57,7 @@ def warn_of_library(job: Job) -> tuple[str, ...]:
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
     """A problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
     components = job.environment.manifest.components
-    if any(name in components for name in packages) or REQUIREMENTS in job.code.entries or job.code.remote:
+    if any(name in components for name in packages) or job.code.requirements in job.code.entries or job.code.remote:
         return []
     what = " or ".join(packages)
     advice = f"use an image that has {what}, or name it in a {REQUIREMENTS} beside the entry point"

@@ -1,0 +1,158 @@
+"""What ModelTrainer of the SageMaker SDK (its third line) says about a job beside its hyperparameters. Pure.
+
+It sends two files with its own starter: ``sourcecode.json`` (the fields of its SourceCode) and ``distributed.json``
+(those of Torchrun or MPI, or nothing). Where an image is run with its own entry point, or the starter is told to run
+``train``, these are the job; they are translated into the hyperparameters by which the older lines say the same, so
+that one set of rules holds for all.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher import names
+from trainworks_launcher.errors import Problem
+from trainworks_launcher.values import NOTHING, Json, kind, text
+
+_ARCHIVES = (".tar.gz", ".tgz")
+_OURS = ("train", "/opt/trainworks/bin/train")  # commands that hand the job to this launcher
+_AUTOMATIC = "auto"  # "requirements.txt, if it is there"
+
+
+@dataclass(frozen=True)
+class Drivers:
+    """hyperparameters: what the files ask for, by the names of the older lines. command: a line of shell that is run in
+    the place of an entry point, "" for none; arguments: what follows it. requirements: the file that is installed, ""
+    for the usual one. distributed: distributed.json as it is, for the script. notes: for the log."""
+
+    hyperparameters: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
+    command: str = ""
+    arguments: tuple[str, ...] = ()
+    requirements: str = ""
+    distributed: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
+    notes: tuple[str, ...] = ()
+
+
+NONE = Drivers()
+"""No ModelTrainer, or a job that names its entry point in the older way."""
+
+
+@dataclass
+class _Fields:
+    """Reads the fields of one file and collects what is wrong with them."""
+
+    file: str
+    document: Mapping[str, Json]
+    problems: list[Problem] = field(default_factory=list)
+
+    def text(self, name: str) -> str:
+        """A text; "" if it is absent or null."""
+        value = self.document.get(name)
+        if value is not None and not isinstance(value, str):
+            self.wrong(name, value, "give a text, or leave it out")
+        return text(value).strip()
+
+    def list(self, name: str) -> tuple[Json, ...]:
+        """A list of texts and numbers; () if it is absent or null."""
+        value = self.document.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or any(not isinstance(entry, (str, int, float)) for entry in value):
+            self.wrong(name, value, "give a list of texts and numbers")
+            return ()
+        return tuple(value)
+
+    def wrong(self, name: str, value: Json, advice: str) -> None:
+        """A field of the wrong type."""
+        self.problems.append(Problem(f"{name!r} is {kind(value)}", self.file, advice))
+
+
+def read_drivers(
+    source: Mapping[str, Json],
+    distributed: Mapping[str, Json],
+    hyperparameters: Mapping[str, Json],
+    program: str,
+    base: str,
+    started_by_us: bool,
+    problems: list[Problem],
+) -> Drivers:
+    """What the two files ask for. program: the entry point that the job names otherwise, "" for none. started_by_us:
+    this launcher runs below another one.
+
+    Adds to ``problems`` what is wrong in the files, and what contradicts the hyperparameters.
+    """
+    if not source:
+        return NONE
+    if program:
+        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is there and not used: the job names {program!r}",))
+    fields = _Fields(names.SOURCE_CODE_FILE, source)
+    command, script = fields.text("command"), _inside(fields.text("entry_script"))
+    arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))
+    if command in _OURS:  # ModelTrainer's starter was told to start us: the job is the rest of the file
+        command, arguments = "", ()
+    elif command and started_by_us:
+        advice = "make it the one word train, and name the script as entry_script"
+        problems.append(Problem(f"the command starts this launcher again: {command}", names.SOURCE_CODE_FILE, advice))
+    notes = [f"the job is that of {names.SOURCE_CODE_FILE}, as ModelTrainer wrote it"]
+    asked: dict[str, Json] = {names.ARGUMENT_STYLE: "json"}
+    if command:
+        asked[names.ARGUMENT_STYLE] = "none"
+        notes += [f"{name} is not used: the job has a command" for name, given in (("entry_script", script),) if given]
+        if distributed:
+            notes.append(f"{names.DISTRIBUTED_FILE} is not used: the command starts its processes itself")
+    elif script:
+        asked[names.PROGRAM] = script
+        asked.update(_distribution(distributed, problems))
+    else:
+        advice = "set entry_script in SourceCode, or a command of your own"
+        problems.append(Problem("neither 'entry_script' nor 'command' is given", names.SOURCE_CODE_FILE, advice))
+    directory = fields.text("source_dir")
+    if directory:
+        archive = directory.rsplit("/", 1)[-1] if directory.endswith(_ARCHIVES) else ""
+        asked[names.SUBMIT_DIRECTORY] = "/".join(filter(None, (base, names.SOURCE_CHANNEL, archive)))
+    requirements = fields.text("requirements")
+    problems += fields.problems
+    for name, value in asked.items():
+        given = hyperparameters.get(name)
+        if given not in (None, "", value) and name != names.ARGUMENT_STYLE:
+            what = f"{given!r}, and ModelTrainer's files say {value!r}"
+            problems.append(Problem(what, f"hyperparameter {name}", "leave the hyperparameter out"))
+    return Drivers(
+        hyperparameters=MappingProxyType(asked),
+        # The arguments are words of their own, never text of the line.
+        command=f'{command} "$@"' if command and arguments else command,
+        arguments=arguments if command else (),
+        requirements="" if requirements == _AUTOMATIC else _inside(requirements),
+        distributed=NOTHING if command else distributed,
+        notes=tuple(notes),
+    )
+
+
+def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> dict[str, Json]:
+    """The hyperparameters of Torchrun or MPI. The file does not say which; each has a field that the other has not."""
+    if not distributed:
+        return {}
+    fields = _Fields(names.DISTRIBUTED_FILE, distributed)
+    asked: dict[str, Json] = {}
+    if "mpi_additional_options" in distributed:
+        asked[names.MPI_ENABLED] = True
+        options = [str(option) for option in fields.list("mpi_additional_options")]
+        if options:
+            asked[names.MPI_OPTIONS] = " ".join(shlex.quote(option) for option in options)
+    elif "smp" in distributed:  # its parameters come as the hyperparameter mp_parameters
+        asked[names.TORCH_DISTRIBUTED_ENABLED] = True
+    else:
+        what = f"is neither Torchrun's nor MPI's: it has {', '.join(distributed)}"
+        problems.append(Problem(what, names.DISTRIBUTED_FILE, "use Torchrun or MPI, or a command"))
+    if distributed.get("process_count_per_node") is not None:
+        asked[names.PROCESSES_PER_HOST] = distributed["process_count_per_node"]
+    problems += fields.problems
+    return asked
+
+
+def _inside(path: str) -> str:
+    """A path below the code directory, as the SDK takes it: with or without ``./`` in front."""
+    return path[2:] if path.startswith("./") else path
