@@ -112,7 +112,7 @@ class _Parser:
             self._take_export(word, option)
         elif option in OURS:
             self._refuse(word, f"leave it out: {OURS[option]}", 0 if equals else self._dialect.options.get(option, 1))
-            if equals:
+            if equals and option not in self._dialect.optional:
                 self.words.pop(0)
         elif option in KEYED:
             self._take_keyed(word, option)
