@@ -17,6 +17,7 @@ from trainworks_launcher import cluster, fabric, names, placement, provision
 from trainworks_launcher import entry as entries
 from trainworks_launcher.arguments import check_sizes, choose_style, to_arguments
 from trainworks_launcher.elastic import Elastic, read_elastic
+from trainworks_launcher.elsewhere import environment_of
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, RefusalError, nearest
 from trainworks_launcher.exported import check_exported, exported_variables, warn_exported
@@ -163,6 +164,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
 
     Raises RefusalError with all problems; nothing has been started or changed then.
     """
+    environment = environment_of(environment, host)
     problems: list[Problem] = list(environment.problems)
     warnings: list[str] = []
     user, reserved = split_reserved(environment.hyperparameters)

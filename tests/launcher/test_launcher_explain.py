@@ -10,6 +10,7 @@ import pytest
 from launcher_support import Launcher, environment, plan, write_inputs
 from test_launcher_plan import SCENARIOS
 
+from trainworks_launcher.environment import Devices
 from trainworks_launcher.explain import explain, first_lines, to_json, to_table
 from trainworks_launcher.job import make_job
 from trainworks_launcher.modes import plan_host
@@ -133,19 +134,49 @@ def test_the_help_has_every_command_and_option(tmp_path: Path) -> None:
         assert [option.name for option in command.options if f"  {option.name}" not in made.text] == []
 
 
-def test_another_hosts_plan_has_that_hosts_group_type_and_devices() -> None:
-    groups = [
-        {"instance_group_name": "trainers", "instance_type": "ml.fast.xlarge", "hosts": ["algo-1"]},
-        {"instance_group_name": "loaders", "instance_type": "ml.plain.xlarge", "hosts": ["algo-2"]},
-    ]
-    config = {"current_host": "algo-1", "hosts": list(TWO), "current_group_name": "trainers", "instance_groups": groups}
-    made = environment({"sagemaker_mpi_enabled": "true"}, resource_config=config)
-    first, second = plan(made, "algo-1").env, plan(made, "algo-2").env
-    assert (first["SM_CURRENT_INSTANCE_TYPE"], second["SM_CURRENT_INSTANCE_TYPE"]) == (
-        "ml.fast.xlarge",
-        "ml.plain.xlarge",
-    )
+GROUPS: Json = [
+    {"instance_group_name": "trainers", "instance_type": "ml.fast.xlarge", "hosts": ["algo-1", "algo-3"]},
+    {"instance_group_name": "loaders", "instance_type": "ml.plain.xlarge", "hosts": ["algo-2"]},
+]
+HERE = Devices(gpus=2, cpus=96, efa=("rdmap16s27",), interfaces=("eth0", "lo"))
+
+
+def of_group(current: str, name: str, kind: str) -> dict[str, Json]:
+    return {
+        "current_host": current,
+        "hosts": ["algo-1", "algo-2", "algo-3"],
+        "current_group_name": name,
+        "current_instance_type": kind,
+        "instance_groups": GROUPS,
+    }
+
+
+def test_another_hosts_plan_has_that_hosts_names_group_type_and_devices() -> None:
+    config = of_group("algo-1", "trainers", "ml.fast.xlarge")
+    made = environment({"sagemaker_mpi_enabled": "true"}, resource_config=config, devices=HERE)
+    third, second = plan(made, "algo-3").env, plan(made, "algo-2").env
+    assert (third["SM_NUM_GPUS"], second["SM_NUM_GPUS"]) == ("2", "0"), "own type: as seen here; other type: the table"
+    assert (third.get("FI_PROVIDER"), second.get("FI_PROVIDER")) == ("efa", None)
     assert second["SM_CURRENT_INSTANCE_GROUP"] == "loaders"
+    assert json.loads(second["SM_RESOURCE_CONFIG"]) == of_group("algo-2", "loaders", "ml.plain.xlarge")
+    assert "LD_PRELOAD" not in second, "this platform's hostnames are the job's"
+    elsewhere = environment({}, resource_config=config, devices=HERE, hostname="aws")
+    assert plan(elsewhere, "algo-2").env["TRAINWORKS_HOSTNAME"] == "algo-2"
+
+
+@pytest.mark.parametrize("mode", ["sagemaker_mpi_enabled", "sagemaker_torch_distributed_enabled", "epochs"])
+def test_a_hosts_plan_is_the_same_from_wherever_it_is_asked_for(mode: str) -> None:
+    config = of_group("algo-1", "trainers", "ml.fast.xlarge")
+    table = Devices(gpus=8, cpus=96, efa=None)
+    here = environment({mode: "true"}, resource_config=config, devices=table)
+    there = environment(
+        {mode: "true"},
+        resource_config=of_group("algo-2", "loaders", "ml.plain.xlarge"),
+        devices=Devices(gpus=0, cpus=96, efa=None),
+        hostname="algo-2",
+    )
+    assert plan(here, "algo-2") == plan(there)
+    assert plan(there, "algo-1") == plan(here)
 
 
 def test_options_are_words_with_or_without_an_equals_sign() -> None:

@@ -1,0 +1,43 @@
+"""The environment as another host of the job would read it, as far as that can be known from here. Pure.
+
+For ``train --plan --host NAME`` and the preflight. The image, the code and the hyperparameters are the same on every
+host. Names are the other host's. Devices are too: those of this host if it is of the same instance type, else what the
+image's instance table says; the number of CPUs is not in that table and stays this host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from trainworks_launcher import cluster
+from trainworks_launcher.environment import Environment
+from trainworks_launcher.manifest import Instance
+from trainworks_launcher.values import Json, text, texts
+
+
+def environment_of(environment: Environment, host: str) -> Environment:
+    """The environment of ``host``; unchanged for this host, and for a name that is none of the job's."""
+    config = environment.resource_config
+    current = text(config.get("current_host"))
+    if not host or host == current or host not in texts(config.get("hosts")):
+        return environment
+    own = cluster.instance_type_of(config, current)
+    kind = cluster.instance_type_of(config, host)
+    group = cluster.group_of(config, host)
+    changed: dict[str, Json] = {"current_host": host}
+    if "current_instance_type" in config:
+        changed["current_instance_type"] = kind
+    if group and "current_group_name" in config:
+        changed["current_group_name"] = group.name
+    devices = environment.devices
+    if kind != own:
+        row = environment.manifest.instances.get(kind, Instance())
+        devices = replace(devices, gpus=row.gpus, neuron_devices=min(row.neuron_cores, 1), efa=None)
+    return replace(
+        environment,
+        resource_config=MappingProxyType({**config, **changed}),
+        devices=devices,
+        # A platform that names its hosts does so everywhere.
+        hostname=host if environment.hostname == current else environment.hostname,
+    )
