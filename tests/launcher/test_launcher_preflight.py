@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from launcher_support import LAUNCHER, Launcher
 
 from trainworks_launcher.advice import Data, describe_size, epoch_seconds, steps_for
@@ -317,3 +320,41 @@ def test_the_scripts_advice_has_its_line(tmp_path: Path) -> None:
     _, text = report(words(tmp_path, SMP, script=BAD_SMP))
     assert "script, line 5: DataLoader without drop_last" in text
     assert "never executed" not in text
+
+
+# --------------------------------------------------------------------------------------------------------- any input
+KEYS = st.sampled_from(
+    (
+        *("mpi", "smdistributed", "pytorchddp", "torch_distributed", "parameter_server", "instance_groups", "torchrun"),
+        *("dataparallel", "modelparallel", "enabled", "parameters", "processes_per_host", "custom_mpi_options"),
+        *("pytorchxla", "multi_worker_mirrored_strategy", "process_count_per_node", "partitions", "ddp_port", "x"),
+    )
+)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-1, 9), st.floats(allow_nan=False), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    distribution=VALUES,
+    user=st.dictionaries(st.text(max_size=6), VALUES, max_size=3),
+    kind=st.sampled_from(["ml.p4d.24xlarge", "ml.trn1.32xlarge", "ml.c5.xlarge", "ml.p5.48xlarge", ""]),
+    framework=st.sampled_from(["pytorch", "tensorflow", "mxnet"]),
+)
+def test_any_dict_gets_an_answer_and_never_a_traceback(
+    tmp_path_factory: pytest.TempPathFactory, distribution: Json, user: dict[str, Json], kind: str, framework: str
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    line = words(folder, distribution, "--framework", framework, kind=kind, hyperparameters=user)
+    status, text = report(line)
+    assert status == (0 if text.endswith("ready: the job would start\n") else 64)
+    assert (status == 64) == bool(run(line).problems)
+    shutil.rmtree(folder)
+
+
+@given(text=st.text(max_size=200))
+def test_any_text_is_a_script_that_can_be_read(text: str) -> None:
+    check_script(read_script(text), "smdistributed.modelparallel", "ml.p4d.24xlarge", False, False, ("epochs",))
