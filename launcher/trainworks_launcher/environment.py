@@ -110,7 +110,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     hyperparameters = MappingProxyType({**trainer.hyperparameters, **hyperparameters})
     resource_config = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
     input_data_config = _read_object(base, names.INPUT_DATA_CONFIG_FILE, problems)
-    manifest = _read_manifest(variables, problems)
+    manifest = read_manifest(variables, problems)
     programs = _find_programs(manifest, variables)
     hosts = texts(resource_config.get("hosts"))
     reserved = split_reserved(hyperparameters)[1]
@@ -166,7 +166,7 @@ def _read_object(base: str, name: str, problems: list[Problem]) -> Mapping[str, 
     return value
 
 
-def _read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Manifest:
+def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Manifest:
     """The image's manifest; the generic one if there is none at the default place."""
     asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(asked or names.IMAGE_MANIFEST)
@@ -284,8 +284,8 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
 
 def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...]) -> Devices:
     """Count and list what the host has, from the kernel's own files."""
-    interfaces = _names("/sys/class/net", lambda _: True)
-    reaching = "" if not interface or interface in interfaces else _interface_that_reaches(hosts[0] if hosts else "")
+    interfaces = network_interfaces()
+    reaching = "" if not interface or interface in interfaces else interface_that_reaches(hosts[0] if hosts else "")
     return Devices(
         gpus=_count_gpus(variables),
         neuron_devices=len(_names("/dev", re.compile(r"neuron\d+").fullmatch)),
@@ -344,7 +344,12 @@ def _count_gpus(variables: Mapping[str, str]) -> int:
     return sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU ")) if answer.returncode == 0 else 0
 
 
-def _interface_that_reaches(host: str) -> str:
+def network_interfaces() -> tuple[str, ...]:
+    """Sorted names of this host's network interfaces."""
+    return _names("/sys/class/net", lambda _: True)
+
+
+def interface_that_reaches(host: str) -> str:
     """The interface by which packets to ``host`` leave, else the one of the default route, else "".
 
     A connected datagram socket sends nothing; it only makes the kernel choose a source address.
@@ -358,7 +363,7 @@ def _interface_that_reaches(host: str) -> str:
         except (OSError, ValueError):  # ValueError: not even the form of a host name
             address = ""
     if address:
-        for name in _names("/sys/class/net", lambda _: True):
+        for name in network_interfaces():
             if _address_of(name) == address:
                 return name
     return _default_route_interface()

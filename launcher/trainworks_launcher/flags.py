@@ -60,6 +60,8 @@ _VARIABLE_LIST = "mca_base_env_list"
 
 def parse_user_options(words: Sequence[str], dialect: Dialect, where: str) -> tuple[UserOptions, list[Problem]]:
     """Sort the user's words (already split by shell rules). ``where`` names their source in the problems."""
+    if any("\0" in word for word in words):
+        return UserOptions(), [Problem("a word has a NUL character", where, "no program can be given one")]
     parser = _Parser(words, dialect, where)
     while parser.words:
         parser.take_option()

@@ -1,7 +1,7 @@
 """Started by mpirun or torchrun once per rank: reports to the launcher of its host and becomes the user's program.
 
-A program of its own, run as ``python3 -I rank.py [--keep A,B] -- PROGRAM...`` with only the standard library's smallest
-modules, because it starts once per rank. No shell, no copy of the output, no process in between.
+A program of its own, run as ``python3 -I rank.py [--size N] [--keep A,B] -- PROGRAM...`` with only the standard
+library's smallest modules, because it starts once per rank. No shell, no copy of the output, no process in between.
 
 It connects to the launcher's socket in the runtime directory, makes two pipes, sends the read ends with the rank's
 numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output and error: real pipes, for scripts open
@@ -10,6 +10,9 @@ numbers (SCM_RIGHTS, unix(7)) and puts the write ends on its standard output and
 With ``--keep`` (mpirun) the environment is the one in ``environment.json`` of this host, with what mpirun set (by
 prefix) and what the user exported with ``-x`` (the names after ``--keep``) over it, so that nothing host-specific comes
 from the leader. Without it (torchrun) the environment is the inherited one.
+
+With ``--size`` the number of ranks that mpirun says it started has to be the planned one: a part of a job that trains
+on fewer processes than were paid for must not end in success.
 """
 
 from __future__ import annotations
@@ -27,18 +30,20 @@ _SOCKET = "ranks"  # ranks.SOCKET
 _ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
 _RANK = ("OMPI_COMM_WORLD_RANK", "RANK")
+_SIZE = ("OMPI_COMM_WORLD_SIZE",)
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK")
 
 
 def main(arguments: list[str]) -> int:
     """Become the program; returns only if that fails, with a shell's status for it."""
-    keep = None
-    if len(arguments) > 2 and arguments[0] == "--keep":
-        keep = frozenset(arguments[1].split(","))
+    options = {}
+    while len(arguments) > 2 and arguments[0] in ("--size", "--keep"):
+        options[arguments[0]] = arguments[1]
         arguments = arguments[2:]
     if len(arguments) < 2 or arguments[0] != "--":
-        sys.stderr.write("usage: rank.py [--keep NAME,NAME] -- PROGRAM [ARGUMENT...]\n")
+        sys.stderr.write("usage: rank.py [--size N] [--keep NAME,NAME] -- PROGRAM [ARGUMENT...]\n")
         return 64
+    keep = frozenset(options["--keep"].split(",")) if "--keep" in options else None
     program = arguments[1:]
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     if directory:
@@ -46,6 +51,10 @@ def main(arguments: list[str]) -> int:
             _report(directory)
         except OSError as error:
             sys.stderr.write(f"trainworks: this rank goes on without the launcher of its host: {error}\n")
+    size = _number(_SIZE)
+    if size >= 0 and str(size) != options.get("--size", str(size)):
+        sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")
+        return 66
     environment: Mapping[str, str] = os.environ
     place = os.curdir
     try:

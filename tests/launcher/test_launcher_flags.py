@@ -185,6 +185,7 @@ def test_an_option_nobody_knows_is_passed_on_and_said() -> None:
         ("-x", "-x needs a value"),
         ("--mca btl", "--mca needs a name and a value"),
         ("--bind-to", "--bind-to needs a value"),
+        ("-x A='\0'", "a word has a NUL character"),
         ("--bind-to= --map-by slot", "--bind-to= needs a value"),
         ("--bind-to core --bind-to none", "--bind-to is given as 'core' and as 'none'"),
         ("-np 4", "-np cannot be given here"),

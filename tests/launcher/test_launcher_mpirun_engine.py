@@ -6,6 +6,7 @@ the system's PATH). What is missing is skipped and said.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from launcher_network import NAMES, two_hosts, two_namespaces
-from launcher_support import TIME_OUT, environment, plan, write_manifest
+from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
 from trainworks_launcher.values import Json
@@ -45,9 +46,9 @@ def mpirun(dialect: Dialect) -> tuple[str, str]:
     pytest.skip(f"no mpirun of Open MPI {dialect.major} is here (TRAINWORKS_TEST_PREFIX={PREFIX})")
 
 
-def start(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+def start(words: tuple[str, ...], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run one mpirun to its end, as root."""
-    allowed = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed = {**os.environ, **variables, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return subprocess.run(
         words, capture_output=True, text=True, timeout=TIME_OUT, check=False, env=allowed, stdin=subprocess.DEVNULL
     )
@@ -131,6 +132,26 @@ def test_two_ranks_start_without_a_complaint(options: str, dialect: Dialect) -> 
     for rank in range(per_host):
         assert f"rank {rank} of {per_host}" in said.stdout
     assert not COMPLAINTS.search(said.stderr), said.stderr
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: f"open-mpi-{dialect.major}")
+def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialect: Dialect) -> None:
+    """Whatever made mpirun start fewer ranks: here the number on its line."""
+    path, version = mpirun(dialect)
+    (tmp_path / "environment.json").write_text(json.dumps({"env": dict(os.environ), "cwd": str(tmp_path)}))
+    asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 3}
+    made = plan(environment(asked, open_mpi=version))
+    for count, status in ((2, 66), (3, 0)):
+        at = made.argv.index("-np") + 1
+        wrapper = next(at for at, word in enumerate(made.argv) if word.endswith("/rank.py")) - 2
+        end = made.argv.index("--", wrapper) + 1
+        line = [path, *made.argv[1:end], sys.executable, "-c", RANK]
+        line[at] = str(count)
+        line[wrapper : wrapper + 3] = [sys.executable, "-I", str(LAUNCHER / "trainworks_launcher" / "rank.py")]
+        said = start(tuple(line), TRAINWORKS_RUNTIME_DIRECTORY=str(tmp_path))
+        assert said.returncode == status, said.stderr
+        assert ("mpirun started 2 rank(s), and the job has 3" in said.stderr) is (count == 2)
+        assert (f"of {count}" in said.stdout) is (count == 3)
 
 
 PLAIN_RANK = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,35 +74,55 @@ def test_a_plain_script_gets_its_values_as_they_are_and_the_leader_writes_the_mo
     assert "failure" not in ended.outputs
 
 
-@pytest.mark.parametrize(
-    "distribution",
-    [
-        pytest.param({"mpi": {"enabled": True, "processes_per_host": 2}}, id="mpi"),
-        pytest.param(
-            {
-                "mpi": {
-                    "enabled": True,
-                    "processes_per_host": 2,
-                    "custom_mpi_options": "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'",
-                }
-            },
-            id="mpi with the documented option",
-        ),
-    ],
-)
-def test_two_hosts_with_two_processes_are_one_world_of_four(
-    image: str, tmp_path: Path, distribution: dict[str, Any]
-) -> None:
+DOCUMENTED = "--mca btl_vader_single_copy_mechanism none -x GREETING='two words'"
+"""The option that AWS's guides for smdistributed add, and which ends the job under sagemaker-training; and another."""
+
+
+@pytest.mark.parametrize("options", ["", DOCUMENTED], ids=["", "with the documented option"])
+def test_two_hosts_with_two_processes_are_one_world_of_four(image: str, tmp_path: Path, options: str) -> None:
+    distribution = {"mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": options}}
     ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
-    assert_world_of_four(ended)
+    assert_world_of_four(ended, ARGUMENTS, greeting="two words" if options else "")
 
 
-def assert_world_of_four(ended: Ended) -> None:
-    """Assert that four processes met, two on each host, leader first, each with the job's values."""
+def test_model_parallel_jobs_start_and_say_that_the_library_is_missing(image: str, tmp_path: Path) -> None:
+    distribution = {
+        "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2, "ddp": True}}},
+        "mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": DOCUMENTED},
+    }
+    ended = fit(image, tmp_path, "world.py", distribution=distribution)
+    assert_world_of_four(ended, ["--mp_parameters", "ddp=True,partitions=2"], greeting="two words")
+    assert re.search("warning: .*smp", ended.output)
+
+
+def assert_world_of_four(ended: Ended, arguments: list[str], greeting: str = "") -> None:
+    """Assert that four processes met, two on each host, leader first, each with these arguments and this variable."""
     world = ended.world()
     hosts = [process["host"] for process in world]
     assert [host.rpartition("-")[0] for host in hosts] == ["algo-1", "algo-1", "algo-2", "algo-2"], ended.output[-3000:]
-    assert [process["arguments"] for process in world] == [ARGUMENTS] * 4
+    assert [process["arguments"] for process in world] == [arguments] * 4
+    assert [process["greeting"] for process in world] == [greeting] * 4
+    for rank, host in enumerate(hosts):
+        assert f"rank {rank} of 4 on {host}" in ended.output
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        pytest.param({"smdistributed": {"dataparallel": {"enabled": True}}}, id="dataparallel"),
+        pytest.param(
+            {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": DOCUMENTED}}},
+            id="dataparallel with the documented option",
+        ),
+        pytest.param({"pytorchddp": {"enabled": True}}, id="pytorchddp"),
+    ],
+)
+def test_data_parallel_jobs_start_one_process_per_host_without_gpus_and_say_what_is_missing(
+    image: str, tmp_path: Path, distribution: dict[str, Any]
+) -> None:
+    ended = fit(image, tmp_path, "world.py", distribution=distribution, hyperparameters=VALUES)
+    assert [process["host"][:6] for process in ended.world()] == ["algo-1", "algo-2"]
+    assert re.search("warning: .*smddp", ended.output)
 
 
 def test_torch_distributed_starts_torchrun_on_every_host(image: str, tmp_path: Path) -> None:
@@ -115,7 +136,7 @@ def test_what_the_generic_estimator_drops_can_be_said_as_hyperparameters(image: 
     """`Estimator` accepts `distribution` and sends nothing of it: docs/use.md."""
     asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
     ended = fit(image, tmp_path, "world.py", estimator="Estimator", hyperparameters={**VALUES, **asked})
-    assert_world_of_four(ended)
+    assert_world_of_four(ended, ARGUMENTS)
 
 
 def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: Path) -> None:

@@ -6,12 +6,17 @@ its drivers, which need programs of the image, and a command of ours, which hand
 
 from __future__ import annotations
 
+import io
+import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sdk.support import PIP_CHANNEL, Ended, pip_settings, run_client, source
+from trainworks_launcher.stand_ins import NO_KEY
 
 pytestmark = pytest.mark.engine
 
@@ -61,6 +66,51 @@ def test_its_driver_runs_torchrun_on_two_hosts(image: str, tmp_path: Path) -> No
     distributed = {"Torchrun": {"process_count_per_node": 2}}
     ended = train(image, tmp_path, "world.py", distributed=distributed, hyperparameters=VALUES)
     assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1", "algo-2", "algo-2"]
+
+
+def test_its_driver_runs_mpi_on_one_host(image: str, tmp_path: Path) -> None:
+    distributed = {"MPI": {"process_count_per_node": 2}}
+    ended = train(image, tmp_path, "world.py", hosts=1, distributed=distributed, hyperparameters=VALUES)
+    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"]
+
+
+def test_its_driver_is_ended_at_once_where_it_would_wait_for_a_key_that_no_image_should_hold(
+    image: str, tmp_path: Path
+) -> None:
+    began = time.monotonic()
+    ended = train(image, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}})
+    assert time.monotonic() - began < 60, "left alone, the driver gives up after 300 s"
+    assert ended.error.endswith("Process exited with code: 143")
+    assert NO_KEY.format(hosts=2) in ended.output
+    assert NO_KEY.format(hosts=2) in ended.outputs["failure"]
+
+
+@pytest.fixture
+def image_with_keys(image: str) -> Iterator[str]:
+    """Give an image that a user derived with what the SDK's driver needs: one key for everybody."""
+    import docker
+
+    client = docker.from_env()
+    tag = f"trainworks-test/keys:{uuid.uuid4().hex[:10]}"
+    steps = (
+        f"FROM {image}",
+        "RUN ssh-keygen -A && ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519",
+        "RUN cp /root/.ssh/id_ed25519.pub /root/.ssh/authorized_keys",
+        "RUN echo StrictHostKeyChecking no > /root/.ssh/config",
+    )
+    client.images.build(fileobj=io.BytesIO("\n".join(steps).encode()), tag=tag, rm=True)
+    try:
+        yield tag
+    finally:
+        client.images.remove(tag, force=True)
+        client.close()
+
+
+def test_its_driver_runs_too_few_ranks_and_the_log_says_so(image_with_keys: str, tmp_path: Path) -> None:
+    ended = train(image_with_keys, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}})
+    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"], "all on the first host"
+    assert "asks for 2 process(es), and the hosts have room for 4" in ended.output
+    assert "'ethwe' does not exist here; mpirun gets 'eth0'" in ended.output
 
 
 def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: Path) -> None:

@@ -61,7 +61,11 @@ def plan_ranks(
     if user.rest:
         line.append(Reason("other options", _FROM_USER, "user", user.rest))
     line += [
-        common.rank_wrapper(job, "gives each rank the environment of its own host", ("--keep", ",".join(exports))),
+        common.rank_wrapper(
+            job,
+            "gives each rank the environment of its own host",
+            ("--size", str(job.processes), "--keep", ",".join(exports)),
+        ),
         *before,
         *_program(job),
     ]

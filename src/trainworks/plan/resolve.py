@@ -25,7 +25,8 @@ CHECK_TYPES: Mapping[str, type[Any]] = {check_type.kind: check_type for check_ty
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
 ENVIRONMENT: Mapping[str, str] = {
-    "PATH": "/opt/venv/bin:/opt/ml/code:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": "/opt/trainworks/bin:/opt/venv/bin:/opt/ml/code"
+    ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "PYTHONUNBUFFERED": "1",
     "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",

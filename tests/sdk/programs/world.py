@@ -11,7 +11,7 @@ from pathlib import Path
 here = {
     "host": os.environ["SM_CURRENT_HOST"],
     "arguments": sys.argv[1:],
-    "hyperparameters": json.loads(os.environ.get("SM_HPS", "{}")),
+    "greeting": os.environ.get("GREETING", ""),
 }
 
 if "OMPI_COMM_WORLD_RANK" in os.environ:

@@ -1,0 +1,134 @@
+"""The programs that stand in front of mpirun and sshd, called by the SDK's driver and by anybody else.
+
+What needs a host without ssh host keys is in tests/sdk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher_support import LAUNCHER, TIME_OUT
+
+from trainworks_launcher.stand_ins import corrected
+
+DRIVERS_LINE = (
+    *("--host", "algo-1:2,algo-2:2", "-np", "2", "--allow-run-as-root", "--tag-output"),
+    *("-mca", "btl_tcp_if_include", "ethwe", "-mca", "oob_tcp_if_include", "ethwe"),
+    *("-mca", "pml", "ob1", "-x", "NCCL_SOCKET_IFNAME=ethwe", "-x", "PATH"),
+)
+"""As the driver of sagemaker-train 1.27.0 has it, without what matters here to nobody."""
+
+PROGRAM = ("/opt/venv/bin/python3", "-m", "mpi4py", "train.py", "-np", "1", "-x", "NCCL_SOCKET_IFNAME=ethwe")
+
+
+def test_a_missing_interface_is_replaced_in_mpiruns_options_and_not_in_the_programs() -> None:
+    words, notes = corrected((*DRIVERS_LINE, *PROGRAM), "ethwe", "eth0")
+    assert words == [word.replace("ethwe", "eth0") for word in DRIVERS_LINE] + list(PROGRAM)
+    assert notes[0] == "the network interface 'ethwe' does not exist here; mpirun gets 'eth0'"
+
+
+def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_better() -> None:
+    for missing, reaching in (("", "eth0"), ("ethwe", ""), ("eth9", "eth0")):
+        words, notes = corrected((*DRIVERS_LINE, *PROGRAM), missing, reaching)
+        assert words == [*DRIVERS_LINE, *PROGRAM]
+        assert not any("interface" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "said"),
+    [
+        ("algo-1:2,algo-2:2", "2", "asks for 2 process(es), and the hosts have room for 4"),
+        ("algo-1,algo-2", "1", "asks for 1 process(es), and the hosts have room for 2"),
+        ("algo-1:8", "8", ""),
+        ("algo-1", "1", ""),
+        ("algo-1:2,algo-2:2", "4", ""),
+    ],
+)
+def test_a_world_that_is_too_small_is_said_and_left_as_it_is(hosts: str, ranks: str, said: str) -> None:
+    given = ["--host", hosts, "-np", ranks, *PROGRAM]
+    words, notes = corrected(given, "", "")
+    assert words == given
+    assert said in "".join(notes)
+    assert len(notes) == bool(said)
+
+
+@pytest.mark.parametrize("given", [[], ["-np"], ["--host"], ["-mca", "x"], ["-x"], ["--version"], ["hostname"]])
+def test_a_line_that_mpirun_would_refuse_is_left_to_mpirun(given: list[str]) -> None:
+    assert corrected(given, "ethwe", "eth0") == (given, ())
+
+
+REAL = "import os, sys\nprint(sys.argv[1:], os.environ.get('TRAINWORKS_HOSTNAME'), os.environ.get('LD_PRELOAD'))\n"
+CALLER = "import subprocess, sys\nsys.exit(subprocess.run(sys.argv[1:]).returncode)\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Give a folder with both links, laid out as in an image, real programs that say how they were called, callers."""
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "trainworks_launcher").symlink_to(LAUNCHER / "trainworks_launcher")
+    (library / "stand-in").write_bytes((LAUNCHER / "entrypoint" / "stand-in").read_bytes())
+    (library / "stand-in").chmod(0o755)
+    real = tmp_path / "real"
+    real.write_text(f"#!{sys.executable} -I\n{REAL}", encoding="utf-8")
+    real.chmod(0o755)
+    shim = tmp_path / "libhostname.so"
+    shim.touch()
+    manifest = {"schema": 1, "programs": {"mpirun": str(real), "sshd": str(real)}, "hostname_shim": str(shim)}
+    (tmp_path / "image.json").write_text(json.dumps(manifest), encoding="utf-8")
+    for name in ("mpirun", "sshd"):
+        (tmp_path / name).symlink_to(library / "stand-in")
+    for name in ("mpi_driver.py", "somebody_else.py"):
+        (tmp_path / name).write_text(CALLER, encoding="utf-8")
+    return tmp_path
+
+
+def called(folder: Path, caller: str, *words: str, hosts: int = 2) -> subprocess.CompletedProcess[str]:
+    """Let a caller run one of the links, as the SDK's script would have prepared it."""
+    return subprocess.run(
+        (sys.executable, "-I", str(folder / caller), str(folder / words[0]), *words[1:]),
+        env={
+            "PATH": os.environ["PATH"],
+            "SAGEMAKER_BASE_DIR": str(folder / "ml"),
+            "TRAINWORKS_IMAGE_MANIFEST": str(folder / "image.json"),
+            "SM_HOSTS": json.dumps([f"algo-{number}" for number in range(1, hosts + 1)]),
+            "SM_CURRENT_HOST": "algo-2",
+            "SM_MASTER_ADDR": "127.0.0.1",
+            "SM_NETWORK_INTERFACE_NAME": "ethwe",
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+
+
+def test_the_driver_gets_the_interface_that_reaches_the_leader_and_its_host_its_name(installed: Path) -> None:
+    done = called(installed, "mpi_driver.py", "mpirun", "-mca", "btl_tcp_if_include", "ethwe", "hostname")
+    assert "['-mca', 'btl_tcp_if_include', 'lo', 'hostname'] algo-2 " in done.stdout
+    assert f"{installed}/libhostname.so" in done.stdout
+    assert "trainworks: the network interface 'ethwe' does not exist here; mpirun gets 'lo'" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["mpirun", "sshd"])
+def test_anybody_else_gets_the_real_program_with_his_words(installed: Path, program: str) -> None:
+    done = called(installed, "somebody_else.py", program, "-mca", "btl_tcp_if_include", "ethwe", "a b", "")
+    assert done.stdout == "['-mca', 'btl_tcp_if_include', 'ethwe', 'a b', ''] None None\n"
+    assert done.stderr == ""
+
+
+def test_on_one_host_the_driver_needs_no_key_and_is_left_alone(installed: Path) -> None:
+    done = called(installed, "mpi_driver.py", "sshd", "-D", hosts=1)
+    assert (done.returncode, done.stdout) == (0, "['-D'] None None\n")
+
+
+def test_a_program_that_the_image_lacks_is_named(installed: Path) -> None:
+    (installed / "image.json").write_text(json.dumps({"schema": 1}), encoding="utf-8")
+    done = called(installed, "somebody_else.py", "mpirun", "--version")
+    assert done.returncode == 127
+    assert done.stderr == "trainworks: this image has no mpirun\n"
