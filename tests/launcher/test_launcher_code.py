@@ -6,6 +6,7 @@ import io
 import json
 import os
 import stat
+import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from launcher_support import Launcher, environment, plan, write_inputs, write_manifest
+from launcher_pip import pip_variables, project_files
+from launcher_support import REPOSITORY, Launcher, environment, plan, write_inputs, write_manifest
 
 from trainworks_launcher.entry import Code, parse_entry_point
 from trainworks_launcher.environment import read_environment
@@ -429,26 +431,56 @@ def test_an_archive_larger_than_the_disk_is_refused_before_it_fills_it(tmp_path:
 
 
 # --------------------------------------------------------------------------------------------------- real processes
-ECHO = "import json, sys; print('GOT', json.dumps(sys.argv[1:]))"
+ECHO = "import json, sys; print('GOT', json.dumps(sys.argv[1:]), flush=True)"
 NASTY = {"a": "two  words", "b": 'it\'s "quoted"', "c": "$HOME `id` ; exit 3", "d": "line\nbreak", "e": "", "f": "-x"}
+PROGRAMS: Mapping[str, Mapping[str, str]] = {
+    "train.py": {"train.py": ECHO},
+    "-m package.train": {"package/train.py": ECHO},
+    "run.sh": {"run.sh": f'exec "$PYTHON_OF_THE_TEST" -c "{ECHO}" "$@"\n'},
+    "tool": {"tool": f"#!/usr/bin/env python3\n{ECHO}\n"},
+    "package/train.py": {**project_files(), "package/train.py": ECHO},
+}
 
 
-@pytest.mark.parametrize(
-    ("program", "files"),
-    [
-        ("train.py", {"train.py": ECHO}),
-        ("-m package.train", {"package/train.py": ECHO}),
-        ("run.sh", {"run.sh": f'exec python3 -c "{ECHO}" "$@"\n'}),
-        ("tool", {"tool": f"#!/usr/bin/env python3\n{ECHO}\n"}),
-    ],
-)
-def test_arguments_arrive_as_they_are(tmp_path: Path, program: str, files: dict[str, str]) -> None:
-    archive = pack(tmp_path / "source.tar.gz", files, 0o644 if program.endswith(".sh") else 0o755)
-    given: dict[str, Json] = {**NASTY, "sagemaker_program": program, "sagemaker_submit_directory": str(archive)}
-    write_inputs(tmp_path, "", given, {})
-    with Launcher(tmp_path) as made:
-        assert made.wait() == 0
-    expected = [word for name, value in NASTY.items() for word in (f"-{name}", value)]
-    assert "GOT " in made.text
-    received = made.text.partition("GOT ")[2].splitlines()[0]
-    assert json.loads(received) == expected
+def arguments_received(made: Launcher) -> list[list[str]]:
+    """What each process got, from the lines that it printed."""
+    return [json.loads(line.partition("GOT ")[2]) for line in made.text.splitlines() if "GOT [" in line]
+
+
+def echo(base: Path, program: str, programs: Mapping[str, str], **given: Json) -> Launcher:
+    """Run a program that prints its arguments, with arguments that a shell would not leave alone."""
+    files = PROGRAMS[program]
+    archive = pack(base / "source.tar.gz", files, 0o644 if program.endswith(".sh") else 0o755)
+    asked = {**NASTY, "sagemaker_program": program, "sagemaker_submit_directory": str(archive), **given}
+    write_inputs(base, "", asked, {})
+    manifest = write_manifest(base / "image.json", programs)
+    variables = pip_variables(base, PIP_NO_INDEX="1", PYTHON_OF_THE_TEST=sys.executable)
+    with Launcher(base, variables={**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as made:
+        made.status = made.wait()
+    return made
+
+
+EXPECTED = [word for name, value in NASTY.items() for word in (f"-{name}", value)]
+
+
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if program != "package/train.py"])
+def test_arguments_arrive_as_they_are(tmp_path: Path, program: str) -> None:
+    made = echo(tmp_path, program, {"python": sys.executable})
+    assert made.status == 0, made.text
+    assert arguments_received(made) == [EXPECTED]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("starter", ["mpirun", "mpirun of Debian", "torchrun"])
+def test_every_kind_of_program_runs_under_the_real_starters(tmp_path: Path, program: str, starter: str) -> None:
+    prefix = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs") / "bin"
+    name = starter.partition(" ")[0]
+    path = Path("/usr/bin/mpirun") if "Debian" in starter else prefix / name
+    if not path.exists() or not (prefix / "python").exists():
+        pytest.skip(f"no {path}; make it with: tools/set-up-peers programs")
+    switch = MPI if name == "mpirun" else TORCH
+    asked: dict[str, Json] = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+    made = echo(tmp_path, program, {"python": str(prefix / "python"), name: str(path)}, **asked)
+    assert made.status == 0, made.text
+    assert arguments_received(made) == [EXPECTED, EXPECTED]

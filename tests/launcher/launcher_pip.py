@@ -1,0 +1,56 @@
+"""What tests need to have the real pip install something without any index of this machine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import zipfile
+from pathlib import Path
+
+
+def wheel(name: str, content: str) -> tuple[str, bytes]:
+    """(file name, bytes) of a wheel with one module."""
+    files = {
+        f"{name}.py": content,
+        f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{name}-1.0.dist-info/RECORD"
+    files[record] = "".join(f"{path},,\n" for path in (*files, record))
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return f"{name}-1.0-py3-none-any.whl", made.getvalue()
+
+
+def project_files() -> dict[str, str]:
+    """A project that pip can install: its build backend is its own, so that pip needs no index."""
+    _, content = wheel("project", "")
+    return {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "project"\nversion = "1.0"\n',
+        "backend.py": "import base64, os\n"
+        "def build_wheel(directory, settings=None, metadata=None):\n"
+        "    with open(os.path.join(directory, 'project-1.0-py3-none-any.whl'), 'wb') as out:\n"
+        f"        out.write(base64.b64decode({base64.b64encode(content).decode()!r}))\n"
+        "    return 'project-1.0-py3-none-any.whl'\n",
+    }
+
+
+def pip_variables(base: Path, **more: str) -> dict[str, str]:
+    """A pip that knows no index of this machine, and installs into a directory of the test."""
+    site = base / "site"
+    clean = dict.fromkeys(("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "http_proxy", "HTTP_PROXY"), "")
+    return {
+        **clean,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "",
+        "PIP_RETRIES": "0",
+        "PIP_TARGET": str(site),
+        "PYTHONPATH": str(site),
+        "NO_PROXY": "127.0.0.1",
+        "HOME": str(base),
+        **more,
+    }
