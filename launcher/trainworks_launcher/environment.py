@@ -266,6 +266,7 @@ def look_again(environment: Environment) -> Environment:
     code = look_at_code(
         environment.base_directory, directory, entry.program_name(environment.variables, reserved), problems
     )
+    code = replace(code, requirements=environment.code.requirements)
     return replace(environment, code=code, problems=tuple(problems))
 
 

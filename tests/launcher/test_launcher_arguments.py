@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -99,6 +100,17 @@ def test_the_other_styles(value: Json, flag: str, as_json: str | None, assignmen
     assert to_arguments({"x-y": value}, "none") == ()
     if as_json is not None:
         assert to_arguments({"x-y": value}, "json") == words(as_json)
+
+
+def test_the_table_of_styles_is_true() -> None:
+    """Each cell of the launcher's README, as a shell would read it."""
+    text = (REPOSITORY / "launcher/README.md").read_text(encoding="utf-8").partition("| style | true")[2]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.partition("\n\n")[0].splitlines()[2:]]
+    assert [row[0] for row in rows] == list(STYLES)
+    values: tuple[Json, ...] = (True, False, None, [1, "a b"], {"a": {"b": 1}})
+    for style, *cells in rows:
+        for value, cell in zip(values, cells[:5], strict=True):
+            assert tuple(shlex.split(cell)) == to_arguments({"name": value}, style), (style, value)
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
