@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence
 
 from trainworks_launcher.facts import Facts, InstanceFacts, Storage
+from trainworks_launcher.registry import MODES
 from trainworks_launcher.script import Finding
 from trainworks_launcher.values import Json, mapping
 
@@ -141,8 +142,12 @@ def _number(hyperparameters: Mapping[str, Json], names: Sequence[str]) -> tuple[
 
 def _devices(job: Situation, facts: Facts) -> Iterator[Advice]:
     instance = job.row.instance
+    if job.mode == "parameter_server" and instance.gpus > 1:
+        why = f"a worker is one process per host, and {job.instance_type} has {instance.gpus} GPUs"
+        yield Advice("idle GPUs", "take more hosts with one GPU each, or another distribution", why)
+    one_per_host = MODES[job.mode].one_per_host  # a mirrored strategy uses all GPUs with its one process
     for count, noun in ((instance.gpus, "GPUs"), (instance.neuron_cores, "Neuron cores")):
-        if job.mode != "none" and count > job.per_host:
+        if not one_per_host and count > job.per_host:
             why = f"{job.per_host} process(es) per host, and each uses one of {count}"
             text = f"{count - job.per_host} of {count} {noun} on each host do nothing: give {count} processes per host"
             yield Advice(f"idle {noun}", text, why)

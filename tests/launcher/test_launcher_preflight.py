@@ -217,6 +217,11 @@ def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) 
     four: Json = {"mpi": {"enabled": True, "processes_per_host": 4}}
     assert "4 of 8 GPUs on each host do nothing" in advice_of(run(words(tmp_path, four)))["idle GPUs"]
     assert "8 GPUs" in advice_of(run(words(tmp_path, {}, count=1)))["idle GPUs"]
+    servers: Json = {"parameter_server": {"enabled": True}}
+    tensorflow = ("--framework", "tensorflow")
+    assert "one GPU each" in advice_of(run(words(tmp_path, servers, *tensorflow)))["idle GPUs"]
+    mirrored: Json = {"multi_worker_mirrored_strategy": {"enabled": True}}
+    assert "idle GPUs" not in advice_of(run(words(tmp_path, mirrored, *tensorflow)))
     assert "has no GPU" in advice_of(run(words(tmp_path, kind="ml.m5.xlarge")))["no accelerator"]
     assert "ml.p3dn.24xlarge" in advice_of(run(words(tmp_path, kind="ml.p3.16xlarge")))["no EFA"]
     assert "each of the 2 hosts trains a whole model" in advice_of(run(words(tmp_path, {})))["no distribution"]
