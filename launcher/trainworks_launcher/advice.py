@@ -18,6 +18,9 @@ from trainworks_launcher.values import Json, mapping
 SMDDP_MODES = ("smdistributed.dataparallel", "pytorchddp")
 SMP_MODE = "smdistributed.modelparallel"
 
+CUDA_COMPONENTS = frozenset(("cuda", "cudnn", "nccl"))
+"""Components of the image manifest of which an image for GPUs has at least one."""
+
 GIGABYTES_PER_GIB = 1.073741824
 _CACHE_SHARE = 0.5  # of a host's memory; the rest is the job's own
 _BATCH_NAMES = ("batch_size", "batch-size", "per_device_train_batch_size", "train_batch_size", "train-batch-size")
@@ -50,7 +53,7 @@ class Data:
 @dataclass(frozen=True)
 class Situation:
     """A job as planned. processes: in all. row: of the instance type that takes part. efa: it is used. hyperparameters:
-    the script's. data: None if nothing is known of it."""
+    the script's. data: None if nothing is known of it. cuda: the image has it; True where that is not known."""
 
     mode: str
     hosts: int
@@ -60,6 +63,7 @@ class Situation:
     row: InstanceFacts
     hyperparameters: Mapping[str, Json]
     data: Data | None = None
+    cuda: bool = True
 
 
 def advise(situation: Situation, facts: Facts, findings: Sequence[Finding] = ()) -> tuple[Advice, ...]:
@@ -154,6 +158,9 @@ def _devices(job: Situation, facts: Facts) -> Iterator[Advice]:
     if job.mode == "none" and instance.gpus > 1:
         why = f"one process per host, and {instance.gpus} GPUs"
         yield Advice("idle GPUs", "switch torch_distributed on, unless the script uses them all by itself", why)
+    if instance.gpus and not job.cuda:
+        why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {job.instance_type} would do nothing"
+        yield Advice("image without CUDA", "take an image for CUDA, or an instance type without GPUs", why)
     gpu_modes = (*SMDDP_MODES, SMP_MODE, "torch_distributed", "pytorchxla")
     if job.mode in gpu_modes and not instance.gpus and not instance.neuron_cores:
         why = f"{job.instance_type} has no GPU: {job.mode} would compute on CPUs, over gloo, or not at all"

@@ -174,29 +174,34 @@ def _show(what: str, parsed: Parsed) -> int:
 
 def _train() -> int:
     """Run this host's part."""
-    from trainworks_launcher import explain, output
+    from trainworks_launcher import output
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
     from trainworks_launcher.job import make_job
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.outcome import FAILED, Outcome
+    from trainworks_launcher.plan import first_lines
     from trainworks_launcher.supervise import run_plan
 
     environment = read_environment(os.environ)
+    masker = Masker(environment.variables, environment.hyperparameters)
     try:
         job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
-        output.log(str(refusal))
+        text = masker.text(str(refusal))
+        output.log(text)
         output.clear_outcome_files(environment.base_directory)
-        outcome = Outcome(FAILED, refusal.status, environment.hostname, str(refusal))
+        outcome = Outcome(FAILED, refusal.status, environment.hostname, text)
         output.write_outcome_files(environment.base_directory, outcome)
         return refusal.status
-    for line in explain.first_lines(plan, job):
-        output.log(line)
+    for line in first_lines(plan, job):
+        output.log(masker.text(line))
     if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):
-        shown = plan.masked(Masker(environment.variables, environment.hyperparameters))
+        from trainworks_launcher import explain
+
+        shown = plan.masked(masker)
         rows = explain.explain(shown, environment.variables)
         for line in explain.to_table(shown, rows, _columns()).splitlines():
             output.log(line)

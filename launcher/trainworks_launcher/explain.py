@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
-from trainworks_launcher.job import Job, describe
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.values import Json, readable
 
@@ -129,15 +128,6 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
         if not reason.words and reason.subject not in plan.env
     ]
     return tuple(rows)
-
-
-def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
-    """What the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
-    lines = [describe(job)]
-    if len(job.hosts) > 1:
-        fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
-        lines.append(f"between hosts: EFA, for {fabric}" if fabric else "between hosts: TCP, for there is no EFA here")
-    return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
 
 
 def _value(reason: Reason) -> str:

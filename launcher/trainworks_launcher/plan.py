@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher.entry import Code
-from trainworks_launcher.job import Job, Limits
+from trainworks_launcher.job import Job, Limits, describe
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.values import Json, readable
 
@@ -165,6 +165,15 @@ def control_of(job: Job) -> Control | None:
     if not others:
         return None
     return Control(job.leader, (job.leader, *others), job.control_port, job.elastic.minimum_hosts)
+
+
+def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
+    """What the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
+    lines = [describe(job)]
+    if len(job.hosts) > 1:
+        fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
+        lines.append(f"between hosts: EFA, for {fabric}" if fabric else "between hosts: TCP, for there is no EFA here")
+    return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
-from trainworks_launcher.advice import Advice, Data, Situation, advise
+from trainworks_launcher.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
 from trainworks_launcher.distribution import Group, Translation, translate
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import PROGRAMS, Devices, Environment, read_environment
@@ -35,7 +35,7 @@ from trainworks_launcher.script import Finding, check_script, read_script
 from trainworks_launcher.values import Json, readable
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
-_TAKEN_TO_BE_THERE = ("torch", "tensorflow", "mxnet", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
+_TAKEN_TO_BE_THERE = ("cuda", "torch", "tensorflow", "mxnet", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ def _plan(
         row=row,
         hyperparameters=user,
         data=data,
+        cuda=not environment.manifest.components or not CUDA_COMPONENTS.isdisjoint(environment.manifest.components),
     )
     findings: tuple[Finding, ...] = ()
     if script.suffix == ".py":

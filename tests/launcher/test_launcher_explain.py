@@ -11,11 +11,11 @@ from launcher_support import Launcher, environment, plan, write_inputs
 from test_launcher_plan import SCENARIOS
 
 from trainworks_launcher.environment import Devices
-from trainworks_launcher.explain import explain, first_lines, to_json, to_table
+from trainworks_launcher.explain import explain, to_json, to_table
 from trainworks_launcher.job import make_job
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import COMMANDS, UsageError, find_command, parse
-from trainworks_launcher.plan import ORIGINS
+from trainworks_launcher.plan import ORIGINS, first_lines
 from trainworks_launcher.values import Json
 
 TWO = ("algo-1", "algo-2")
@@ -86,11 +86,14 @@ def test_secrets_are_masked_unless_asked_for(tmp_path: Path, command: tuple[str,
     assert SECRET in shown.text
 
 
-def test_a_refusal_is_masked_too(tmp_path: Path) -> None:
-    write_inputs(tmp_path, "", {"token": SECRET, "sagemaker_submit_directory": f"ftp://me:{SECRET}@host/code"}, {})
-    with Launcher(tmp_path, "--plan") as made:
+@pytest.mark.parametrize("command", [("--plan",), ()])
+def test_a_refusal_is_masked_too(tmp_path: Path, command: tuple[str, ...]) -> None:
+    wrong: dict[str, Json] = {"token": SECRET, "sagemaker_submit_directory": f"ftp://me:{SECRET}@host/code"}
+    write_inputs(tmp_path, "", {**wrong, "sagemaker_mpi_num_of_processes_per_host": SECRET}, {})
+    with Launcher(tmp_path, *command) as made:
         assert made.wait() == 64
-    assert SECRET not in made.text
+    assert "is not a count" in made.text
+    assert SECRET not in made.text + made.failure
 
 
 def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None:

@@ -190,6 +190,7 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     made = run(words(tmp_path, TORCH, *option))
     assert made.problems == ()
     assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
+    assert "8 GPU(s) of ml.p4d.24xlarge would do nothing" in advice_of(made)["image without CUDA"]
     assert "there is no mpirun" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
 
 
