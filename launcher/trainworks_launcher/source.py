@@ -107,12 +107,12 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
     """What will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
     import tarfile
 
-    from trainworks_launcher.unpack import judge
+    from trainworks_launcher.unpack import judge, members_of
 
     project_file = b""
     try:
         with tarfile.open(archive, "r:*") as opened:
-            contents = judge(opened.getmembers(), directory)
+            contents = judge(members_of(opened), directory)
             member = contents.files.get((PROJECT_FILES[1],))
             stream = opened.extractfile(member) if member else None
             project_file = stream.read(_PROJECT_FILE_LIMIT) if stream else b""

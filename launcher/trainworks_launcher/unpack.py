@@ -38,6 +38,14 @@ class Contents:
     hard_links: dict[tuple[str, ...], tuple[str, ...]]
 
 
+def members_of(opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """All members of an archive that is whole: it is read to its end, where its checksum is."""
+    members = opened.getmembers()
+    while opened.fileobj.read(1 << 20):
+        pass
+    return members
+
+
 def judge(members: list[tarfile.TarInfo], directory: str) -> Contents:
     """Judge all members of an archive that is to be unpacked into a directory, which need not exist.
 
@@ -205,7 +213,7 @@ class _Tree:
 def unpack(archive: str, directory: str) -> None:
     """Unpack; raises ValueError for an archive that may not be, and whatever tarfile raises for a broken one."""
     with tarfile.open(archive, "r:*") as opened:
-        contents = judge(opened.getmembers(), directory)
+        contents = judge(members_of(opened), directory)
         tree = _Tree(directory)
         try:
             needed = sum(member.size for member in contents.files.values())

@@ -392,6 +392,26 @@ def test_a_broken_archive_is_one_line_and_never_a_traceback(
     assert unpack_main([str(place / "a.tar"), str(place / "root")]) in (0, 1)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_damaged_archive_is_refused_or_all_there(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Cut short, or with a changed byte: never a part of the files, and never other bytes in them."""
+    place = tmp_path_factory.mktemp("damaged")
+    files = {f"f{number}.py": bytes(range(256)) * (number + 1) for number in range(4)}
+    content = bytearray(pack(place / "a.tar.gz", files).read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(1, len(content) - 1))]
+    else:
+        content[data.draw(st.integers(10, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    (place / "a.tar.gz").write_bytes(bytes(content))
+    if unpack_main([str(place / "a.tar.gz"), str(place / "root")]) == 0:
+        assert {path.name: path.read_bytes() for path in (place / "root").iterdir()} == files
+    else:
+        assert not (place / "root").exists()
+
+
 def test_what_the_image_has_may_not_be_walked_around(tmp_path: Path) -> None:
     """The directory itself has links: nothing is written through them."""
     (tmp_path / "root").mkdir()
