@@ -222,6 +222,12 @@ JOB_SECRET_MINIMUM = 16
 ELASTIC_RESTARTS = 3
 """Restarts of a job that may go on with fewer hosts, where no number is given: without one it could not go on."""
 
+HYPERPARAMETERS_LIMIT = 100
+"""Hyperparameters that the platform takes for one job. Source: API reference, CreateTrainingJob, HyperParameters."""
+
+HYPERPARAMETER_LENGTH_LIMIT = 2500
+"""Characters of one hyperparameter's value, as JSON, that the platform takes. Source: as HYPERPARAMETERS_LIMIT."""
+
 LOOPBACK = "127.0.0.1"
 """Address of rank 0 in a job of one host: the platform's name of the only host may resolve nowhere (``docker run`` by
 hand with a resource config of algo-1), and nothing outside needs it."""

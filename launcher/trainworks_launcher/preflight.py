@@ -86,9 +86,28 @@ def check(parsed: Parsed) -> Result:
     return replace(
         result,
         problems=(*problems, *result.problems),
+        warnings=(*_sizes(sent), *result.warnings),
         hyperparameters=sent,
         assumptions=_assumptions(parsed, environment),
     )
+
+
+def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
+    """What the platform would not take, for its number or its length."""
+    found: list[str] = []
+    if len(sent) + _SDK_OWN > names.HYPERPARAMETERS_LIMIT:
+        text = f"{len(sent)} hyperparameters, and {_SDK_OWN} of the SDK's own: the platform takes"
+        found.append(f"{text} {names.HYPERPARAMETERS_LIMIT}; put them into a file of the source directory or a channel")
+    for name, value in sent.items():
+        length = len(json.dumps(value))
+        if length > names.HYPERPARAMETER_LENGTH_LIMIT:
+            text = f"hyperparameter {name} has {length:,} characters, the platform takes"
+            found.append(f"{text} {names.HYPERPARAMETER_LENGTH_LIMIT:,}; put it into a file")
+    return tuple(found)
+
+
+_SDK_OWN = 5
+"""Hyperparameters that the SDK adds to every job: program, submit directory, log level, job name, region."""
 
 
 def _plan(

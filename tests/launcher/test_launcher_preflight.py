@@ -162,6 +162,14 @@ def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
     assert any("there is no code" in text for text in texts)
 
 
+def test_what_the_platform_does_not_take_is_a_warning(tmp_path: Path) -> None:
+    many = run(words(tmp_path, hyperparameters={f"h{number}": number for number in range(100)}))
+    assert "the platform takes 100" in many.warnings[0]
+    long = run(words(tmp_path, hyperparameters={"prompt": "x" * 2500}))
+    assert "hyperparameter prompt has 2,502 characters, the platform takes 2,500" in long.warnings[0]
+    assert many.problems == long.problems == ()
+
+
 def test_instance_groups(tmp_path: Path) -> None:
     groups = ("--instance-group", "gpu=ml.p4d.24xlarge:2", "--instance-group", "cpu=ml.c5.xlarge:3")
     mpi: Json = {"mpi": {"enabled": True, "processes_per_host": 8}, "instance_groups": ["gpu"]}
