@@ -1,73 +1,181 @@
-"""Two hosts as two network namespaces with a cable between them: what the engine tests of the launcher share."""
+"""Hosts as network namespaces on a bridge: what the engine tests of the launcher, and its benchmarks, share.
+
+A host is a network namespace with a PID and a UTS namespace of its own in it: as in a container, the launcher is
+process 1, with it everything on that host is gone, and the host's own name is not the one that the platform gave it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher_support import TIME_OUT, Launcher, write_inputs
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher.values import Json
 
 NAMES = ("algo-1", "algo-2")
+PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs")
+"""A virtual environment with Open MPI, mpi4py and torch; ``tools/set-up-peers`` makes it."""
 
 
 def call(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=TIME_OUT)
 
 
+def need(*programs: str) -> None:
+    """Skip, and say what is missing."""
+    missing = [name for name in programs if not shutil.which(name, path=f"{PREFIX}/bin:{os.environ['PATH']}:/usr/sbin")]
+    if missing:
+        pytest.skip(f"not here: {', '.join(missing)} (TRAINWORKS_TEST_PREFIX={PREFIX})")
+
+
+def engine_manifest(folder: Path) -> Path:
+    """The manifest of a made-up image whose programs are this machine's, with the hostname shim."""
+    programs = {name: str(PREFIX / "bin" / name) for name in ("python", "mpirun", "torchrun")}
+    for name in ("ssh", "sshd", "ssh-keygen"):
+        programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
+    shim = folder / "libhostname.so"
+    source = LAUNCHER / "hostname_shim" / "hostname.c"
+    subprocess.run(("cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"), check=True, timeout=TIME_OUT)
+    return write_manifest(folder / "image.json", programs, hostname_shim=str(shim))
+
+
+@dataclass(frozen=True)
+class Network:
+    """Namespaces on one bridge. hosts: the platform's names; each resolves in every namespace."""
+
+    hosts: tuple[str, ...]
+    prefix: str
+
+    def space(self, host: str) -> str:
+        return f"{self.prefix}-{self.hosts.index(host) + 1}"
+
+    def address(self, host: str) -> str:
+        number = self.hosts.index(host) + 1
+        return f"10.77.{number // 250}.{number % 250}"
+
+    def cut(self, host: str) -> None:
+        """Take the cable of a host out at the switch: the host itself sees its link go down."""
+        call("ip", "-n", self.prefix, "link", "set", f"port{self.hosts.index(host) + 1}", "down")
+
+    def inside(self, host: str, *words: str) -> tuple[str, ...]:
+        """The words that run a command in a host's network."""
+        return ("ip", "netns", "exec", self.space(host), *words)
+
+
 @contextlib.contextmanager
-def two_namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them, in which algo-1 and algo-2 can be resolved."""
+def network_of(count: int) -> Iterator[Network]:
+    """So many namespaces on a bridge, in which algo-1, algo-2... can be resolved."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     missing = [name for name in ("ip", "unshare") if not shutil.which(name)]
     if missing:
         pytest.skip(f"not here: {', '.join(missing)}")
-    spaces = (f"tw{os.getpid()}a", f"tw{os.getpid()}b")
-    hosts = "127.0.0.1 localhost\n10.77.0.1 algo-1\n10.77.0.2 algo-2\n"
+    made = Network(tuple(f"algo-{number}" for number in range(1, count + 1)), f"tw{os.getpid()}")
+    lines = ["127.0.0.1 localhost", *(f"{made.address(host)} {host}" for host in made.hosts)]
     with contextlib.ExitStack() as stack:
-        for space in spaces:
+        call("ip", "netns", "add", made.prefix)
+        stack.callback(call, "ip", "netns", "delete", made.prefix)
+        call("ip", "-n", made.prefix, "link", "add", "switch", "type", "bridge")
+        call("ip", "-n", made.prefix, "link", "set", "switch", "up")
+        for number, host in enumerate(made.hosts, 1):
+            space, port = made.space(host), f"port{number}"
             call("ip", "netns", "add", space)
             stack.callback(call, "ip", "netns", "delete", space)
             directory = Path("/etc/netns", space)
             directory.mkdir(parents=True)
             stack.callback(shutil.rmtree, directory)
-            (directory / "hosts").write_text(hosts, encoding="ascii")
-        call(
-            "ip", "link", "add", "eth0", "netns", spaces[0], "type", "veth", "peer", "name", "eth0", "netns", spaces[1]
-        )
-        for number, space in enumerate(spaces, 1):
-            call("ip", "-n", space, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+            (directory / "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
+            peer = ("type", "veth", "peer", "name", port, "netns", made.prefix)
+            call("ip", "link", "add", "eth0", "netns", space, *peer)
+            call("ip", "-n", made.prefix, "link", "set", port, "master", "switch", "up")
+            call("ip", "-n", space, "address", "add", f"{made.address(host)}/16", "dev", "eth0")
             call("ip", "-n", space, "link", "set", "eth0", "up")
             call("ip", "-n", space, "link", "set", "lo", "up")
-        yield spaces
+        yield made
+
+
+class Host(Launcher):
+    """A launcher as process 1 of a host of its own."""
+
+    def processes(self) -> list[int]:
+        """Every process of the host."""
+        mine = Path(f"/proc/{self.process_one()}/ns/pid").readlink()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/ns/pid"):
+            with contextlib.suppress(OSError):
+                if path.readlink() == mine:
+                    found.append(int(path.parts[2]))
+        return found
+
+    def pause(self) -> None:
+        """Stop all its processes for the time being, as pausing a container does."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the host: with process 1 all others are gone."""
+        self.process.kill()
+
+
+@contextlib.contextmanager
+def job_on(
+    network: Network,
+    tmp_path: Path,
+    script: str,
+    hyperparameters: Mapping[str, Json],
+    *,
+    manifest: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    started: Sequence[str] = (),
+    config: Callable[[str], Mapping[str, Json]] = lambda _: {},
+) -> Iterator[tuple[Host, ...]]:
+    """A launcher on each host of the network. started: those that come, default all of them."""
+    made: list[Host] = []
+    with contextlib.ExitStack() as stack:
+        for host in started or network.hosts:
+            base = tmp_path / host
+            resources: dict[str, Json] = {
+                "hosts": list(network.hosts),
+                "current_host": host,
+                "network_interface_name": "eth0",
+                **config(host),
+            }
+            write_inputs(base, script, hyperparameters, resources)
+            own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+            prefix = network.inside(host, *own, "sh", "-c", 'hostname aws && exec "$@"', "sh")
+            environment = {**(variables or {}), **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {})}
+            host_ = Host(base, variables=environment, prefix=prefix)
+            stack.enter_context(host_)
+            made.append(host_)
+        yield tuple(made)
+
+
+@contextlib.contextmanager
+def two_namespaces() -> Iterator[Network]:
+    """Two hosts, algo-1 and algo-2."""
+    with network_of(2) as made:
+        yield made
 
 
 @contextlib.contextmanager
 def two_hosts(
-    tmp_path: Path, network: tuple[str, str], manifest: Path, script: str, hyperparameters: dict[str, Json]
-) -> Iterator[tuple[Launcher, Launcher]]:
-    """Two launchers, each in its namespace, with the same wrong hostname and an interface that does not exist."""
-    made = []
-    with contextlib.ExitStack() as stack:
-        for host, space in zip(NAMES, network, strict=True):
-            base = tmp_path / host
-            config: dict[str, Json] = {
-                "hosts": list(NAMES),
-                "current_host": host,
-                "network_interface_name": "ethwe",
-            }
-            write_inputs(base, script, hyperparameters, config)
-            rename = 'hostname aws && exec "$@"'
-            # Process 1 of a PID namespace, as in a container: with it everything on that host is gone.
-            own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
-            prefix = ("ip", "netns", "exec", space, *own, "sh", "-c", rename, "sh")
-            variables = {"TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
-            made.append(stack.enter_context(Launcher(base, variables=variables, prefix=prefix)))
+    tmp_path: Path, network: Network, manifest: Path, script: str, hyperparameters: dict[str, Json]
+) -> Iterator[tuple[Host, Host]]:
+    """Two launchers, each on its host, with the same wrong hostname and an interface that does not exist."""
+    wrong: dict[str, Json] = {"network_interface_name": "ethwe"}
+    with job_on(network, tmp_path, script, hyperparameters, manifest=manifest, config=lambda _: wrong) as made:
         yield made[0], made[1]

@@ -203,8 +203,12 @@ class Launcher:
 
     def signal_process_one(self, number: int) -> None:
         """Signal the launcher itself where it is process 1 of a PID namespace, below ``unshare``."""
+        os.kill(self.process_one(), number)
+
+    def process_one(self) -> int:
+        """Process id, as seen from here, of the launcher that is process 1 of a PID namespace."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text(encoding="ascii")
-        os.kill(int(children.split()[0]), number)
+        return int(children.split()[0])
 
     @property
     def text(self) -> str:

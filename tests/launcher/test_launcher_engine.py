@@ -7,22 +7,18 @@ said.
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, two_hosts, two_namespaces
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
+from launcher_network import NAMES, Network, engine_manifest, need, two_hosts, two_namespaces
+from launcher_support import TIME_OUT, Launcher, write_inputs
 
 from trainworks_launcher.values import Json
 
 pytestmark = pytest.mark.engine
 
-PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs")
 MPI: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
 TORCH: dict[str, Json] = {
     "sagemaker_torch_distributed_enabled": "true",
@@ -65,27 +61,13 @@ distributed.barrier()
 """
 
 
-def need(*programs: str) -> None:
-    """Skip, and say what is missing."""
-    missing = [name for name in programs if not shutil.which(name, path=f"{PREFIX}/bin:{os.environ['PATH']}:/usr/sbin")]
-    if missing:
-        pytest.skip(f"not here: {', '.join(missing)} (TRAINWORKS_TEST_PREFIX={PREFIX})")
-
-
 @pytest.fixture
 def manifest(tmp_path: Path) -> Path:
-    """The manifest of a made-up image whose programs are this machine's."""
-    programs = {name: str(PREFIX / "bin" / name) for name in ("python", "mpirun", "torchrun")}
-    for name in ("ssh", "sshd", "ssh-keygen"):
-        programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
-    shim = tmp_path / "libhostname.so"
-    source = LAUNCHER / "hostname_shim" / "hostname.c"
-    subprocess.run(("cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"), check=True, timeout=TIME_OUT)
-    return write_manifest(tmp_path / "image.json", programs, hostname_shim=str(shim))
+    return engine_manifest(tmp_path)
 
 
 @pytest.fixture
-def network() -> Iterator[tuple[str, str]]:
+def network() -> Iterator[Network]:
     """Two hosts that can be resolved as algo-1 and algo-2."""
     with two_namespaces() as spaces:
         yield spaces
@@ -99,7 +81,7 @@ def test_mpi_on_one_host(tmp_path: Path, manifest: Path) -> None:
     assert made.text.count("of 2 sum 2") == 2
 
 
-def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_mpi_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     options = "--mca btl_vader_single_copy_mechanism none -verbose -x GREETING='hello world'"
     asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": options}
@@ -114,7 +96,7 @@ def test_mpi_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Pa
     assert "using 'eth0', which routes to the leader" in worker.text
 
 
-def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: Network, manifest: Path) -> None:
     """One status and one cause on both hosts, from the last words of the rank itself, which only its host has."""
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     with two_hosts(tmp_path, network, manifest, HELLO, {**MPI, "fail": 1}) as launchers:
@@ -129,7 +111,7 @@ def test_a_failing_rank_on_the_second_host(tmp_path: Path, network: tuple[str, s
     assert lines[-1] == lines[0]
 
 
-def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     with two_hosts(tmp_path, network, manifest, STOP, MPI) as launchers:
         for launcher in launchers:
@@ -141,7 +123,7 @@ def test_a_stop_signal_reaches_every_rank(tmp_path: Path, network: tuple[str, st
     assert "job stopped" in launchers[1].text
 
 
-def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     with two_hosts(tmp_path, network, manifest, STOP, MPI) as launchers:
         for launcher in launchers:
@@ -151,7 +133,7 @@ def test_a_killed_worker_ends_the_leader(tmp_path: Path, network: tuple[str, str
     assert launchers[0].failure.startswith("lost host algo-2: ")
 
 
-def test_mpirun_that_refuses_to_start(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_mpirun_that_refuses_to_start(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("mpirun", "sshd", "ssh", "ssh-keygen")
     asked: dict[str, Json] = {**MPI, "sagemaker_mpi_custom_mpi_options": "--no-such-option"}
     with two_hosts(tmp_path, network, manifest, HELLO, asked) as launchers:
@@ -160,7 +142,7 @@ def test_mpirun_that_refuses_to_start(tmp_path: Path, network: tuple[str, str], 
     assert "no-such-option" in launchers[1].failure
 
 
-def test_torchrun_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_torchrun_on_two_hosts(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("torchrun")
     with two_hosts(tmp_path, network, manifest, GLOO, TORCH) as launchers:
         assert [launcher.wait() for launcher in launchers] == [0, 0], launchers[0].text + launchers[1].text
@@ -169,7 +151,7 @@ def test_torchrun_on_two_hosts(tmp_path: Path, network: tuple[str, str], manifes
         assert f"[{host} rank {rank}] rank {rank} of 4 sum 4 {host}\n" in launchers[rank // 2].text
 
 
-def test_a_failing_rank_under_torchrun(tmp_path: Path, network: tuple[str, str], manifest: Path) -> None:
+def test_a_failing_rank_under_torchrun(tmp_path: Path, network: Network, manifest: Path) -> None:
     need("torchrun")
     with two_hosts(tmp_path, network, manifest, GLOO, {**TORCH, "fail": 1}) as launchers:
         statuses = [launcher.wait() for launcher in launchers]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, two_hosts, two_namespaces
+from launcher_network import NAMES, Network, two_hosts, two_namespaces
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
@@ -164,7 +164,7 @@ os.write(1, (" ".join(words) + chr(10)).encode())
 
 
 @pytest.fixture
-def network() -> Iterator[tuple[str, str]]:
+def network() -> Iterator[Network]:
     """Two hosts that can be resolved as algo-1 and algo-2."""
     with two_namespaces() as spaces:
         yield spaces
@@ -180,9 +180,7 @@ def network() -> Iterator[tuple[str, str]]:
     ],
     ids=["ours", "documented", "horovod"],
 )
-def test_the_whole_world_starts_on_two_hosts(
-    tmp_path: Path, network: tuple[str, str], dialect: Dialect, options: str
-) -> None:
+def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, dialect: Dialect, options: str) -> None:
     """Ranks need no MPI library for this, so it holds without mpi4py: each rank says where it is."""
     path, version = mpirun(dialect)
     programs = {"mpirun": path, "python": sys.executable}

@@ -1,0 +1,339 @@
+"""What every host of a job ends with, whatever happens: the promises of the launcher, under the real programs.
+
+Hosts are network namespaces (``launcher_network``), the processes are Open MPI's, torchrun's and sshd's own. The bounds
+are the ones that were promised; where torch is imported, its import is taken off, measured in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, need, network_of
+from launcher_support import TIME_OUT
+
+from trainworks_launcher.values import Json
+
+pytestmark = pytest.mark.engine
+
+MODES: dict[str, dict[str, Json]] = {
+    "mpi": {"sagemaker_mpi_enabled": "true"},
+    "torch_distributed": {"sagemaker_torch_distributed_enabled": "true"},
+    "none": {},
+}
+RANKS = """
+import os, signal, sys, time
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
+host = os.environ["SM_CURRENT_HOST"]
+def say(*words):
+    print(*words, time.monotonic(), flush=True)
+"""
+"""The start of scripts: who am I, in either mode, without torch or MPI, which would take seconds to load."""
+
+WAITING = RANKS + 'say("ready")\nwhile True: signal.pause()\n'
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    need("mpirun", "torchrun", "sshd", "ssh", "ssh-keygen")
+    return engine_manifest(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Network]:
+    """Two hosts that no test spoils."""
+    with network_of(2) as made:
+        yield made
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Two hosts for one test, which may cut them off."""
+    with network_of(2) as made:
+        yield made
+
+
+def text_of(hosts: Sequence[Host]) -> str:
+    return "\n".join(f"--- {host.base.name}\n{host.text}" for host in hosts)
+
+
+def moments(hosts: Sequence[Host], word: str) -> list[float]:
+    """When the ranks said a word, in seconds of the clock that all processes of this machine share."""
+    return [float(found) for found in re.findall(rf"{word} (\d+\.\d+)$", text_of(hosts), re.MULTILINE)]
+
+
+def wait_all(hosts: Sequence[Host]) -> tuple[list[int], float]:
+    """(exit statuses, the moment in which the last host had ended)."""
+    statuses = [host.wait() for host in hosts]
+    return statuses, time.monotonic()
+
+
+def read_ready(hosts: Sequence[Host]) -> None:
+    for host in hosts:
+        host.read_until("ready")
+
+
+def importing_torch() -> float:
+    """Seconds that two torchruns at the same time need to load themselves: not the launcher's, and not promised."""
+    started = time.monotonic()
+    words = (str(PREFIX / "bin/python"), "-c", "import torch.distributed.run")
+    both = [subprocess.Popen(words) for _ in range(2)]
+    assert [process.wait(TIME_OUT) for process in both] == [0, 0]
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_a_job_that_does_nothing(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+    taken_off = importing_torch() if mode == "torch_distributed" else 0.0
+    with job_on(shared, tmp_path, RANKS + 'say("end")\n', MODES[mode], manifest=manifest) as hosts:
+        statuses, ended = wait_all(hosts)
+        assert statuses == [0, 0], text_of(hosts)
+        assert all(host.succeeded for host in hosts)
+        assert len(moments(hosts, "end")) == 2
+        assert ended - max(moments(hosts, "end")) < 1, text_of(hosts)
+        assert ended - min(host.started for host in hosts) - taken_off < 5, text_of(hosts)
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_a_rank_on_the_second_host_raises(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+    script = RANKS + (
+        'if rank == 1:\n    say("raises")\n    raise ValueError("the cause")\n'
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nwhile True: signal.pause()\n"
+    )
+    with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
+        statuses, ended = wait_all(hosts)
+        assert statuses == [1, 1], text_of(hosts)
+        assert ended - max(moments(hosts, "raises")) < 5
+    assert hosts[0].failure == hosts[1].failure
+    assert hosts[0].failure.startswith("ValueError: the cause\n"), hosts[0].failure
+    assert "Traceback (most recent call last)" in hosts[0].failure
+    assert "algo-2" in hosts[0].failure
+    assert not any(host.succeeded for host in hosts)
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_is_killed(shared: Network, manifest: Path, tmp_path: Path, mode: str, lost: int) -> None:
+    with job_on(shared, tmp_path, WAITING, MODES[mode], manifest=manifest) as hosts:
+        read_ready(hosts)
+        killed = time.monotonic()
+        hosts[lost].kill()
+        other = hosts[1 - lost]
+        assert other.wait() == 66, text_of(hosts)
+        assert time.monotonic() - killed < 15
+    assert other.failure.startswith(f"lost host algo-{lost + 1}: ")
+    assert not other.succeeded
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_a_host_is_cut_off(network: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+    limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
+    with job_on(network, tmp_path, WAITING, MODES[mode], manifest=manifest, variables=limit) as hosts:
+        read_ready(hosts)
+        cut = time.monotonic()
+        network.cut("algo-2")
+        statuses, ended = wait_all(hosts)
+        assert statuses == [66, 66], text_of(hosts)
+        # The limit, the interval in which it is looked at, and the time that processes have to end.
+        assert ended - cut < 4 + 2 + 5
+    assert hosts[0].failure.startswith("lost host algo-2: nothing was heard from it for ")
+    assert hosts[1].failure.startswith("lost host algo-1: nothing was heard from it for ")
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_a_host_is_paused(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+    limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
+    with job_on(shared, tmp_path, WAITING, MODES[mode], manifest=manifest, variables=limit) as hosts:
+        read_ready(hosts)
+        paused = time.monotonic()
+        hosts[1].pause()
+        assert hosts[0].wait() == 66, text_of(hosts)
+        assert time.monotonic() - paused < 4 + 2 + 5
+        hosts[1].resume()
+        assert hosts[1].wait() == 66, text_of(hosts)
+    assert hosts[0].failure.startswith("lost host algo-2: nothing was heard from it for ")
+    assert "lost host algo-" in hosts[1].failure
+
+
+def test_mpirun_refuses_to_start(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    asked: dict[str, Json] = {**MODES["mpi"], "sagemaker_mpi_custom_mpi_options": "--mca mpi_abort_delay"}
+    refused = "an option without its value"
+    asked["sagemaker_mpi_custom_mpi_options"] = "--display no-such-kind-of-display"
+    del refused
+    with job_on(shared, tmp_path, WAITING, asked, manifest=manifest) as hosts:
+        statuses, ended = wait_all(hosts)
+        assert statuses[0] == statuses[1] != 0, text_of(hosts)
+        assert ended - min(host.started for host in hosts) < 5
+    assert hosts[0].failure == hosts[1].failure
+    assert "no-such-kind-of-display" in hosts[0].failure
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_every_host_is_stopped(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+    script = RANKS + (
+        "seen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))\nsay('ready')\n"
+        "while not seen: signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
+        "say('saw SIGTERM')\ntime.sleep(3)\n"  # longer than mpirun would give it
+        "open(os.path.join(os.environ['SM_MODEL_DIR'], 'checkpoint'), 'w').write('whole')\nsay('saved')\n"
+    )
+    with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
+        for host in hosts:
+            (host.base / "model").mkdir(exist_ok=True)
+        read_ready(hosts)
+        for host in hosts:
+            host.signal_process_one(signal.SIGTERM)
+        statuses, ended = wait_all(hosts)
+        assert statuses == [0, 0], text_of(hosts)
+        assert len(moments(hosts, "saw SIGTERM")) == len(moments(hosts, "saved")) == 2, text_of(hosts)
+        assert ended - max(moments(hosts, "saved")) < 5
+        for host in hosts:
+            assert (host.base / "model/checkpoint").read_text(encoding="ascii") == "whole"
+            assert "job stopped" in host.text
+            assert not host.succeeded
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
+def test_one_host_never_comes(shared: Network, manifest: Path, tmp_path: Path, mode: str) -> None:
+    limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "2"}
+    for started, missing in (("algo-1", "algo-2"), ("algo-2", "algo-1")):
+        folder = tmp_path / started
+        job = job_on(shared, folder, "", MODES[mode], manifest=manifest, variables=limit, started=(started,))
+        with job as (host,):
+            assert host.wait() == 66, host.text
+            assert host.seconds < 2 + 5
+        assert missing in host.failure
+
+
+@pytest.mark.parametrize("mode", ["mpi", "torch_distributed", "none"])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_hosts_end_together_after_the_last_one(
+    shared: Network, manifest: Path, tmp_path: Path, mode: str, slow: int
+) -> None:
+    script = (
+        "import os, time\n"
+        f"if os.environ['SM_CURRENT_HOST'] == 'algo-{slow + 1}': time.sleep(4)\n"
+        "print('end', time.monotonic(), flush=True)\n"
+        "open(os.path.join(os.environ['SM_MODEL_DIR'], 'model'), 'w').write('complete')\n"
+    )
+    with job_on(shared, tmp_path, script, MODES[mode], manifest=manifest) as hosts:
+        for host in hosts:
+            (host.base / "model").mkdir(exist_ok=True)
+        hosts[1 - slow].read_until("end ")
+        statuses, ended = wait_all(hosts)
+        assert statuses == [0, 0], text_of(hosts)
+        first, last = sorted(moments(hosts, "end"))
+        assert last - first > 3
+        assert abs(hosts[0].started + hosts[0].seconds - ended) < 1
+        for host in hosts:
+            assert host.succeeded
+            assert (host.base / "model/model").read_text(encoding="ascii") == "complete"
+
+
+# --------------------------------------------------------------------------------------------- torchrun that goes on
+TRAIN = """
+import os, signal, sys, time
+import torch
+import torch.distributed as distributed
+host, life = os.environ["SM_CURRENT_HOST"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+folder = os.environ["SM_HP_SHARED"]
+saved = os.path.join(folder, "checkpoint")
+distributed.init_process_group("gloo")
+rank, world = distributed.get_rank(), distributed.get_world_size()
+step = torch.tensor([int(open(saved).read()) if rank == 0 and os.path.exists(saved) else 0])
+distributed.broadcast(step, 0)
+print("life", life, "rank", rank, "of", world, "on", host, "from step", int(step), flush=True)
+if life == "0" and rank == 0:
+    assert host == "algo-1" and world == len(__import__("json").loads(os.environ["SM_HOSTS"]))
+while int(step) < 40:
+    time.sleep(0.1)
+    one = torch.ones(1)
+    distributed.all_reduce(one)
+    assert int(one) == world
+    step += 1
+    if rank == 0:
+        open(saved + ".new", "w").write(str(int(step)))
+        os.replace(saved + ".new", saved)
+    if int(step) == 10:
+        print("step ten", flush=True)
+print("trained", host, flush=True)
+"""
+
+
+def elastic(folder: Path, **more: Json) -> dict[str, Json]:
+    return {**MODES["torch_distributed"], "sagemaker_torch_distributed_min_hosts": "2", "shared": str(folder), **more}
+
+
+@pytest.mark.parametrize("how", ["kill", "pause", "cut"])
+def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, how: str) -> None:
+    """Three hosts; one is lost at step 10; the others begin again from the checkpoint and end well."""
+    limit = {"TRAINWORKS_HEARTBEAT_LIMIT_SECONDS": "4"}
+    with (
+        network_of(3) as three,
+        job_on(three, tmp_path, TRAIN, elastic(tmp_path), manifest=manifest, variables=limit) as hosts,
+    ):
+        for host in hosts:
+            host.read_until("step ten")
+        if how == "kill":
+            hosts[1].kill()
+        elif how == "pause":
+            hosts[1].pause()
+        else:
+            three.cut("algo-2")
+        lost = time.monotonic()
+        for host in (hosts[0], hosts[2]):
+            assert host.wait() == 0, text_of(hosts)
+        print(f"{how}: {time.monotonic() - lost:.1f} s from the loss to the end")
+        if how == "pause":
+            hosts[1].resume()
+        if how != "kill":
+            assert hosts[1].wait() == 66, text_of(hosts)
+            assert "lost host algo-" in hosts[1].failure
+            assert not hosts[1].succeeded
+    for host in (hosts[0], hosts[2]):
+        assert "lost host algo-2: " in host.text
+        assert "going on with 2 of 3 hosts" in host.text
+        assert f"trained {host.base.name}" in host.text
+        assert host.succeeded
+    lives = re.findall(r"life (\d+) rank (\d+) of (\d+) on (\S+) from step (\d+)", text_of(hosts))
+    assert sorted((host, world) for life, _, world, host, _ in lives if life == "0") == [
+        ("algo-1", "3"),
+        ("algo-2", "3"),
+        ("algo-3", "3"),
+    ]
+    again = [(int(rank), world, host) for life, rank, world, host, _ in lives if life == "1"]
+    assert sorted(again) == [(0, "2", "algo-1"), (1, "2", "algo-3")], text_of(hosts)
+    assert all(int(step) >= 10 for life, *_, step in lives if life == "1")
+
+
+def test_torchrun_restarts_a_rank_that_fails(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    script = RANKS + (
+        "life = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('life', life, 'on', host, flush=True)\n"
+        "if life == '0' and rank == 1: sys.exit(3)\n"
+        "if life == '0': signal.pause()\n"
+    )
+    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        statuses, _ = wait_all(hosts)
+        assert statuses == [0, 0], text_of(hosts)
+    assert "life 1 on algo-2" in hosts[1].text
+
+
+def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    """A rank that dies of the stop signal is no failure that torchrun should mend."""
+    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "3"}
+    with job_on(shared, tmp_path, WAITING, asked, manifest=manifest) as hosts:
+        read_ready(hosts)
+        stopped = time.monotonic()
+        for host in hosts:
+            host.signal_process_one(signal.SIGTERM)
+        statuses, ended = wait_all(hosts)
+        assert statuses[0] == statuses[1] != 0, text_of(hosts)
+        assert ended - stopped < 10
+    for host in hosts:
+        assert "job stopped" in host.text
+        assert host.failure.startswith("stopped by SIGTERM")
