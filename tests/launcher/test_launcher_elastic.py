@@ -95,6 +95,7 @@ def test_torchrun_makes_a_new_group_where_it_is_asked_for() -> None:
             f"--local-addr={host}",
             "--max-restarts=3",
         )
+    assert plan(made).env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     control = plan(made).control
     assert control is not None
     assert control.minimum_hosts == 2
@@ -121,7 +122,9 @@ def test_a_lost_host_is_found_by_the_control_channel_before_torch_finds_it() -> 
 
 
 def test_without_being_asked_for_rendezvous_stays_static() -> None:
-    assert "--rdzv-backend=c10d" not in plan(environment(TORCH, hosts=HOSTS)).argv
+    made = plan(environment(TORCH, hosts=HOSTS))
+    assert "--rdzv-backend=c10d" not in made.argv
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in made.env
 
 
 def test_who_has_rank_0_is_said_where_it_is_not_the_leader() -> None:

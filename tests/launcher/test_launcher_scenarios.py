@@ -285,9 +285,9 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
         else:
             three.cut("algo-2")
         lost = time.monotonic()
-        for host in (hosts[0], hosts[2]):
-            assert host.wait() == 0, text_of(hosts)
-        print(f"{how}: {time.monotonic() - lost:.1f} s from the loss to the end")
+        statuses, ended = wait_all((hosts[0], hosts[2]))
+        assert statuses == [0, 0], text_of(hosts)
+        print(f"{how}: {ended - lost:.1f} s from the loss to the end")
         if how == "pause":
             hosts[1].resume()
         if how != "kill":
@@ -312,15 +312,20 @@ def test_torchrun_goes_on_without_a_lost_host(manifest: Path, tmp_path: Path, ho
 
 def test_torchrun_restarts_a_rank_that_fails(shared: Network, manifest: Path, tmp_path: Path) -> None:
     script = RANKS + (
-        "life = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('life', life, 'on', host, flush=True)\n"
-        "if life == '0' and rank == 1: sys.exit(3)\n"
-        "if life == '0': signal.pause()\n"
+        "mark = os.path.join(os.environ['SM_HP_SHARED'], 'lived-on-')\n"
+        "if not os.path.exists(mark + host):\n"
+        "    open(mark + host, 'w').close()\n"
+        "    while not os.path.exists(mark + 'algo-1'): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
+        "    if rank == 1: sys.exit(3)\n"
+        "    signal.pause()\n"
+        "say('second life on', host)\n"
     )
     asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    asked["shared"] = str(tmp_path)
     with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
         statuses, _ = wait_all(hosts)
         assert statuses == [0, 0], text_of(hosts)
-    assert "life 1 on algo-2" in hosts[1].text
+    assert all("second life on " + host.base.name in host.text for host in hosts)
 
 
 def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from trainworks_launcher.plan import NodePlan, Reason, control_of, network_varia
 
 _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile the graphs of a Neuron job before it runs (TT)
 
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
+
 _KEEP_ALIVES = 5
 """Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
 
@@ -75,13 +77,18 @@ def plan(job: Job) -> NodePlan:
         text = "failed ranks are started again so often"
         line.append(Reason("--max-restarts", text, "user", (f"--max-restarts={job.elastic.restarts}",)))
     line += _program(job)
+    own = {_OWN_STORE: "1"} if job.elastic.asked else {}
+    why = (
+        "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
+    )
+    own_why = [Reason(name, why) for name in own]
     return NodePlan(
         mode=job.mode,
         host=job.host,
         role=role_of(job),
         needs=needs,
         argv=words_of(line),
-        env=MappingProxyType({**job.variables, **network}),
+        env=MappingProxyType({**job.variables, **network, **own}),
         cwd=job.code.directory,
         code=job.code,
         requirements=job.requirements,
@@ -89,7 +96,7 @@ def plan(job: Job) -> NodePlan:
         ranks_by="torchrun",
         control=control_of(job),
         limits=job.limits,
-        why=(*line, *network_why),
+        why=(*line, *network_why, *own_why),
         warnings=(*job.warnings, *_warnings(job)),
     )
 
