@@ -25,6 +25,7 @@ _KEY_SECONDS = 30.0
 _START_SECONDS = 20.0
 _TRIES = 5
 _SESSION_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX")
+_PER_SOURCE = "PerSourceMaxStartups"
 _PUBLIC_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]+")
 
 
@@ -87,10 +88,11 @@ class Server:
         session = {name: env[name] for name in (*_SESSION_VARIABLES, names.HOSTNAME_VARIABLE) if name in env}
         session[names.RUNTIME_DIRECTORY_VARIABLE] = session["TMPDIR"] = str(directory)
         words = "said nothing"
+        fair = True
         for _ in range(_TRIES):
             self.port = _free_port(address)
             config = directory / "sshd_config"
-            config.write_text(_configuration(directory, address, self.port, session), encoding="utf-8")
+            config.write_text(_configuration(directory, address, self.port, session, fair), encoding="utf-8")
             self._process = subprocess.Popen(
                 (sshd, "-D", "-e", "-f", str(config)),
                 stdin=subprocess.DEVNULL,
@@ -103,6 +105,7 @@ class Server:
             if not words:
                 self.pid = self._process.pid
                 return
+            fair = fair and _PER_SOURCE not in words
             self._process.kill()
             self._process.wait(_START_SECONDS)
             if self._process.stderr is not None:
@@ -134,8 +137,9 @@ def _free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _configuration(directory: Path, address: str, port: int, session: Mapping[str, str]) -> str:
-    """sshd's whole configuration."""
+def _configuration(directory: Path, address: str, port: int, session: Mapping[str, str], fair: bool) -> str:
+    """sshd's whole configuration. fair: logins that are not done are bounded per address, so that a flood from one
+    keeps nobody else out (OpenSSH 8.5 and later)."""
     pairs = " ".join('"{}={}"'.format(name, value.replace('"', "")) for name, value in sorted(session.items()))
     return (
         f"Port {port}\nListenAddress {address}\n"
@@ -146,7 +150,7 @@ def _configuration(directory: Path, address: str, port: int, session: Mapping[st
         "PermitRootLogin prohibit-password\nAllowTcpForwarding no\nAllowAgentForwarding no\nX11Forwarding no\n"
         "PermitTunnel no\nPermitTTY no\nPermitUserRC no\nPermitUserEnvironment no\nPrintMotd no\n"
         "MaxStartups 128:30:512\nMaxSessions 128\nLoginGraceTime 30\nLogLevel INFO\n"
-        f"SetEnv {pairs}\n"
+        f"SetEnv {pairs}\n" + (f"{_PER_SOURCE} 16\n" if fair else "")
     )
 
 

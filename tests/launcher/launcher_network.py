@@ -7,6 +7,7 @@ process 1, with it everything on that host is gone, and the host's own name is n
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -23,6 +24,9 @@ from trainworks_launcher.values import Json
 NAMES = ("algo-1", "algo-2")
 PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs")
 """A virtual environment with Open MPI, mpi4py and torch; ``tools/set-up-peers`` makes it."""
+
+
+_NUMBER = itertools.count()
 
 
 def call(*words: str) -> None:
@@ -78,7 +82,7 @@ def network_of(count: int) -> Iterator[Network]:
     missing = [name for name in ("ip", "unshare") if not shutil.which(name)]
     if missing:
         pytest.skip(f"not here: {', '.join(missing)}")
-    made = Network(tuple(f"algo-{number}" for number in range(1, count + 1)), f"tw{os.getpid()}")
+    made = Network(tuple(f"algo-{number}" for number in range(1, count + 1)), f"tw{os.getpid()}{next(_NUMBER)}")
     lines = ["127.0.0.1 localhost", *(f"{made.address(host)} {host}" for host in made.hosts)]
     with contextlib.ExitStack() as stack:
         call("ip", "netns", "add", made.prefix)
