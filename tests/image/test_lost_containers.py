@@ -65,11 +65,12 @@ class Job:
         for container in self.containers:
             container.start()
         for container in self.containers:
-            seen = b""
-            for chunk in container.logs(stream=True, follow=True):
+            seen, stream = b"", container.logs(stream=True, follow=True)
+            for chunk in stream:
                 seen += chunk
                 if b"rank is ready" in seen:
                     break
+            stream.close()
             assert b"rank is ready" in seen, seen.decode(errors="replace")
 
     def wait(self, number: int) -> int:
