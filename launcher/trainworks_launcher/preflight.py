@@ -35,7 +35,7 @@ from trainworks_launcher.script import Finding, check_script, read_script
 from trainworks_launcher.values import Json, readable
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
-_TAKEN_TO_BE_THERE = ("cuda", "torch", "tensorflow", "mxnet", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
+_TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,8 @@ def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, s
         programs = manifest.programs
     else:
         programs = MappingProxyType({name: f"/usr/bin/{name}" for name in PROGRAMS})
-        components = {**dict.fromkeys(_TAKEN_TO_BE_THERE, ""), **components}
+        components = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), **components}
+        manifest = replace(manifest, framework=manifest.framework or component)
     if version:
         components[component] = version
     return replace(manifest, components=MappingProxyType(components)), programs
@@ -337,10 +338,14 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
     shown, leaders = _own_variables(plan), _own_variables(leader)
     if plan is not leader and len(plan.argv) == len(leader.argv):
         different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
-        different += [f"{name}={value}" for name, value in shown.items() if leaders.get(name) != value]
+        different += [
+            f"{name}={value}" if len(value) < _SHORT else f"its own {name}"
+            for name, value in shown.items()
+            if leaders.get(name) != value
+        ]
         missing = [name for name in leaders if name not in shown]
         if len(different) <= _FEW and not missing:
-            but = f", but for {shlex.join(different)}" if different else ""
+            but = f", but for {', '.join(different)}" if different else ""
             return _wrapped(f"{place} runs the same{but}", width, "", "  ")
     lines = [f"{place} runs:"]
     line = "  "
@@ -352,8 +357,12 @@ def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
     lines.append(line.rstrip())
     if shown:
         lines.append("  with:")
-    return [*lines, *(f"    {name}={shlex.quote(value)}" for name, value in shown.items())]
+    lines += [f"    {name}={shlex.quote(value)}" for name, value in shown.items()]
+    return [*lines, *(f"  beside it: {beside.name}" for beside in plan.auxiliaries)]
 
+
+_SHORT = 40
+"""Characters from which a variable is named only, where two hosts are compared."""
 
 _FEW = 4
 """Differences from the leader's plan up to which only they are shown."""

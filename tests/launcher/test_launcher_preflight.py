@@ -185,6 +185,19 @@ def test_instance_groups(tmp_path: Path) -> None:
     assert "name exactly one of gpu, cpu" in str(missing.problems[0])
 
 
+@pytest.mark.parametrize(
+    ("framework", "variable"), [("tensorflow", "TF_CONFIG"), ("mxnet", "DMLC_ROLE"), ("pytorch", "RANK")]
+)
+def test_parameter_servers_are_those_of_the_framework(tmp_path: Path, framework: str, variable: str) -> None:
+    line = words(tmp_path, {"parameter_server": {"enabled": True}}, "--framework", framework, kind="ml.p3.2xlarge")
+    made = run(line)
+    assert made.problems == ()
+    assert variable in made.plans[0].env
+    text = report(line)[1]
+    assert ("beside it: TensorFlow parameter server" in text) == (framework == "tensorflow")
+    assert max(map(len, text.split("(worker)")[1].splitlines())) <= 100
+
+
 def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     manifest = {
         "schema": 1,
