@@ -286,7 +286,7 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
 def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...]) -> Devices:
     """Count and list what the host has, from the kernel's own files."""
     interfaces = network_interfaces()
-    reaching = "" if not interface or interface in interfaces else interface_that_reaches(hosts[0] if hosts else "")
+    reaching = "" if not interface or interface in interfaces else interface_that_reaches(*hosts[:2])
     return Devices(
         gpus=_count_gpus(variables),
         neuron_devices=len(_names("/dev", re.compile(r"neuron\d+").fullmatch)),
@@ -350,24 +350,33 @@ def network_interfaces() -> tuple[str, ...]:
     return _names("/sys/class/net", lambda _: True)
 
 
-def interface_that_reaches(host: str) -> str:
-    """The interface by which packets to ``host`` leave, else the one of the default route, else "".
+def interface_that_reaches(*hosts: str) -> str:
+    """The interface by which packets to the first of the hosts leave, else the one of the default route, else "".
+
+    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: then the next host
+    decides, and loopback is the last resort.
+    """
+    found = [name for name in map(_interface_towards, hosts) if name]
+    return next((name for name in found if name != "lo"), "") or _default_route_interface() or (found or [""])[0]
+
+
+def _interface_towards(host: str) -> str:
+    """The interface by which packets to a host leave, "" if its name is not known.
 
     A connected datagram socket sends nothing; it only makes the kernel choose a source address.
     """
-    address = ""
-    if host:
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, 9))
-                address = str(probe.getsockname()[0])
-        except (OSError, ValueError):  # ValueError: not even the form of a host name
-            address = ""
-    if address:
-        for name in network_interfaces():
-            if _address_of(name) == address:
-                return name
-    return _default_route_interface()
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            address = str(probe.getsockname()[0])
+    except (OSError, ValueError):  # ValueError: not even the form of a host name
+        return ""
+    return "lo" if address.startswith("127.") else _interface_of(address)
+
+
+def _interface_of(address: str) -> str:
+    """The interface with an address, "" if there is none."""
+    return next((name for name in network_interfaces() if _address_of(name) == address), "")
 
 
 def _address_of(interface: str) -> str | None:

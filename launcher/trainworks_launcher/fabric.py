@@ -2,7 +2,8 @@
 
 Devices present on the host decide. Where devices cannot be seen (planning for another host, or on a laptop) the
 manifest's instance table is the fallback. A host without EFA gets none of these variables: with FI_PROVIDER=efa and no
-device, libfabric finds no provider at all and the job hangs or dies.
+device, libfabric finds no provider at all and the job hangs or dies. Which variables, is a matter of the image's
+versions: its manifest lists them.
 """
 
 from __future__ import annotations
@@ -53,19 +54,14 @@ def choose_fabric(
         return Fabric()
     if not efa:
         return Fabric(warnings=tuple(warnings))
-    wanted: dict[str, tuple[str, str]] = {
-        "FI_PROVIDER": ("efa", "libfabric is to use EFA and not its TCP provider"),
-        "RDMAV_FORK_SAFE": ("1", "data loaders fork; without it a fork may corrupt memory registered with the device"),
-    }
-    if row and row.efa_rdma:
-        wanted["FI_EFA_USE_DEVICE_RDMA"] = ("1", f"{instance_type} can read device memory of another host directly")
+    wanted = [variable for variable in manifest.fabric if not variable.rdma or (row and row.efa_rdma)]
     warnings.extend(
         f"this host has EFA, but the image has no {NCCL_PLUGIN}: {missing.cost}"
         for missing in manifest.missing
         if missing.component == NCCL_PLUGIN and hosts > 1
     )
-    variables = {name: value for name, (value, _) in wanted.items() if name not in inherited}
+    variables = {variable.name: variable.value for variable in wanted if variable.name not in inherited}
+    kept = "kept as the container's environment has it"
     reasons = [("EFA", origin)]
-    reasons += [(name, why) for name, (_, why) in wanted.items() if name in variables]
-    reasons += [(name, "kept as the container's environment has it") for name in wanted if name not in variables]
+    reasons += [(variable.name, variable.why if variable.name in variables else kept) for variable in wanted]
     return Fabric(True, MappingProxyType(variables), tuple(reasons), tuple(warnings))

@@ -315,13 +315,20 @@ def _processes(reader: _Reader, mode: Mode, slots: Sequence[int], problems: list
 
 
 def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:
-    """(network interface, why it). The given one if it exists, else the one that routes to the leader, and said."""
+    """(network interface, why it). The given one if it exists, else the one that routes to the leader, and said.
+
+    Several may be given, with commas, as NCCL, gloo and Open MPI take them.
+    """
     given = text(environment.resource_config.get("network_interface_name"))
     devices = environment.devices
     if not given:
         return "", ""
-    if given in devices.interfaces or not devices.interfaces:
+    present = [name for name in given.split(",") if name in devices.interfaces]
+    if present == given.split(",") or not devices.interfaces:
         return given, "network_interface_name of the platform"
+    if present:
+        warnings.append(f"of the network interfaces {given!r} only {', '.join(present)} exist(s) here: using that")
+        return ",".join(present), f"what exists of the platform's {given!r}"
     if not devices.reaching:
         warnings.append(
             f"the network interface {given!r} does not exist here ({', '.join(devices.interfaces)} do), and none routes"

@@ -13,7 +13,7 @@ from typing import Mapping
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.values import decode, mapping, number, text
+from trainworks_launcher.values import Json, decode, mapping, number, text
 
 _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"})
 """Framework as the builder's targets name it -> the component that is it, where the two names differ."""
@@ -30,6 +30,25 @@ class Instance:
 
 
 @dataclass(frozen=True)
+class FabricVariable:
+    """A variable that processes need on a host with EFA. rdma: only where its devices read remote memory."""
+
+    name: str
+    value: str
+    rdma: bool
+    why: str
+
+
+GENERIC_FABRIC = (
+    FabricVariable("FI_PROVIDER", "efa", False, "libfabric is to use EFA and not its TCP provider"),
+    FabricVariable("FI_EFA_USE_DEVICE_RDMA", "1", True, "device memory of another host is read directly"),
+    FabricVariable("RDMAV_FORK_SAFE", "1", False, "data loaders fork; without it a fork may corrupt registered memory"),
+)
+"""For an image that does not say what its versions need: what every version takes, needed or not. Source: SageMaker
+developer guide, custom_mpi_options on EFA instances."""
+
+
+@dataclass(frozen=True)
 class Missing:
     """A component that this image was built without, and what that costs its user, in words."""
 
@@ -42,8 +61,8 @@ class Manifest:
     """The parts of the manifest that decide how a job is started.
 
     name: of the image. framework: the component that it is made for ("torch"), "" if not said. components: component ->
-    version. instances: instance type -> Instance. programs: program name -> absolute path. hostname_shim: path of the
-    shared library, "" for none.
+    version. instances: instance type -> Instance. programs: program name -> absolute path. fabric: what hosts with EFA
+    need, for this image's versions. hostname_shim: path of the shared library, "" for none.
     """
 
     name: str = "generic"
@@ -52,6 +71,7 @@ class Manifest:
     missing: tuple[Missing, ...] = ()
     instances: Mapping[str, Instance] = field(default_factory=lambda: MappingProxyType({}))
     programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
     hostname_shim: str = ""
 
 
@@ -95,6 +115,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
             efa=row.get("efa") is True,
             efa_rdma=row.get("efa_rdma") is True,
         )
+    fabric = content.get("fabric")
     return Manifest(
         name=text(content.get("name"), "unnamed"),
         framework=_FRAMEWORK_COMPONENTS.get(framework, framework),
@@ -104,5 +125,11 @@ def parse_manifest(document: str, where: str) -> Manifest:
         programs=MappingProxyType(
             {name: path for name, path in mapping(content.get("programs")).items() if isinstance(path, str)}
         ),
+        fabric=tuple(map(_fabric_variable, fabric)) if isinstance(fabric, list) else GENERIC_FABRIC,
         hostname_shim=text(content.get("hostname_shim")),
     )
+
+
+def _fabric_variable(value: Json) -> FabricVariable:
+    row = mapping(value)
+    return FabricVariable(text(row.get("name")), text(row.get("value")), row.get("rdma") is True, text(row.get("why")))

@@ -17,7 +17,7 @@ from trainworks.plan.resolve import python_patterns
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
     sources = [row.source for rows in (facts.bases, facts.cudas, facts.components, facts.stacks) for row in rows]
-    sources += [row.source for rows in (facts.instances, facts.families, facts.storages) for row in rows]
+    sources += [row.source for rows in (facts.instances, facts.families, facts.storages, facts.fabric) for row in rows]
     sources += [row.source for row in facts.targets]
     assert len(sources) > 60
     assert [source for source in sources if len(source) < 8] == []
@@ -116,3 +116,19 @@ def test_the_preflights_table_in_the_launcher_is_what_the_rows_say(facts: Facts,
         expected = [dataclasses.asdict(row) for row in rows]
         assert written == [{name: row[name] for name in row if name != "source"} for row in expected], "make docs"
     assert table["families"] == [row.name for row in facts.families]
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ({}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE"}),
+        ({"libfabric": "1.11.1"}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE"}),
+        ({"libfabric": "1.13"}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"}),
+        ({"libfabric": "1.17.1amzn1.0"}, {"FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE"}),
+        ({"libfabric": "2.7.0amzn2.0"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}),
+        ({"libfabric": "2.7.0", "aws-ofi-nccl": "1.22.0"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}),
+        ({"libfabric": "2.7.0", "aws-ofi-nccl": "1.5.0-aws"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE", "NCCL_PROTO"}),
+    ],
+)
+def test_versions_decide_what_hosts_with_efa_need(facts: Facts, versions: dict[str, str], expected: set[str]) -> None:
+    assert {row.name for row in facts.fabric if row.holds(versions)} == expected

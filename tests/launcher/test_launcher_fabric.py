@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Sequence
 
 import pytest
-from launcher_support import manifest
+from launcher_support import REPOSITORY, environment, manifest, manifest_document, plan
 
+from trainworks_launcher.environment import Devices
 from trainworks_launcher.fabric import choose_fabric
+from trainworks_launcher.manifest import GENERIC_FABRIC, Manifest, parse_manifest
+from trainworks_launcher.values import Json
 
 RDMA = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1", "FI_EFA_USE_DEVICE_RDMA": "1"}
 PLAIN = {"FI_PROVIDER": "efa", "RDMAV_FORK_SAFE": "1"}
@@ -47,3 +52,89 @@ def test_what_the_container_sets_is_kept() -> None:
     made = choose_fabric(manifest(), ("efa_0",), "ml.fast.xlarge", 2, {"FI_PROVIDER": "tcp"})
     assert "FI_PROVIDER" not in made.variables
     assert ("FI_PROVIDER", "kept as the container's environment has it") in made.reasons
+
+
+ROWS = tomllib.loads((REPOSITORY / "images" / "instances.toml").read_text(encoding="utf-8"))["instance"]
+RULES = tomllib.loads((REPOSITORY / "images" / "fabric.toml").read_text(encoding="utf-8"))["variable"]
+KNOWN = {
+    "ml.p3.16xlarge": {},
+    "ml.p3dn.24xlarge": PLAIN,
+    "ml.p4d.24xlarge": RDMA,
+    "ml.p4de.24xlarge": RDMA,
+    "ml.p5.48xlarge": RDMA,
+    "ml.p5en.48xlarge": RDMA,
+    "ml.p6-b200.48xlarge": RDMA,
+    "ml.trn1.2xlarge": {},
+    "ml.trn1.32xlarge": RDMA,
+    "ml.g5.2xlarge": {},
+    "ml.g5.48xlarge": PLAIN,
+    "ml.g4dn.12xlarge": PLAIN,
+}
+"""What the guides say of instance types that people ask about; the other rows have to agree with themselves."""
+
+
+def image(**changes: Json) -> Manifest:
+    """A manifest with the real instance table."""
+    rows: dict[str, Json] = {row["name"]: {name: row[name] for name in ("efa", "efa_rdma")} for row in ROWS}
+    return parse_manifest(json.dumps({**manifest_document(instances=rows), **changes}), "made-up")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_every_instance_type(row: dict[str, Json]) -> None:
+    """Its own devices seen, its devices hidden, and planned from elsewhere: what is set, and that each has a reason."""
+    name = str(row["name"])
+    expected = (RDMA if row["efa_rdma"] else PLAIN) if row["efa"] else {}
+    assert expected == KNOWN.get(name, expected)
+    devices = ("rdmap16s27", "rdmap32s27") if row["efa"] else ()
+    seen = choose_fabric(image(), devices, name, 2, {})
+    assert dict(seen.variables) == expected
+    assert dict(choose_fabric(image(), None, name, 2, {}).variables) == expected
+    assert set(seen.variables) <= {subject for subject, why in seen.reasons if why}
+    assert bool(seen.warnings) is bool(row["efa"])
+    hidden = choose_fabric(image(), (), name, 2, {})
+    assert (hidden.efa, dict(hidden.variables), bool(hidden.warnings)) == (False, {}, bool(row["efa"]))
+
+
+def test_devices_decide_against_the_table() -> None:
+    """A type that the table calls plain, or does not have, with devices: it has EFA."""
+    assert choose_fabric(image(), ("efa_0",), "ml.p3.16xlarge", 2, {}).efa
+    assert choose_fabric(image(), ("efa_0",), "ml.newer.48xlarge", 2, {}).efa
+    assert not choose_fabric(image(), (), "ml.newer.48xlarge", 2, {}).efa
+
+
+def test_the_images_versions_decide_the_variables() -> None:
+    rules: list[Json] = [
+        {"name": "FI_PROVIDER", "value": "efa", "rdma": False, "why": "always"},
+        {"name": "NCCL_PROTO", "value": "simple", "rdma": False, "why": "an old plugin"},
+        {"name": "FAST", "value": "1", "rdma": True, "why": "reads remote memory"},
+    ]
+    old = choose_fabric(image(fabric=rules), ("efa_0",), "ml.p4d.24xlarge", 2, {})
+    assert dict(old.variables) == {"FI_PROVIDER": "efa", "NCCL_PROTO": "simple", "FAST": "1"}
+    assert ("NCCL_PROTO", "an old plugin") in old.reasons
+    assert "FAST" not in choose_fabric(image(fabric=rules), ("efa_0",), "ml.p3dn.24xlarge", 2, {}).variables
+    assert dict(choose_fabric(image(fabric=[]), ("efa_0",), "ml.p4d.24xlarge", 2, {}).variables) == {}
+
+
+def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
+    """The launcher's own list is that of the rows for an image without known versions."""
+    expected = {rule["name"]: rule["value"] for rule in RULES if rule.get("unknown") or "component" not in rule}
+    assert {variable.name: variable.value for variable in GENERIC_FABRIC} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "said"),
+    [
+        ("eth0", "eth0", ""),
+        ("eth0,eth1", "eth0,eth1", ""),
+        ("eth0,eth7", "eth0", "of the network interfaces 'eth0,eth7' only eth0 exist(s) here"),
+        ("ethwe", "eth1", "the network interface 'ethwe' does not exist here; using 'eth1'"),
+        ("^lo,docker0", "eth1", "the network interface '^lo,docker0' does not exist here; using 'eth1'"),
+    ],
+)
+def test_network_interfaces_that_exist_are_used(given: str, expected: str, said: str) -> None:
+    devices = Devices(interfaces=("eth0", "eth1"), reaching="eth1")
+    asked = environment({"sagemaker_mpi_enabled": True}, hosts=("a", "b"), host="a", interface=given, devices=devices)
+    made = plan(asked)
+    assert made.env["NCCL_SOCKET_IFNAME"] == made.env["GLOO_SOCKET_IFNAME"] == expected
+    assert made.argv[made.argv.index("btl_tcp_if_include") + 1] == expected
+    assert [warning.startswith(said) for warning in made.warnings] == ([True] if said else [])

@@ -21,6 +21,7 @@ from trainworks.facts.rows import (
     CheckRow,
     Component,
     Cuda,
+    FabricVariable,
     Facts,
     Family,
     Instance,
@@ -179,8 +180,9 @@ def load(root: Path) -> Facts:
     instances = table("instances", Instance, "instance")
     families = table("families", Family, "family")
     storages = table("storage", Storage, "storage")
+    fabric = table("fabric", FabricVariable, "variable")
     targets: list[TargetRow] = []
-    fixed = {"bases", "cuda", "components", "stacks", "instances", "families", "storage"}
+    fixed = {"bases", "cuda", "components", "stacks", "instances", "families", "storage", "fabric"}
     for path in sorted(images.glob("*.toml")):
         if path.stem not in fixed:
             content = reader.toml(path)
@@ -197,6 +199,7 @@ def load(root: Path) -> Facts:
         instances=instances,
         families=families,
         storages=storages,
+        fabric=fabric,
         targets=tuple(targets),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
@@ -270,6 +273,7 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("instance", [row.name for row in facts.instances]),
         ("family", [row.name for row in facts.families]),
         ("storage", [row.name for row in facts.storages]),
+        ("variable", [row.name for row in facts.fabric]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
     known = names_of("component", facts.component_by_name)
@@ -339,6 +343,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "instances": ("instance", Instance),
         "families": ("family", Family),
         "storage": ("storage", Storage),
+        "fabric": ("variable", FabricVariable),
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
     }

@@ -5,6 +5,7 @@ Every row carries its ``source``: where the fact comes from. Names of fields are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,6 +94,45 @@ class Instance:
     smp_loader_workers: bool = True
     smddp: bool = False
     smdistributed_by_torchrun_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricVariable:
+    """A variable that hosts with EFA need; see the head of ``images/fabric.toml``."""
+
+    name: str
+    value: str
+    why: str
+    source: str
+    rdma: bool = False
+    component: str = ""
+    since: str = ""
+    below: str = ""
+    unknown: bool = False
+
+    def holds(self, versions: Mapping[str, str]) -> bool:
+        """Whether an image with these component versions needs it."""
+        if not self.component:
+            return True
+        if self.component not in versions:
+            return self.unknown
+        version = _numbers(versions[self.component])
+        return (not self.since or version >= _numbers(self.since)) and (
+            not self.below or version < _numbers(self.below)
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """``1.22.0amzn4.0`` is (1, 22, 0): what a vendor adds behind a version does not make it another one."""
+    numbers = []
+    for part in version.split("."):
+        digits = re.match(r"\d+", part)
+        if not digits:
+            break
+        numbers.append(int(digits.group()))
+        if digits.group() != part:
+            break
+    return tuple(numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +275,7 @@ class Facts:
     instances: tuple[Instance, ...]
     families: tuple[Family, ...]
     storages: tuple[Storage, ...]
+    fabric: tuple[FabricVariable, ...]
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]

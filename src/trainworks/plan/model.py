@@ -84,6 +84,16 @@ class InstanceShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FabricVariable:
+    """A variable that the launcher sets on hosts with EFA; ``rdma``: on those whose devices read remote memory."""
+
+    name: str
+    value: str
+    rdma: bool
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImagePlan:
     """An image, complete: the same plan always renders to the same bytes.
 
@@ -98,6 +108,7 @@ class ImagePlan:
         checks: Every promise, tested after each build.
         missing: What an image of this kind could have and this one has not.
         instances: Instance types known to the launcher.
+        fabric: What hosts with EFA need, for this image's versions.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
     """
@@ -112,6 +123,7 @@ class ImagePlan:
     checks: tuple[Check, ...]
     missing: tuple[Missing, ...]
     instances: Mapping[str, InstanceShape] = field(repr=False)
+    fabric: tuple[FabricVariable, ...]
     budget_megabytes: int
     wheel_index: str
 

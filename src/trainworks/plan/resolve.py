@@ -12,7 +12,7 @@ from trainworks.errors import FactsError, LockError
 from trainworks.facts.rows import Base, CheckRow, Component, Cuda, Facts, LockedPackage, Recipe, TargetRow
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
-from trainworks.plan.model import ImagePlan, InstanceShape, Missing, Request, Step, Target
+from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.select import select_components, select_row
 
 IMAGE = "image"
@@ -94,6 +94,11 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
             row.name: InstanceShape(gpus=row.gpus, neuron_cores=row.neuron_cores, efa=row.efa, efa_rdma=row.efa_rdma)
             for row in facts.instances
         },
+        fabric=tuple(
+            FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
+            for row in facts.fabric
+            if row.holds({step.component: step.version for step in steps if step.version})
+        ),
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
     )

@@ -24,6 +24,7 @@ def render_manifest(plan: ImagePlan) -> str:
         "missing": [asdict(missing) for missing in plan.missing],
         "programs": programs,
         "hostname_shim": plan.programs.get(HOSTNAME_SHIM, ""),
+        "fabric": [asdict(variable) for variable in plan.fabric],
         "instances": {name: asdict(shape) for name, shape in plan.instances.items()},
     }
     return json.dumps(content, indent=2) + "\n"
