@@ -353,10 +353,12 @@ def network_interfaces() -> tuple[str, ...]:
 def interface_that_reaches(*hosts: str) -> str:
     """The interface by which packets to the first of the hosts leave, else the one of the default route, else "".
 
-    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: then the next host
-    decides, and loopback is the last resort.
+    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where more hosts are
+    given, loopback is the last resort.
     """
     found = [name for name in map(_interface_towards, hosts) if name]
+    if len(hosts) == 1 and found:
+        return found[0]
     return next((name for name in found if name != "lo"), "") or _default_route_interface() or (found or [""])[0]
 
 
