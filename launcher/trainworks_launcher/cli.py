@@ -31,9 +31,9 @@ The job is described by the platform's files below /opt/ml (moved by SAGEMAKER_B
   input/config/hyperparameters.json   {{"sagemaker_program": "train.py", "epochs": "3"}}; --epochs 3 reaches the script
   input/config/resourceconfig.json    {{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}}; may be absent
   code/                               the script, and requirements.txt to install before it
-A distribution is switched on by a hyperparameter: {mpi} (mpirun) or
-{torch} (torchrun); {per_host}
-sets the processes of each host, the default is one per GPU.
+A distribution is switched on by a hyperparameter, which the SDK makes of its `distribution` argument:
+{modes}
+  {per_host} sets the processes of each host; the default is one per GPU
 
 Try it:  mkdir -p ml/code && echo 'print("hello")' > ml/code/train.py
          SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = words[1:]
     elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
         return _execute(words)
-    if words in (["--help"], ["-h"]):
+    if words and not {"--help", "-h"}.isdisjoint((words[0], words[-1])):
         sys.stdout.write(_help())
         return 0
     if words == ["--version"]:
@@ -104,10 +104,10 @@ def _help() -> str:
     import textwrap
 
     from trainworks_launcher.options import options_help
+    from trainworks_launcher.registry import MODES
 
     return _HELP.format(
-        mpi=names.MPI_ENABLED,
-        torch=names.TORCH_DISTRIBUTED_ENABLED,
+        modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
         per_host=names.PROCESSES_PER_HOST,
         not_started=names.EXIT_NOT_STARTED,
         preparation=names.EXIT_PREPARATION,

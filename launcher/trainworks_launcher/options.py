@@ -62,7 +62,7 @@ COMMANDS: tuple[Command, ...] = (
                 "--instance-group", "NAME=TYPE:N", "instead, for each group of a cluster with groups", repeated=True
             ),
             Option("--entry-point", "FILE", "the training script", needed=True),
-            Option("--source-dir", "DIR", "where it is; default: its own folder"),
+            Option("--source-dir", "DIR", "the folder that goes with it, and that it is in; default: the script alone"),
             Option("--hyperparameters", "FILE", "the job's, a dict as above"),
             Option(
                 "--image-manifest", "FILE", "image.json of the image; without it, every program is taken to be there"

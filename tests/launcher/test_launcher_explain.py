@@ -16,6 +16,7 @@ from trainworks_launcher.job import make_job
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import COMMANDS, UsageError, find_command, parse
 from trainworks_launcher.plan import ORIGINS, first_lines
+from trainworks_launcher.registry import SWITCHES
 from trainworks_launcher.values import Json
 
 TWO = ("algo-1", "algo-2")
@@ -129,9 +130,11 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, wor
     assert "Traceback" not in made.text
 
 
-def test_the_help_has_every_command_and_option(tmp_path: Path) -> None:
-    with Launcher(tmp_path, "--help") as made:
+@pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("preflight", "--help"), ("explain", "-h")])
+def test_the_help_has_every_command_option_and_mode(tmp_path: Path, words: tuple[str, ...]) -> None:
+    with Launcher(tmp_path, *words) as made:
         assert made.wait() == 0
+    assert [switch for switch in SWITCHES if switch not in made.text] == []
     for command in COMMANDS:
         assert f"train {command.name}" in made.text
         assert [option.name for option in command.options if f"  {option.name}" not in made.text] == []
