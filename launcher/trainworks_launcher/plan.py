@@ -114,6 +114,7 @@ class NodePlan:
             self,
             argv=masker.words(self.argv),
             env=MappingProxyType(masker.variables(self.env)),
+            code=replace(self.code, fetch=masker.words(self.code.fetch)),
             requirements=masker.words(self.requirements),
             auxiliaries=tuple(
                 replace(beside, argv=masker.words(beside.argv), env=masker.variables(beside.env))

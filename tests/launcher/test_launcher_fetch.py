@@ -377,6 +377,30 @@ def test_what_is_fetched_is_planned_again(tmp_path: Path, store: str, index: Ind
 
 
 @pytest.mark.engine
+@pytest.mark.parametrize(("program", "status"), [("train.py", 0), ("absent.py", 64)])
+def test_every_host_fetches_for_itself(tmp_path: Path, store: str, program: str, status: int) -> None:
+    location = upload(
+        store, tmp_path, "two.tar.gz", {"train.py": "import os; print('GOT', os.environ['SM_CURRENT_HOST'])"}
+    )
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    manifest = write_manifest(tmp_path / "image.json", programs_with("boto3"))
+    shared = {"TRAINWORKS_CONTROL_PORT": str(free_port()), "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    shared |= {"S3_ENDPOINT_URL": store, "NO_PROXY": "127.0.0.1", "SAGEMAKER_PROGRAM": program, **AWS}
+    made = []
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            config: dict[str, Json] = {"hosts": list(hosts), "current_host": host, "network_interface_name": "lo"}
+            write_inputs(tmp_path / host, "", {"sagemaker_submit_directory": location}, config)
+            (tmp_path / host / "code/train.py").unlink()
+            made.append(stack.enter_context(Launcher(tmp_path / host, variables=shared)))
+        assert [launcher.wait() for launcher in made] == [status, status], made[0].text + made[1].text
+    for host, launcher in zip(hosts, made, strict=True):
+        assert (f"GOT {host}" in launcher.text) is (status == 0)
+        assert launcher.failure == made[0].failure
+        assert ("there is no file 'absent.py'" in launcher.failure) is (status == 64)
+
+
+@pytest.mark.engine
 @pytest.mark.parametrize("client", ["boto3", "aws"])
 @pytest.mark.parametrize(
     ("location", "words"),
