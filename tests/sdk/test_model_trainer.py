@@ -46,20 +46,24 @@ def train(
     return run_client("v3", job, folder / "client")
 
 
-VALUES = {"spaces": "  two words  and more ", "quotes": 'it is "so" $HOME `id`', "unicode": "née 日本 🙂", "flag": True}
+OURS = {"command": "train"}
+"""The setting of ``SourceCode`` that hands the job to the launcher."""
 
-DRIVER_ARGUMENTS = [
-    *("--spaces", "  two words  and more "),
-    *("--quotes", 'it is "so" $HOME `id`'),
-    *("--unicode", "née 日本 🙂"),
+VALUES = {"flag": True, "quotes": 'it is "so" $HOME `id`', "spaces": "  two words  and more ", "unicode": "née 日本 🙂"}
+"""In the order of their names: the SDK's drivers keep the order given, the launcher sorts."""
+
+ARGUMENTS = [
     *("--flag", "true"),
+    *("--quotes", 'it is "so" $HOME `id`'),
+    *("--spaces", "  two words  and more "),
+    *("--unicode", "née 日本 🙂"),
 ]
 
 
 def test_its_driver_runs_a_plain_script(image: str, tmp_path: Path) -> None:
     ended = train(image, tmp_path, "plain.py", hosts=1, hyperparameters=VALUES)
     (leader,) = ended.world()
-    assert leader["arguments"] == DRIVER_ARGUMENTS
+    assert leader["arguments"] == ARGUMENTS
 
 
 def test_its_driver_runs_torchrun_on_two_hosts(image: str, tmp_path: Path) -> None:
@@ -133,3 +137,42 @@ def test_requirements_are_installed_before_the_script(image: str, tmp_path: Path
     )
     assert ended.error == "", ended.output[-4000:]
     assert list(ended.model.values()) == ["2.0.0"]
+
+
+@pytest.mark.parametrize("kind", ["MPI", "Torchrun"])
+def test_the_launcher_starts_every_process_of_every_host(image: str, tmp_path: Path, kind: str) -> None:
+    distributed = {kind: {"process_count_per_node": 2}}
+    ended = train(image, tmp_path, "world.py", more=OURS, distributed=distributed, hyperparameters=VALUES)
+    world = ended.world()
+    assert [process["host"] for process in world] == ["algo-1", "algo-1", "algo-2", "algo-2"]
+    assert [process["arguments"] for process in world] == [ARGUMENTS] * 4
+    assert "success" in ended.outputs
+
+
+def test_the_launcher_lets_no_host_cut_off_the_leader(image: str, tmp_path: Path) -> None:
+    ended = train(image, tmp_path, "plain.py", more=OURS, hyperparameters=VALUES)
+    (leader,) = ended.world()
+    assert leader["host"] == "algo-1"
+    assert leader["arguments"] == ARGUMENTS
+
+
+def test_the_launcher_hands_the_client_the_scripts_status_and_the_cause(image: str, tmp_path: Path) -> None:
+    ended = train(image, tmp_path, "fails.py", more=OURS)
+    assert ended.error.endswith("Process exited with code: 42")
+    assert "/no/such/data" in ended.outputs["failure"]
+    assert "algo-2" in ended.outputs["failure"]
+
+
+def test_without_source_code_the_images_own_entry_point_reads_the_older_hyperparameters(
+    image: str, tmp_path: Path
+) -> None:
+    """The client mounts a ``file://`` submit directory as /opt/ml/code."""
+    asked = {
+        "sagemaker_program": "world.py",
+        "sagemaker_submit_directory": source(tmp_path, "world.py").as_uri(),
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_num_of_processes_per_host": 2,
+    }
+    job = {"hosts": 2, "channels": {}, "arguments": {"training_image": image, "hyperparameters": asked}}
+    ended = run_client("v3", job, tmp_path / "client")
+    assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1", "algo-2", "algo-2"]
