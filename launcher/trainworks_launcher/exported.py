@@ -215,13 +215,20 @@ def _properties(
     }
 
 
-def check_exported(environment: Environment, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[Problem]:
-    """What cannot become a variable or an argument: told with its source, before anything is started."""
+def check_exported(
+    environment: Environment, user: Mapping[str, Json], reserved: Mapping[str, Json], style: str
+) -> list[Problem]:
+    """What cannot become a variable, or an argument of this style: told with its source, before anything is started."""
     problems: list[Problem] = []
     for name, value in user.items():
         where = f"hyperparameter {name!r}"
-        problems += _check_name(name, "hyperparameter", where)
-        bad = next(filter(None, map(unusable, (*to_arguments({name: value})[1:], _text_form(value)))), "")
+        wrong = _check_name(name, "hyperparameter", where)
+        problems += wrong
+        bad = (
+            ""
+            if wrong
+            else next(filter(None, map(unusable, (*to_arguments({name: value}, style), _text_form(value)))), "")
+        )
         if bad:
             problems.append(Problem(f"its value {bad}", where, "a program can only be given text: leave it out"))
     for name in environment.input_data_config:

@@ -7,10 +7,12 @@ values found by name, and hides them wherever they come up again: in SM_HPS, in 
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from typing import Iterable, Mapping
 
-from trainworks_launcher.values import Json, decode
+from trainworks_launcher.values import Json, compact, decode
 
 MASK = "******"
 """What is shown in place of a secret."""
@@ -40,6 +42,9 @@ _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
 _OPTION = re.compile(r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=.*", re.DOTALL)
+_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)['\"]?\s*[:=]\s*")
+_ANY_VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{\[].*|[^\s,'"}\]]+"""
+_PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
@@ -67,8 +72,12 @@ class Masker:
         found: set[str] = set()
         for source in sources:
             _collect(source, found)
-        values = sorted((value for value in found if len(value) >= VALUE_LENGTH), key=len, reverse=True)
+        forms = {form for value in found if len(value) >= VALUE_LENGTH for form in _forms(value)}
+        values = sorted(forms, key=len, reverse=True)
         self._values = re.compile("|".join(map(re.escape, values))) if values else None
+        known = sorted({form for value in found if value for form in _forms(value)}, key=len, reverse=True)
+        quoted = "|".join(map(re.escape, known))
+        self._value_of_pair = re.compile(rf"['\"]?(?:{quoted})|{_ANY_VALUE}" if known else _ANY_VALUE, re.DOTALL)
 
     def text(self, text: str) -> str:
         """A text without known secret values and without credentials in URLs."""
@@ -77,8 +86,53 @@ class Masker:
         return mask_urls(text)
 
     def value(self, name: str, value: str) -> str:
-        """The value of a name: masked whole if the name says so, else what is secret in it."""
-        return MASK if value and is_secret_name(name) else self.text(value)
+        """The value of a name: masked whole if the name says so, else what is secret in it, by the keys of an object
+        and the options of a list too."""
+        if value and is_secret_name(name):
+            return MASK
+        if value[:1] in ("{", "["):
+            try:
+                decoded = decode(value)
+            except ValueError:
+                return self.text(value)
+            masked = self.json(decoded)
+            return value if masked == decoded else compact(masked)
+        return self.text(value)
+
+    def json(self, value: Json) -> Json:
+        """A decoded JSON value, masked; true, false, null and what is empty say nothing and stay."""
+        if isinstance(value, dict):
+            return {
+                key: MASK if is_secret_name(key) and entry and entry is not True else self.json(entry)
+                for key, entry in value.items()
+            }
+        if isinstance(value, list):
+            lines = [entry for entry in value if isinstance(entry, str)]
+            return [*self.words(lines)] if len(lines) == len(value) else [self.json(entry) for entry in value]
+        return self._line(value) if isinstance(value, str) else value
+
+    def _pairs(self, text: str) -> str:
+        """A text in which an object may be written, as ``a=1,password=x`` or ``{'password': 'x'}``."""
+        shown: list[str] = []
+        done = 0
+        for key in _KEY.finditer(text):
+            value = self._value_of_pair.match(text, key.end()) if is_secret_name(key.group(1)) else None
+            if value and key.start() >= done:
+                shown += [text[done : key.end()], MASK]
+                done = value.end()
+        return self.text("".join([*shown, text[done:]]))
+
+    def _line(self, text: str) -> str:
+        """A text that may be a command line's options."""
+        if text.startswith("-"):
+            try:
+                words = tuple(shlex.split(text))
+            except ValueError:
+                words = ()
+            masked = self.words(words)
+            if masked != words:
+                return " ".join(map(shlex.quote, masked))
+        return self._pairs(text)
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """A mapping of variables, masked."""
@@ -104,8 +158,13 @@ class Masker:
             if assignment and is_secret_name(assignment.group(1)):
                 masked.append(f"{assignment.group(1)}={MASK}")
             else:
-                masked.append(self.text(word))
+                masked.append(self._pairs(word))
         return tuple(masked)
+
+
+def _forms(value: str) -> tuple[str, ...]:
+    """A value as it is, inside a JSON text, and inside Python's own text of a list."""
+    return value, json.dumps(value)[1:-1], repr(value)[1:-1]
 
 
 def _collect(value: object, found: set[str], name: str = "") -> None:
@@ -124,5 +183,7 @@ def _collect(value: object, found: set[str], name: str = "") -> None:
                 _collect(decode(value), found, name)
             except (ValueError, RecursionError):
                 return
+        else:
+            found.update(pair[2].strip("'\"") for pair in _PAIR.finditer(value) if is_secret_name(pair[1]))
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret_name(name):
         found.add(str(value))

@@ -111,6 +111,10 @@ def test_an_upload_that_does_not_happen_is_said() -> None:
             "its value has half of a surrogate pair (U+D800), which is no character (hyper",
         ),
         ({"x": {"k": "a\0b"}}, "its value has a NUL character (hyperparameter 'x')"),
+        (
+            {"x": ["a\0b"], "sagemaker_argument_style": "key=value"},
+            "its value has a NUL character (hyperparameter 'x')",
+        ),
         ({"a\0b": 1}, r"the name of the hyperparameter has a NUL character"),
         ({"a=b": 1}, "the name of the hyperparameter has a '=', so no variable can have it (hyperparameter 'a=b')"),
         ({"": 1}, "the name of the hyperparameter is empty"),

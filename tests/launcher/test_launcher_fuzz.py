@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from launcher_support import INSTANCES, manifest_document
 
 from trainworks_launcher import names
+from trainworks_launcher.arguments import STYLES
 from trainworks_launcher.environment import PROGRAMS, read_environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.job import make_job
@@ -133,6 +134,12 @@ RESOURCE_CONFIG = st.fixed_dictionaries(
         "topology": ANY,
     },
 )
+NESTED = st.recursive(
+    st.text("ab ,='\\") | st.integers() | ODD_TEXT.filter(lambda text: len(text) < 9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab=-", max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+"""Lists and objects that become arguments in one style or another."""
 DATA_PARALLEL_OPTIONS = "sagemaker_distributed_dataparallel_custom_mpi_options"
 PROGRAM = mostly(
     st.sampled_from(["train.py", "run.sh", "tool", "-m package.module"]),
@@ -146,6 +153,7 @@ OFTEN = st.fixed_dictionaries(
         names.MPI_OPTIONS: mostly(MPI_OPTIONS),
         DATA_PARALLEL_OPTIONS: mostly(MPI_OPTIONS),
         names.LOG_LEVEL: mostly(st.sampled_from([10, "20", "INFO"])),
+        names.ARGUMENT_STYLE: mostly(st.sampled_from([*STYLES])),
         names.JOB_NAME: mostly(st.just("job")),
         names.REGION: mostly(st.just("region")),
         "sagemaker_instance_type": mostly(st.sampled_from(sorted(INSTANCES))),
@@ -160,14 +168,19 @@ RARELY = mostly(
             names.SUBMIT_DIRECTORY: st.sampled_from(["/nowhere", "/nowhere/x.tar.gz", "s3://b/c.tar.gz", "code"]) | ANY,
             names.DISTRIBUTION_INSTANCE_GROUPS: st.lists(st.sampled_from(["one", "two", "three"]), max_size=3) | ANY,
             names.MODEL_PARALLEL_PARAMETERS: st.just({"partitions": 2}) | ANY,
-            "sagemaker_argument_style": SCALAR,
         },
     ),
 )
 HYPERPARAMETERS = st.builds(
     lambda program, *parts: {names.PROGRAM: program, **{name: value for part in parts for name, value in part.items()}},
     PROGRAM,
-    st.dictionaries(NAME, mostly(st.text("abc xyz'$") | st.integers() | st.booleans() | st.none()), max_size=3),
+    st.dictionaries(
+        NAME,
+        mostly(
+            st.text("abc xyz'$") | st.integers() | st.booleans() | st.none() | NESTED, NESTED | as_delivered(ANY | DEEP)
+        ),
+        max_size=3,
+    ),
     OFTEN,
     RARELY,
     mostly(st.just({}), st.dictionaries(st.sampled_from(SWITCHES), mostly(st.booleans()), max_size=2)),
@@ -246,17 +259,11 @@ def outcome(
         return refusal
 
 
-def repeated(plan: NodePlan) -> list[str]:
-    """MCA parameters and exported variables that stand on mpirun's line more than once."""
-    line = plan.argv[: plan.argv.index("-I") - 1] if "-I" in plan.argv else plan.argv
-    heard: list[str] = []
-    rest = iter(line)
-    for word in rest:
-        if word == "-x":
-            heard.append("-x " + next(rest).split("=")[0])
-        elif word in ("--mca", "-mca", "--gmca", "--prtemca", "--pmixmca"):
-            heard.append(next(rest))
-            next(rest)
+def repeated(plan: NodePlan) -> list[tuple[str, str]]:
+    """MCA parameters and exported variables that mpirun is given more than once."""
+    options = (("-x",), ("--mca",), ("--prtemca",), ("--pmixmca",))
+    rows = [reason.words for reason in plan.why if reason.words[:1] in options]
+    heard = [(option, value.split("=")[0]) for option, value, *_ in rows]
     return sorted({name for name in heard if heard.count(name) > 1})
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher_support import environment, plan
 
+from trainworks_launcher.arguments import STYLES
+from trainworks_launcher.explain import explain, to_table
 from trainworks_launcher.masking import MASK, Masker, is_secret_name, mask_urls
+from trainworks_launcher.values import Json
 
 
 @pytest.mark.parametrize(
@@ -105,3 +111,31 @@ def test_no_secret_survives_and_masking_never_fails(variables: dict[str, str], t
     for value in [value for name, value in variables.items() if is_secret_name(name) and len(value) >= 8]:
         assert value not in masker.text(text + value + text) or value in MASK
     masker.words((text, *variables))
+
+
+PLACES: tuple[Callable[[str], dict[str, Json]], ...] = (
+    lambda secret: {"my-token": secret},
+    lambda secret: {"password": json.dumps(secret)},
+    lambda secret: {"db": {"user": "me", "password": secret}},
+    lambda secret: {"logins": [{"api_key": secret}, 1]},
+    lambda secret: {
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_custom_mpi_options": f"-x A=1 -x HF_TOKEN={shlex.quote(secret)}",
+    },
+)
+"""Where a job can carry a secret."""
+
+
+@pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=20, deadline=None)
+@given(place=st.sampled_from(PLACES), more=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12))
+def test_no_secret_of_any_length_or_form_is_in_a_plan_that_is_shown(
+    style: str, place: Callable[[str], dict[str, Json]], more: str
+) -> None:
+    secret = f"S3cr{more}"
+    made = environment({**place(secret), "sagemaker_argument_style": style, "epochs": 3})
+    masker = Masker(made.variables, made.hyperparameters)
+    shown = plan(made).masked(masker)
+    assert "S3cr" not in shown.to_json()
+    assert "S3cr" not in to_table(shown, explain(shown, made.variables), 100)
+    assert "epochs" in shown.env["SM_HPS"], "the rest is as it was"
