@@ -162,6 +162,25 @@ def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
     assert any("there is no code" in text for text in texts)
 
 
+def test_a_source_directory_goes_with_its_script_and_without_one_the_script_goes_alone(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (source / "requirements.txt").write_text("x", encoding="utf-8")
+    (source / "deep" / "requirements.txt").write_text("x", encoding="utf-8")
+    for entry in ("deep/train.py", f"{source}/deep/train.py"):
+        line = words(tmp_path, TORCH, "--source-dir", str(source))
+        line[line.index("--entry-point") + 1] = entry
+        whole = run(line)
+        assert whole.problems == ()
+        assert whole.plans[0].argv[-1] == "deep/train.py"
+        assert "requirements.txt" in " ".join(whole.plans[0].requirements)
+    alone = words(tmp_path)
+    alone[alone.index("--entry-point") + 1] = f"{source}/deep/train.py"
+    assert run(alone).plans[0].requirements == ()
+    assert "deep" not in " ".join(run(alone).plans[0].argv)
+
+
 def test_what_the_platform_does_not_take_is_a_warning(tmp_path: Path) -> None:
     many = run(words(tmp_path, hyperparameters={f"h{number}": number for number in range(100)}))
     assert "the platform takes 100" in many.warnings[0]
