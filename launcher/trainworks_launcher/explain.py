@@ -26,7 +26,7 @@ _NARROWEST, _WIDEST = 60, 180
 
 @dataclass(frozen=True)
 class Row:
-    """One line of an explanation. kind: "flag", "variable", "process" (one that runs beside the command) or "choice".
+    """One line of an explanation. kind: "flag", "variable", "process" (one that runs before or beside it) or "choice".
     value: "" for a flag without one."""
 
     kind: str
@@ -116,6 +116,12 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
             continue
         origin, why = _about_variable(name, about)
         rows.append(Row("variable", name, value, origin, why))
+    for name, words, why in (
+        ("code", plan.code.fetch, "fetches the code, before anything else"),
+        ("requirements", plan.requirements, "installs what the code needs, once on each host"),
+    ):
+        if words:
+            rows.append(Row("process", name, shlex.join(words), _USER, why))
     for beside in plan.auxiliaries:
         rows.append(Row("process", beside.name, shlex.join(beside.argv), _DEFAULT, "runs beside the program"))
         rows += [
@@ -159,7 +165,12 @@ def to_json(plan: NodePlan, rows: Sequence[Row]) -> str:
     return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
 
 
-_HEADINGS = (("flag", "Command line"), ("variable", "Variables"), ("process", "Beside it"), ("choice", "Choices"))
+_HEADINGS = (
+    ("flag", "Command line"),
+    ("variable", "Variables"),
+    ("process", "Before and beside it"),
+    ("choice", "Choices"),
+)
 
 
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:

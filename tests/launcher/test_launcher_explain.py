@@ -38,6 +38,14 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
         assert any(part in words for part in (word, word.partition("=")[2])), f"{word} is in no row"
 
 
+def test_what_runs_before_and_beside_the_command_has_rows_too() -> None:
+    before = explain(SCENARIOS["shell-with-requirements"](), {})
+    (row,) = [row for row in before if row.kind == "process"]
+    assert (row.name, "-m pip install" in row.value) == ("requirements", True)
+    beside = explain(SCENARIOS["parameter-server-tensorflow-leader"](), {})
+    assert next(row.name for row in beside if row.kind == "process") == "TensorFlow parameter server"
+
+
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
 def test_the_table_fits_its_terminal_and_loses_no_reason(width: int) -> None:
     made = SCENARIOS["mpi-user-options"]()
