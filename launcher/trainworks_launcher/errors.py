@@ -6,7 +6,6 @@ and raised together, so that a person corrects a job once and not once per mista
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Iterable
 
@@ -59,6 +58,8 @@ class RefusalError(Exception):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``did you mean 'x'?`` for the known word nearest to ``word``, else what is known; empty if nothing is."""
+    import difflib  # only a refusal needs it
+
     candidates = sorted(known)
     matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
     if matches:

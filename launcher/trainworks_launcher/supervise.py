@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import socket
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
@@ -100,6 +99,8 @@ class _Supervisor:
             self._guard(self._begin)
             self._loop.run()
         except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
+            import traceback  # only a defect of ours needs it
+
             self._broken(traceback.format_exc())
         finally:
             self._clean_up()

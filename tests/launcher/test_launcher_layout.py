@@ -203,7 +203,7 @@ def test_the_hostname_shim_answers_the_jobs_name_or_libcs(tmp_path: Path) -> Non
 def test_the_entry_point_is_executable_and_isolated() -> None:
     path = LAUNCHER / "entrypoint" / "train"
     assert os.access(path, os.X_OK)
-    assert path.read_text(encoding="utf-8").startswith("#!/usr/bin/python3 -I\n")
+    assert path.read_text(encoding="utf-8").startswith("#!/usr/bin/python3 -IS\n")
 
 
 def test_an_empty_program_is_no_program() -> None:
