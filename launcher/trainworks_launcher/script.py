@@ -107,6 +107,24 @@ def _whole_name(node: ast.expr, names: Mapping[str, tuple[str, int]]) -> str:
     return ".".join(reversed(parts))
 
 
+_FRAMEWORKS = (
+    "accelerate",
+    "deepspeed",
+    "lightning",
+    "pytorch_lightning",
+    "transformers",
+    "composer",
+    "ray",
+    "fairscale",
+)
+"""Packages that set the process group and the libraries up by themselves."""
+
+
+def _sets_up_itself(script: Script) -> bool:
+    """Whether the script plainly has to do it: it uses torch, and none of the packages that would do it for it."""
+    return script.imports("torch") and not any(script.imports(name) for name in _FRAMEWORKS)
+
+
 _SMP = "smdistributed.modelparallel.torch"
 _SMDDP = "smdistributed.dataparallel.torch"
 
@@ -134,9 +152,10 @@ def check_script(
 
 def _model_parallel(script: Script, instance_type: str, loader_workers: bool, torchrun: bool) -> Iterator[Finding]:
     """S3: what smp needs, and what it does not go with."""
-    if not script.called("smp.init") and not script.called(f"{_SMP}.init"):
-        why = "without it the library does not start; first line after the imports: smp.init()"
-        yield Finding("there is no smp.init()", why)
+    started = script.called("smp.init") or script.called(f"{_SMP}.init")
+    if not started and _sets_up_itself(script):
+        why = "unless an import does it, the library does not start: smp.init() after the imports"
+        yield Finding("no smp.init() in this file", why)
     if not torchrun:  # the library's second line wraps the model in FSDP itself
         for call in script.called("DistributedDataParallel"):
             yield Finding(
@@ -166,9 +185,9 @@ def _model_parallel(script: Script, instance_type: str, loader_workers: bool, to
 def _data_parallel(script: Script) -> Iterator[Finding]:
     """smddp is a backend of torch.distributed."""
     backends = [(call, _backend(call)) for call in script.called("init_process_group")]
-    if not backends and not script.imports("smdistributed.dataparallel"):
-        why = 'without it every process trains for itself: dist.init_process_group(backend="smddp")'
-        yield Finding("there is no init_process_group", why)
+    if not backends and not script.imports("smdistributed.dataparallel") and _sets_up_itself(script):
+        why = 'unless an import does it, every process trains alone: dist.init_process_group(backend="smddp")'
+        yield Finding("no init_process_group in this file", why)
     if not script.imports(_SMDDP):
         why = f"it registers the backend: import {_SMDDP}.torch_smddp"
         if any(backend == "smddp" for _, backend in backends):
@@ -187,28 +206,13 @@ def _backend(call: Call) -> object:
     return call.constant("backend")
 
 
-_FRAMEWORKS = (
-    "accelerate",
-    "deepspeed",
-    "lightning",
-    "pytorch_lightning",
-    "transformers",
-    "composer",
-    "ray",
-    "fairscale",
-)
-"""Packages that set the process group up by themselves."""
-
-
 def _torch_distributed(script: Script) -> Iterator[Finding]:
     if script.called("init_process_group") or script.called("init_device_mesh"):
         return
-    if any(script.imports(name) for name in (*_FRAMEWORKS, "torch_xla", _SMP)):
+    if not _sets_up_itself(script) or script.imports("torch_xla") or script.imports(_SMP):
         return
-    if not script.imports("torch"):
-        return  # whatever it imports may do it
-    why = "without it every process trains a model of its own: torch.distributed.init_process_group()"
-    yield Finding("there is no init_process_group", why)
+    why = "unless an import does it, every process trains alone: torch.distributed.init_process_group()"
+    yield Finding("no init_process_group in this file", why)
 
 
 def _undeclared(script: Script, arguments: tuple[str, ...]) -> Iterator[Finding]:
