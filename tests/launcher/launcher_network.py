@@ -40,15 +40,15 @@ def need(*programs: str) -> None:
         pytest.skip(f"not here: {', '.join(missing)} (TRAINWORKS_TEST_PREFIX={PREFIX})")
 
 
-def engine_manifest(folder: Path) -> Path:
-    """The manifest of a made-up image whose programs are this machine's, with the hostname shim."""
+def engine_manifest(folder: Path, **more: str) -> Path:
+    """The manifest of a made-up image whose programs are this machine's, and ``more``, with the hostname shim."""
     programs = {name: str(PREFIX / "bin" / name) for name in ("python", "mpirun", "torchrun")}
     for name in ("ssh", "sshd", "ssh-keygen"):
         programs[name] = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or ""
     shim = folder / "libhostname.so"
     source = LAUNCHER / "hostname_shim" / "hostname.c"
     subprocess.run(("cc", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"), check=True, timeout=TIME_OUT)
-    return write_manifest(folder / "image.json", programs, hostname_shim=str(shim))
+    return write_manifest(folder / "image.json", {**programs, **more}, hostname_shim=str(shim))
 
 
 @dataclass(frozen=True)
