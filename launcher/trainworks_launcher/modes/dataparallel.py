@@ -1,8 +1,9 @@
 """smdistributed.dataparallel and pytorchddp: one file, for they are started alike, by mpirun.
 
 What differs from plain mpi is what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
-has it. sagemaker-training also asks for EFA on every host and oversubscribes; here devices decide about EFA (libfabric
-finds no provider on a host without it), and the slots are said exactly.
+has it. sagemaker-training also asks for EFA on every host, for NCCL_PROTO by instance type, and oversubscribes; here
+devices decide about EFA (libfabric finds no provider on a host without it) and the plugin's version about the protocol
+(``fabric``), and the slots are said exactly.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ def plan(job: Job) -> NodePlan:
         ]
     else:
         rows = [Variable("SMDATAPARALLEL_USE_SINGLENODE", "1", "smddp on one host", ours=True)]
-    if job.fabric.efa:
-        rows.append(Variable("NCCL_PROTO", "simple", "EFA delivers out of order", "fabric"))
     before: list[Reason] = []
     if _START in environment.programs:
         words = (environment.programs[_START],)

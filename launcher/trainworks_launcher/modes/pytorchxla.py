@@ -34,7 +34,6 @@ def plan(job: Job) -> NodePlan:
         address = f"{job.leader}:{names.XLA_MESH_PORT}"
         rows.append(Variable("XRT_MESH_SERVICE_ADDRESS", address, "the hosts find each other there", ours=True))
     if job.fabric.efa:
-        rows.append(Variable("NCCL_PROTO", "simple", "EFA delivers out of order", "fabric"))
         why = "several connections per GPU use more of EFA's bandwidth"
         rows.append(Variable("OFI_NCCL_NIC_DUP_CONNS", str(gpus), why, "fabric"))
     starter = (python, "-m", "torch_xla.distributed.xla_spawn")
