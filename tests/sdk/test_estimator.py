@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sdk.support import PIP_CHANNEL, Ended, pip_settings, run_client, source
+from sdk.support import BUCKET, PEERS, PIP_CHANNEL, Ended, pip_settings, run_client, source
 
 pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def store() -> Iterator[str]:
+    """Give the address of a real S3 server with an empty bucket, at Docker's bridge, where containers reach it."""
+    programs = PEERS / "s3" / "bin"
+    assert programs.is_dir(), f"{programs} is missing; make peers makes it"
+    question = ("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
+    host = subprocess.run(question, capture_output=True, check=True, text=True, timeout=60).stdout.strip()
+    with socket.create_server((host, 0)) as probe:
+        port = str(probe.getsockname()[1])
+    words = (str(programs / "moto_server"), "-H", host, "-p", port)
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            assert any(b"Running on" in line for line in process.stderr), "the S3 server did not start"
+            address = f"http://{host}:{port}"
+            make = f"import boto3; boto3.client('s3', endpoint_url={address!r}).create_bucket(Bucket={BUCKET!r})"
+            keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+            environment = {**keys, "NO_PROXY": host, "PATH": os.defpath}
+            subprocess.run((str(programs / "python"), "-c", make), env=environment, check=True, timeout=60)
+            yield address
+        finally:
+            process.kill()
+
+
+def test_code_through_s3(image: str, tmp_path: Path, store: str) -> None:
+    """The client uploads the code, every host fetches it for itself."""
+    ended = fit(image, tmp_path, "plain.py", store=store, distribution={"torch_distributed": {"enabled": True}})
+    assert ended.error == "", ended.output[-6000:]
+    assert ended.output.count(f"fetching s3://{BUCKET}/") == 2
+    assert ended.output.count("job succeeded on every host") == 2
 
 
 def fit(
@@ -18,6 +54,7 @@ def fit(
     folder: Path,
     program: str,
     *,
+    store: str = "",
     hosts: int = 2,
     channels: dict[str, Path] | None = None,
     requirements: str = "",
@@ -37,7 +74,7 @@ def fit(
             **arguments,
         },
     }
-    return run_client("v2", job, folder / "client")
+    return run_client("v2", job, folder / "client", store)
 
 
 VALUES = {
