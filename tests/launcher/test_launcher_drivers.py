@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_manifest
 
 from trainworks_launcher.drivers import read_drivers
@@ -184,6 +186,25 @@ def test_what_is_wrong_in_the_files_is_refused(
     with pytest.raises(RefusalError) as said:
         job(tmp_path, source, distributed, hyperparameters)
     assert refused in str(said.value)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.text("./ -$x", max_size=4) | st.just("train.py"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(
+    source=st.fixed_dictionaries({}, optional=dict.fromkeys((*SOURCE, "args", "later"), JSON_VALUES)),
+    distributed=st.fixed_dictionaries({}, optional=dict.fromkeys((*TORCHRUN, *MPI), JSON_VALUES)),
+)
+def test_whatever_the_files_hold_is_read_or_refused(source: dict[str, Json], distributed: dict[str, Json]) -> None:
+    problems: list[Problem] = []
+    made = read_drivers(source, distributed, {}, "", "/opt/ml", False, problems)
+    assert problems or not source or made.command or "sagemaker_program" in made.hyperparameters
+    assert all(isinstance(word, str) for word in made.arguments)
+    assert all(problem.where.startswith(("input/data/sm_drivers/", "hyperparameter ")) for problem in problems)
 
 
 @pytest.mark.engine

@@ -372,6 +372,22 @@ def test_one_host_needs_no_tensorflow_server() -> None:
     assert "TF_CONFIG" not in made.env
 
 
+@pytest.mark.parametrize("asked", [PARAMETERS, MIRRORED])
+def test_a_cluster_that_does_not_fit_into_a_variable_is_refused(asked: Mapping[str, Json]) -> None:
+    hosts = tuple(f"algo-{number}" for number in range(1, 9000))
+    text = refusal(with_components(gpus(asked, *hosts), tensorflow="2"))
+    assert "TF_CONFIG names 8999 hosts, which is more than the 131,072 bytes of the kernel" in text
+
+
+@pytest.mark.parametrize("port", ["none", 0, 70000])
+def test_the_schedulers_port_is_a_port(port: Json) -> None:
+    made = with_components(gpus({**PARAMETERS, "_ps_port": port}), mxnet="1.9.1")
+    if port == 0:
+        assert plan(made).env["DMLC_PS_ROOT_PORT"] == "8000"
+    else:
+        assert "is not a TCP port (hyperparameter _ps_port)" in refusal(made)
+
+
 # ---------------------------------------------------------------------------------------------- heterogeneous clusters
 def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes: object) -> Environment:
     """Four hosts: two of kind "data" first, then two of kind "train" with eight GPUs each."""

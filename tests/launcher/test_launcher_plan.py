@@ -6,6 +6,7 @@ and read the diff.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -177,11 +178,28 @@ def test_planning_has_no_effects() -> None:
     assert heard == []
 
 
-def test_planning_thousands_of_hosts_is_quick() -> None:
+@pytest.mark.parametrize(
+    ("switch", "words"),
+    [
+        ("sagemaker_mpi_enabled", ("-np", "8192")),
+        ("sagemaker_distributed_dataparallel_enabled", ("-np", "8192")),
+        ("sagemaker_torch_distributed_enabled", ("--nnodes=4096", "--nproc-per-node=2")),
+        ("sagemaker_multi_worker_mirrored_strategy_enabled", ("/usr/bin/python", "train.py")),
+    ],
+)
+def test_planning_thousands_of_hosts_is_quick(switch: str, words: tuple[str, str]) -> None:
+    """Every host in a group, so that the groups are gone through as well; the host last in the list for torchrun."""
     import time
 
-    hosts = tuple(f"algo-{number}" for number in range(1, 4097))
+    hosts = [f"algo-{number}" for number in range(1, 4097)]
+    groups: Json = [{"instance_group_name": "all", "instance_type": "local", "hosts": [*hosts]}]
+    config: dict[str, Json] = {"current_host": "algo-1", "hosts": [*hosts], "instance_groups": groups}
+    asked = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+    made = environment(asked, resource_config=MappingProxyType(config))
+    components = MappingProxyType({**made.manifest.components, "tensorflow": "2.18.0"})
+    made = replace(made, manifest=replace(made.manifest, components=components))
+    host = "algo-1" if "-np" in words else "algo-4096"
     started = time.process_time()
-    made = plan(environment(MPI, hosts=hosts))
+    argv = plan(made, host).argv
     assert time.process_time() - started < 1.0
-    assert made.argv[made.argv.index("-np") + 1] == "8192"
+    assert words in set(itertools.pairwise(argv))

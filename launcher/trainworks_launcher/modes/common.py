@@ -9,6 +9,7 @@ from typing import Mapping, Sequence
 from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Job
+from trainworks_launcher.names import ARGUMENT_LIMIT_BYTES
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 from trainworks_launcher.registry import MODES
 
@@ -26,7 +27,16 @@ class Variable:
 
 
 def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """(variables to set, why); what the container's environment already sets is the user's choice and is kept."""
+    """(variables to set, why); what the container's environment already sets is the user's choice and is kept.
+
+    Raises RefusalError for one of ours that is too long for the kernel: what reads it looks for no file.
+    """
+    long = [row for row in rows if row.ours and len(row.name) + len(row.value) + 2 > ARGUMENT_LIMIT_BYTES]
+    if long:
+        hosts = len(job.distribution_hosts)
+        limit = f"{ARGUMENT_LIMIT_BYTES:,} bytes of the kernel"
+        what = f"{long[0].name} names {hosts} hosts, which is more than the {limit}"
+        raise RefusalError([Problem(what, f"mode {job.mode}", "use fewer hosts, or a mode that does not list them")])
     kept = [row for row in rows if row.ours or row.name not in job.inherited]
     why = tuple(Reason(row.name, row.why, row.origin) for row in kept)
     return MappingProxyType({row.name: row.value for row in kept}), why

@@ -61,7 +61,8 @@ def _tensorflow(job: Job) -> NodePlan:
         env={"TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.host_rank), "CUDA_VISIBLE_DEVICES": ""},
     )
     choice = Reason(f"mode {job.mode}", "every host runs the program, and a parameter server beside it")
-    return replace(common.own_process(job, common.command(job), [choice], [row]), auxiliaries=(server,))
+    made = common.own_process(job, common.command(job), [choice], [row])
+    return replace(made, auxiliaries=(server,), needs=tuple(dict.fromkeys((*made.needs, python))))
 
 
 def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
@@ -79,6 +80,8 @@ def _mxnet(job: Job) -> NodePlan:
     count = str(len(job.distribution_hosts))
     user = job.environment.hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise RefusalError([Problem(f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535")])
     address = job.leader if len(job.hosts) > 1 else names.LOOPBACK
     rows = [
         Variable("DMLC_ROLE", "worker", "the program is a worker", ours=True),
