@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ XLA_SPAWN = """
 import os, sys
 print("spawn", *sys.argv[1:], {name: os.environ[name] for name in os.environ if name.startswith(("XRT_", "GPU_NUM"))})
 """
-PARAMETERS = """
+CLUSTER = """
 import json, os, signal, socket, sys
 config = json.loads(os.environ["TF_CONFIG"])
 cluster, task = config["cluster"], config["task"]
@@ -71,6 +72,17 @@ def ask(index, word):
         connection.sendall(word)
         return connection.recv(16)
 assert ask(0, b"one") == ask(1, b"one") == b"one"
+"""
+SAVE = f"""
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+{CLUSTER}
+print("ready", flush=True)
+signal.sigwait([signal.SIGTERM])
+assert ask(0, b"save") == ask(1, b"save") == b"save"
+print("saved", flush=True)
+"""
+PARAMETERS = f"""{CLUSTER}
 if task["type"] == "worker":
     kept = connect("master", 0)
     sys.exit(0)
@@ -150,6 +162,18 @@ def test_parameter_servers_outlive_their_hosts_program_and_end_with_the_job(tmp_
     assert "[TensorFlow parameter server] ps 1 serves, GPUs: ''" in made[1].text
     assert "served to the end" in made[0].text
     assert all(launcher.succeeded for launcher in made)
+
+
+def test_a_stop_signal_goes_to_the_programs_whose_servers_go_on_serving(tmp_path: Path) -> None:
+    packages = frameworks(tmp_path / "packages", tensorflow=TENSORFLOW)
+    with job(tmp_path, SAVE, {"sagemaker_parameter_server_enabled": "true"}, packages) as made:
+        for launcher in made:
+            launcher.read_until("ready")
+        made[1].process.send_signal(signal.SIGTERM)
+        assert [launcher.wait() for launcher in made] == [0, 0], made[0].text + made[1].text
+        assert left_behind(made) == []
+    assert all("saved" in launcher.text for launcher in made)
+    assert not any(launcher.succeeded for launcher in made)
 
 
 def test_a_parameter_server_that_fails_is_the_jobs_failure(tmp_path: Path) -> None:
