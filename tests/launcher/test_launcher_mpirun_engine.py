@@ -204,12 +204,12 @@ def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, d
     assert not [line for line in others if COMPLAINTS.search(line)]
 
 
-def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: tuple[str, str]) -> None:
+def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(network: Network) -> None:
     """Debian writes 127.0.1.1 for a machine's own name; bound to it, no other host could reach the leader."""
-    hosts = Path("/etc/netns", network[0], "hosts")
-    hosts.write_text("127.0.1.1 algo-1\n10.77.0.2 algo-2\n", encoding="ascii")
+    hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
+    hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
     asked = "from trainworks_launcher.environment import interface_that_reaches as find; print(find(*{}))"
     for names, expected in ((("algo-1", "algo-2"), "eth0"), (("algo-1",), "lo"), (("algo-2",), "eth0")):
         words = (sys.executable, "-c", asked.format(names))
-        said = start(("ip", "netns", "exec", network[0], *words), PYTHONPATH=str(LAUNCHER))
+        said = start(network.inside("algo-1", *words), PYTHONPATH=str(LAUNCHER))
         assert said.stdout == f"{expected}\n", said.stderr
