@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -65,13 +66,11 @@ class Job:
         for container in self.containers:
             container.start()
         for container in self.containers:
-            seen, stream = b"", container.logs(stream=True, follow=True)
-            for chunk in stream:
-                seen += chunk
-                if b"rank is ready" in seen:
-                    break
-            stream.close()
-            assert b"rank is ready" in seen, seen.decode(errors="replace")
+            words = ("docker", "logs", "--follow", container.id)
+            with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as following:
+                assert following.stdout is not None
+                assert any(b"rank is ready" in line for line in following.stdout), self.log(len(self.containers) - 1)
+                following.kill()
 
     def wait(self, number: int) -> int:
         """The exit status of a container."""
