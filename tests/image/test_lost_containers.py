@@ -96,10 +96,9 @@ def test_a_container_is_killed(docker_image: BuiltByCommand, client: Any, tmp_pa
         assert not (tmp_path / HOSTS[1 - lost] / "output" / "success").exists()
 
 
-@pytest.mark.parametrize("mode", sorted(MODES))
-def test_a_container_is_paused(docker_image: BuiltByCommand, client: Any, tmp_path: Path, mode: str) -> None:
+def test_a_container_is_paused(docker_image: BuiltByCommand, client: Any, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        job = Job(client, stack, docker_image.reference, tmp_path, mode)
+        job = Job(client, stack, docker_image.reference, tmp_path, "torch_distributed")
         paused = time.monotonic()
         job.containers[1].pause()
         assert job.wait(0) == 66, job.log(0)
@@ -110,12 +109,9 @@ def test_a_container_is_paused(docker_image: BuiltByCommand, client: Any, tmp_pa
         assert "lost host algo-" in job.failure(1)
 
 
-@pytest.mark.parametrize("mode", sorted(MODES))
-def test_a_container_is_cut_off_the_network(
-    docker_image: BuiltByCommand, client: Any, tmp_path: Path, mode: str
-) -> None:
+def test_a_container_is_cut_off_the_network(docker_image: BuiltByCommand, client: Any, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        job = Job(client, stack, docker_image.reference, tmp_path, mode)
+        job = Job(client, stack, docker_image.reference, tmp_path, "mpi")
         cut = time.monotonic()
         job.network.disconnect(job.containers[1], force=True)
         assert [job.wait(0), job.wait(1)] == [66, 66], job.log(0) + job.log(1)

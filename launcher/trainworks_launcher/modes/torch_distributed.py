@@ -23,9 +23,6 @@ _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/r
 _KEEP_ALIVES = 5
 """Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
 
-_LAST_CALL_SECONDS = 15
-"""How long a new group waits for more hosts once it has enough. At the start all come, and nobody waits."""
-
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for programs that the image lacks."""
@@ -127,7 +124,8 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         "is_host": int(job.host == job.leader),
         "keep_alive_interval": beat,
         "keep_alive_max_attempt": _KEEP_ALIVES,
-        "last_call_timeout": _LAST_CALL_SECONDS,
+        # How long a new group waits for more hosts once it has enough. At the start all come, and nobody waits.
+        "last_call_timeout": beat * _KEEP_ALIVES,
     }
     return [
         Reason(
@@ -141,8 +139,8 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         ),
         Reason(
             "--rdzv-conf",
-            f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait"
-            f" {_LAST_CALL_SECONDS} s for one another; torch would guess who is the host by its name",
+            f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait as long for one"
+            " another; torch would guess who is the host by its name",
             words=("--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),),
         ),
         Reason(
