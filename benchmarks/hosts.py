@@ -36,10 +36,10 @@ from launcher_network import Network, network_of
 LIMIT = 600.0
 """Seconds after which a host that has not ended is killed."""
 
-NOTHING = "import time\nprint('moment', time.monotonic(), flush=True)\n"
+NOTHING = "import time\nprint(f'moment {time.monotonic()}', flush=True)\n"
 RAISES = (
     "import os, time\nrank = os.environ['OMPI_COMM_WORLD_RANK']\nif rank == '1':\n"
-    "    print('moment', time.monotonic(), flush=True)\n    raise ValueError('the cause')\ntime.sleep(600)\n"
+    "    print(f'moment {time.monotonic()}', flush=True)\n    raise ValueError('the cause')\ntime.sleep(600)\n"
 )
 SCENARIOS = {"a job that does nothing": NOTHING, "a rank on the second host raises": RAISES}
 

@@ -102,7 +102,7 @@ def test_a_container_is_paused(docker_image: BuiltByCommand, client: Any, tmp_pa
         paused = time.monotonic()
         job.containers[1].pause()
         assert job.wait(0) == 66, job.log(0)
-        assert time.monotonic() - paused < HEARTBEAT + 2 + 5
+        assert time.monotonic() - paused < HEARTBEAT + 5
         assert job.failure(0).startswith("lost host algo-2: nothing was heard from it for ")
         job.containers[1].unpause()
         assert job.wait(1) == 66, job.log(1)
@@ -115,6 +115,6 @@ def test_a_container_is_cut_off_the_network(docker_image: BuiltByCommand, client
         cut = time.monotonic()
         job.network.disconnect(job.containers[1], force=True)
         assert [job.wait(0), job.wait(1)] == [66, 66], job.log(0) + job.log(1)
-        assert time.monotonic() - cut < HEARTBEAT + 2 + 5
+        assert time.monotonic() - cut < HEARTBEAT + 5
         assert job.failure(0).startswith("lost host algo-2: ")
         assert job.failure(1).startswith("lost host algo-1: ")

@@ -142,8 +142,8 @@ def test_a_host_is_cut_off(network: Network, manifest: Path, tmp_path: Path, mod
         network.cut("algo-2")
         statuses, ended = wait_all(hosts)
         assert statuses == [66, 66], text_of(hosts)
-        # The limit, the interval in which it is looked at, and the time that processes have to end.
-        assert ended - cut < 4 + 2 + 5
+        # The limit, and the time that processes have to end.
+        assert ended - cut < 4 + 5
     assert hosts[0].failure.startswith("lost host algo-2: nothing was heard from it for ")
     assert hosts[1].failure.startswith("lost host algo-1: nothing was heard from it for ")
 
@@ -156,7 +156,7 @@ def test_a_host_is_paused(shared: Network, manifest: Path, tmp_path: Path, mode:
         paused = time.monotonic()
         hosts[1].pause()
         assert hosts[0].wait() == 66, text_of(hosts)
-        assert time.monotonic() - paused < 4 + 2 + 5
+        assert time.monotonic() - paused < 4 + 5
         hosts[1].resume()
         assert hosts[1].wait() == 66, text_of(hosts)
     assert hosts[0].failure.startswith("lost host algo-2: nothing was heard from it for ")
@@ -262,6 +262,8 @@ while int(step) < 40:
     if int(step) == 10:
         print("step ten", flush=True)
 print("trained", host, flush=True)
+distributed.barrier()
+distributed.destroy_process_group()
 """
 
 

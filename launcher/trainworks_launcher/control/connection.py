@@ -7,10 +7,13 @@ import socket
 import time
 from typing import Callable
 
+from trainworks_launcher import names
 from trainworks_launcher.control.messages import MESSAGE_LIMIT, Decoder, Message
 from trainworks_launcher.control.proof import Transcript
 from trainworks_launcher.loop import READ, WRITE, Loop
 from trainworks_launcher.values import Json
+
+_SOON = 0.01
 
 
 class Connection:
@@ -71,6 +74,11 @@ class Connection:
             self._read()
         silent = time.monotonic() - self.heard
         return silent if self.open and silent > limit else 0.0
+
+    def next_look(self, limit: float) -> float:
+        """Seconds until one has to look again: for the next heartbeat, or because the limit is reached then."""
+        left = limit - (time.monotonic() - self.heard)
+        return min(names.HEARTBEAT_SECONDS, max(_SOON, left))
 
     def _lose(self, reason: str) -> None:
         if self.open:

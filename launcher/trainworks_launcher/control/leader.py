@@ -269,14 +269,16 @@ class Leader:
 
     # ---------------------------------------------------------------------------------------------------------- losing
     def _beat(self) -> None:
+        limit = self._limits.heartbeat
         for connection in list(self._joined.values()):
-            silent = connection.silence(self._limits.heartbeat)
+            silent = connection.silence(limit)
             if silent:
                 self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
             else:
                 connection.send("alive")
         self._strangers.sweep()
-        self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
+        looks = [connection.next_look(limit) for connection in self._joined.values() if connection.open]
+        self._loop.after(min(looks, default=names.HEARTBEAT_SECONDS), self._beat)
 
     def _lost(self, connection: Connection, reason: str) -> None:
         host = connection.host

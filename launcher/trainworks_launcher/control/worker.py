@@ -280,7 +280,9 @@ class Worker:
                 self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
             else:
                 connection.send("alive")
-        self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
+        open_ = connection is not None and connection.open
+        after = connection.next_look(self._limits.heartbeat) if connection and open_ else names.HEARTBEAT_SECONDS
+        self._loop.after(after, self._beat)
 
     def _finish(self, outcome: Outcome) -> None:
         self._finished = outcome
