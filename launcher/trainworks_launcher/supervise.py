@@ -438,8 +438,8 @@ class _Supervisor:
         command = self._command
         if command is not None and command.running:
             self._log("the grace is over: KILL")
-            if self._plan.ranks_by:
-                # It is told first, so that mpirun's daemons on the other hosts end too.
+            if self._plan.ranks_by and self._outcome is None:
+                # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
                 command.signal(signal.SIGTERM)
                 self._loop.after(names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL))
             else:
