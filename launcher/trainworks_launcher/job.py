@@ -177,6 +177,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     hosts, current = _hosts(environment, host, problems)
     mode = placement.choose_mode(environment, reserved, problems)
     part = placement.hosts_of(environment, reserved, mode, hosts, problems, warnings)
+    placement.check_programs(environment, mode, len(part), problems)
     program = entries.program_name(environment.variables, reserved)
     trainer = environment.drivers
     warnings += trainer.notes

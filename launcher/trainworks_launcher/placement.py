@@ -127,6 +127,20 @@ def hosts_of(
     return tuple(host for host in part if host in known) or tuple(hosts)
 
 
+def check_programs(environment: Environment, mode: Mode, hosts: int, problems: list[Problem]) -> None:
+    """Refuse a mode whose programs are not in the image, every one by name. hosts: of the distribution."""
+    reason = f"the job asks for {mode.name}"
+    missing = [name for name in mode.programs_for(hosts) if not environment.programs.get(name)]
+    problems.extend(missing_program(environment, name, reason) for name in missing)
+
+
+def missing_program(environment: Environment, name: str, reason: str) -> Problem:
+    """The refusal of a job that needs a program that is not there."""
+    declared = environment.manifest.programs.get(name)
+    place = f"image {environment.manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
+    return Problem(f"there is no {name}, and {reason}", place, f"use an image that has {name}, or install it")
+
+
 def slots(
     environment: Environment,
     mode: Mode,

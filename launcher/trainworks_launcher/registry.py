@@ -13,6 +13,9 @@ from typing import Mapping
 
 from trainworks_launcher import names
 
+SSH = ("ssh", "sshd", "ssh-keygen")
+"""Programs with which mpirun starts ranks on other hosts."""
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -21,9 +24,10 @@ class Mode:
     name: as the SDK's ``distribution`` argument has it. file: in ``modes/``. switch: the hyperparameter that asks for
     it, "" where there is none. options: the hyperparameter with the user's own mpirun options, "" where it takes none.
     one_per_host: each host gets one process, whatever its devices. needs_count: the processes per host have to be
-    given. trainium: it works on hosts with Neuron cores. minimum: component -> the lowest version that it works with,
-    source: of that fact. packages: Python packages whose presence in the image decides how it is started. library:
-    component without which it starts and does not do what it is for, "" for none.
+    given. programs: that start it; over_ssh: and SSH, between the hosts where there are several. trainium: it works on
+    hosts with Neuron cores. minimum: component -> the lowest version that it works with, source: of that fact.
+    packages: Python packages whose presence in the image decides how it is started. library: component without which
+    it starts and does not do what it is for, "" for none.
     """
 
     name: str
@@ -32,11 +36,17 @@ class Mode:
     options: str = ""
     one_per_host: bool = False
     needs_count: bool = False
+    programs: tuple[str, ...] = ()
+    over_ssh: bool = False
     trainium: bool = False
     minimum: tuple[str, str] = ("", "")
     source: str = ""
     packages: tuple[str, ...] = ()
     library: str = ""
+
+    def programs_for(self, hosts: int) -> tuple[str, ...]:
+        """The programs that a distribution over so many hosts needs on each of them."""
+        return (*self.programs, *SSH) if self.over_ssh and hosts > 1 else self.programs
 
 
 _DISTRIBUTED_GUIDE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
@@ -46,13 +56,15 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         row.name: row
         for row in (
             Mode("none", "none", one_per_host=True, trainium=True),
-            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS),
+            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), over_ssh=True),
             Mode(
                 # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (TT).
                 "smdistributed.modelparallel",
                 "modelparallel",
                 options=names.MPI_OPTIONS,
                 needs_count=True,
+                programs=("mpirun",),
+                over_ssh=True,
                 library="smp",
             ),
             Mode(
@@ -60,6 +72,8 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 "dataparallel",
                 names.DATA_PARALLEL_ENABLED,
                 options=names.DATA_PARALLEL_OPTIONS,
+                programs=("mpirun",),
+                over_ssh=True,
                 library="smddp",
             ),
             Mode(
@@ -67,6 +81,8 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 "dataparallel",
                 names.PYTORCH_DDP_ENABLED,
                 options=names.DATA_PARALLEL_OPTIONS,
+                programs=("mpirun",),
+                over_ssh=True,
                 minimum=("torch", "1.12"),
                 source=_DISTRIBUTED_GUIDE,
                 packages=("torch",),
@@ -76,12 +92,19 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 "torch_distributed",
                 "torch_distributed",
                 names.TORCH_DISTRIBUTED_ENABLED,
+                programs=("torchrun",),
                 trainium=True,
                 minimum=("torch", "1.13"),
                 source=_DISTRIBUTED_GUIDE,
                 packages=("torch",),
             ),
-            Mode("pytorchxla", "pytorchxla", names.PYTORCH_XLA_ENABLED, packages=("torch_xla",)),
+            Mode(
+                "pytorchxla",
+                "pytorchxla",
+                names.PYTORCH_XLA_ENABLED,
+                programs=("python",),
+                packages=("torch_xla",),
+            ),
             Mode(
                 "parameter_server",
                 "parameter_server",

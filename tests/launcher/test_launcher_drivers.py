@@ -42,7 +42,8 @@ def write(
     (base / "input/data/sm_drivers/sourcecode.json").write_text(json.dumps(source), encoding="utf-8")
     if distributed is not None:
         (base / "input/data/sm_drivers/distributed.json").write_text(json.dumps(distributed), encoding="utf-8")
-    manifest = write_manifest(base / "image.json", {"python": sys.executable, "bash": "/bin/bash"})
+    programs = {"python": sys.executable, "bash": "/bin/bash", "mpirun": "/bin/true", "torchrun": "/bin/true"}
+    manifest = write_manifest(base / "image.json", programs)
     return {
         "SAGEMAKER_BASE_DIR": str(base),
         "PATH": "/usr/bin:/bin",

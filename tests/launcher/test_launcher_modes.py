@@ -133,6 +133,14 @@ def test_a_mode_whose_program_is_missing_is_refused_by_name(asked: Mapping[str, 
     assert f"there is no {program}" in text or f"there is no {program.capitalize()}" in text
 
 
+def test_missing_programs_are_told_with_all_other_problems() -> None:
+    made = gpus({**MPI, PER_HOST: 9, "sagemaker_program": "tran.py"}, programs=MappingProxyType({}))
+    text = refusal(made)
+    missing = [f"there is no {name}, and the job asks for mpi" for name in ("mpirun", "ssh", "sshd", "ssh-keygen")]
+    expected = (*missing, "give at most 8", "did you mean 'train.py'?")
+    assert [words for words in expected if words not in text] == []
+
+
 @pytest.mark.parametrize("asked", [XLA, MIRRORED])
 def test_a_mode_whose_package_is_missing_is_refused_unless_it_may_be_installed(asked: Mapping[str, Json]) -> None:
     package = "torch_xla" if asked is XLA else "tensorflow"

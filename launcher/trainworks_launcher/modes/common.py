@@ -10,6 +10,7 @@ from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Job
 from trainworks_launcher.names import ARGUMENT_LIMIT_BYTES
+from trainworks_launcher.placement import missing_program
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 from trainworks_launcher.registry import MODES
 
@@ -102,22 +103,18 @@ def own_process(
     )
 
 
-def programs(job: Job, names: tuple[str, ...], reason: str) -> tuple[str, ...]:
-    """Absolute paths of programs, in order. Raises RefusalError that lists every one that is missing."""
-    problems: list[Problem] = []
-    found: list[str] = []
-    manifest = job.environment.manifest
-    for name in names:
-        path = job.environment.programs.get(name, "")
-        if not path:
-            declared = manifest.programs.get(name)
-            place = f"image {manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
-            advice = f"use an image that has {name}, or install it"
-            problems.append(Problem(f"there is no {name}, and {reason}", place, advice))
-        found.append(path)
-    if problems:
-        raise RefusalError(problems)
-    return tuple(found)
+def programs_of_mode(job: Job) -> Mapping[str, str]:
+    """Name -> absolute path of the programs that the mode starts with; ``job`` was refused if one is missing."""
+    wanted = MODES[job.mode].programs_for(len(job.distribution_hosts))
+    return MappingProxyType({name: job.environment.programs[name] for name in wanted})
+
+
+def program(job: Job, name: str, reason: str) -> str:
+    """Absolute path of one more program. Raises RefusalError if it is missing."""
+    path = job.environment.programs.get(name, "")
+    if not path:
+        raise RefusalError([missing_program(job.environment, name, reason)])
+    return path
 
 
 def shell_of(job: Job) -> str:

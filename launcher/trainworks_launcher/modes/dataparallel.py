@@ -20,7 +20,7 @@ _START = "smddprun"
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
+    """Plan the job's host. Raises RefusalError for contradictory options."""
     environment = job.environment
     if len(job.distribution_hosts) > 1:
         kind = text(environment.hyperparameters.get(names.INSTANCE_TYPE)) or job.instance_type

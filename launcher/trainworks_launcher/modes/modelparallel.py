@@ -18,7 +18,7 @@ _SET_UP = "smddpmprun"
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
+    """Plan the job's host. Raises RefusalError for contradictory options."""
     environment = job.environment
     rows: list[Variable] = []
     torch = version_of(environment, "torch")

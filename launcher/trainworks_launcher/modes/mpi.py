@@ -28,7 +28,7 @@ _FROM_USER = "from the job's custom_mpi_options"
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for missing programs and contradictory options."""
+    """Plan the job's host. Raises RefusalError for contradictory options."""
     return plan_ranks(job)
 
 
@@ -38,11 +38,10 @@ def plan_ranks(
     """Plan the host of a job whose ranks are started by mpirun.
 
     variables: what the ranks get besides those of every mode. before: words in front of the program of each rank.
-    warnings: of the mode. Raises RefusalError for missing programs and contradictory options.
+    warnings: of the mode. Raises RefusalError for contradictory options.
     """
     several = len(job.distribution_hosts) > 1
-    wanted = ("mpirun", "ssh", "sshd", "ssh-keygen") if several else ("mpirun",)
-    found = dict(zip(wanted, common.programs(job, wanted, f"the job asks for {job.mode}")))
+    found = common.programs_of_mode(job)
     network, network_why = network_variables(job)
     more_variables, variables_why = common.variables(job, variables)
     where = job.custom_mpi_where

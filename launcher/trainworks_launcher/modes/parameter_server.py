@@ -46,7 +46,7 @@ def _tensorflow(job: Job) -> NodePlan:
     if len(hosts) == 1:
         choice = Reason(f"mode {job.mode}", "one host has nobody to share parameters with, so it runs the program only")
         return common.own_process(job, common.command(job), [choice])
-    (python,) = common.programs(job, ("python",), "TensorFlow's parameter server is to be started")
+    python = common.program(job, "python", "TensorFlow's parameter server is to be started")
     first = job.host == job.leader
     row = Variable(
         "TF_CONFIG",
@@ -76,7 +76,7 @@ def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
 
 def _mxnet(job: Job) -> NodePlan:
     """The first host has the scheduler; every host has a server and the program, which is the worker."""
-    (python,) = common.programs(job, ("python",), "MXNet's servers are to be started")
+    python = common.program(job, "python", "MXNet's servers are to be started")
     count = str(len(job.distribution_hosts))
     user = job.environment.hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)

@@ -19,7 +19,7 @@ from trainworks_launcher.plan import NodePlan, Reason
 
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError without GPUs, without torch_xla, and for other programs than scripts."""
-    (python,) = common.programs(job, ("python",), "the job asks for pytorchxla")
+    python = common.programs_of_mode(job)["python"]
     _check(job)
     gpus = job.processes_per_host
     hosts = job.distribution_hosts

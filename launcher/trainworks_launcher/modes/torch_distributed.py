@@ -25,19 +25,17 @@ _KEEP_ALIVES = 5
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError for programs that the image lacks."""
+    """Plan the job's host. Raises RefusalError if graphs are to be compiled and the image has no compiler for them."""
     compiling = job.inherited.get(_COMPILE, "").strip() == "1"
-    needs = common.programs(job, ("torchrun",), "the job asks for torch_distributed")
-    torchrun = needs[0]
-    if compiling:
-        needs += common.programs(job, ("neuron_parallel_compile",), f"{_COMPILE} asks for it")
+    torchrun = common.programs_of_mode(job)["torchrun"]
+    compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
     network, network_why = network_variables(job)
     count, per_host = len(job.distribution_hosts), job.processes_per_host
     fewest = job.elastic.minimum_hosts or count
     line: list[Reason] = []
     if compiling:
         why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
-        line.append(Reason("neuron_parallel_compile", why, "user", (needs[1],)))
+        line.append(Reason("neuron_parallel_compile", why, "user", (compiler,)))
     line += [
         Reason("torchrun", "starts the processes of this host", "image", (torchrun,)),
         _hosts(count, fewest),
@@ -83,7 +81,7 @@ def plan(job: Job) -> NodePlan:
         mode=job.mode,
         host=job.host,
         role=role_of(job),
-        needs=needs,
+        needs=(torchrun, compiler) if compiling else (torchrun,),
         argv=words_of(line),
         env=MappingProxyType({**job.variables, **network, **own}),
         cwd=job.code.directory,
