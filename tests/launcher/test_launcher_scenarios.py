@@ -331,6 +331,25 @@ def test_torchrun_restarts_a_rank_that_fails(shared: Network, manifest: Path, tm
     assert all("second life on " + host.base.name in host.text for host in hosts)
 
 
+def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    """A rank that fails each time: what ends the job is its last failure, after the restarts that were allowed."""
+    script = RANKS + (
+        "mark = os.path.join(os.environ['SM_HP_SHARED'], 'second')\n"
+        "second = os.path.exists(mark)\n"
+        "if rank == 1:\n    open(mark, 'w').close()\n"
+        "    raise ValueError('in the last life' if second else 'in the first life')\n"
+        "while True: signal.pause()\n"
+    )
+    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    asked["shared"] = str(tmp_path)
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        statuses, _ = wait_all(hosts)
+        assert statuses == [1, 1], text_of(hosts)
+    assert "in the first life" in hosts[1].text
+    for host in hosts:
+        assert host.failure.startswith("ValueError: in the last life\n"), host.failure
+
+
 def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_path: Path) -> None:
     """A rank that dies of the stop signal is no failure that torchrun should mend."""
     asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "3"}
