@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import signal
 import socket
 import sys
@@ -316,6 +317,21 @@ def test_strangers_have_bounded_room_and_the_newcomer_gets_in() -> None:
         assert [line for line in heard.log if "dropped" in line] == [
             "dropped a connection from 127.0.0.1: too many connections; more from there are not mentioned"
         ]
+
+
+def test_a_leader_of_many_hosts_may_open_as_many_connections() -> None:
+    kept = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = tuple(f"algo-{number}" for number in range(1, 2001))
+    loop, heard = Loop(), Heard()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, kept[1]))
+    try:
+        role = Leader(loop, Control(many[0], many, free_port()), Limits(), "none", "", "", heard.events())
+        role.begin()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= min(2000 + ROOM, kept[1])
+        role.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+        loop.close()
 
 
 def test_the_log_names_a_few_strangers_and_then_says_that_it_stops() -> None:

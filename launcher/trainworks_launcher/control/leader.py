@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 import socket
 import time
 from typing import Iterable, Sequence
@@ -18,7 +20,7 @@ from trainworks_launcher.control.messages import (
     read_outcome,
     read_suspect,
 )
-from trainworks_launcher.control.strangers import Strangers
+from trainworks_launcher.control.strangers import ROOM, Strangers
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Limits
 from trainworks_launcher.loop import READ, Loop
@@ -28,6 +30,9 @@ from trainworks_launcher.values import number, text
 
 _ACCEPTS = 32
 """Connections taken in at once, before others of the loop have their turn."""
+
+_OTHER_DESCRIPTORS = 256
+"""Files that the launcher has open besides connections of the control channel; its ranks' pipes are most of them."""
 
 
 class Leader:
@@ -70,6 +75,7 @@ class Leader:
     # -------------------------------------------------------------------------------------- what the supervisor calls
     def begin(self) -> None:
         """Listen. Raises RefusalError if the port is taken."""
+        _allow_descriptors(len(self._control.hosts) + ROOM + _OTHER_DESCRIPTORS)
         try:
             self._server = listen(self._control.port)
         except OSError as error:
@@ -398,6 +404,17 @@ class Leader:
         if not self._left:
             self._left = True
             self._events.left()
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raise this process's own limit of open files where it is too low for the job's connections, as far as it may.
+
+    The limit stays as it is where it suffices: what is started inherits it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < count:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count if hard < 0 else min(count, hard), hard))
 
 
 def some(hosts: Sequence[str]) -> str:
