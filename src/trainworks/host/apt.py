@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from trainworks.engine import processes
+
+_PROBE_SECONDS: Final = 20.0
 KEPT_SETTINGS = re.compile(
     r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
     r"|Acquire::(http|https|ftp)::Proxy(::[\w.*-]+)?|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
@@ -38,8 +41,9 @@ class AptSettings:
 def read_apt_settings(root: Path = Path("/")) -> AptSettings:
     """Read this machine's apt configuration and sources; empty where there is no apt."""
     try:
-        dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        # Not subprocess.run: an interrupt between its fork and its return would leave the child behind.
+        dump = processes.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(errors="replace")
+    except OSError:
         dump = ""
     lines = tuple(
         line
