@@ -42,7 +42,7 @@ _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
 _OPTION = re.compile(r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=.*", re.DOTALL)
-_KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)['\"]?\s*[:=]\s*")
+_KEY = re.compile(r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*")  # bounded: values may be long
 _ANY_VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{\[].*|[^\s,'"}\]]+"""
 _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 

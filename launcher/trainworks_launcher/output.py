@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, Iterator
 
 from trainworks_launcher import names
 from trainworks_launcher.outcome import STOPPED, SUCCEEDED, Outcome, shorten
@@ -41,8 +41,9 @@ def log(message: str) -> None:
 
 
 class Tail:
-    """The last TAIL_BYTES bytes of what was added, from several threads, in constant memory.
+    """The end of what a process printed, in constant memory: the last TAIL_BYTES bytes of each of its two streams.
 
+    In the order in which they came, but what one stream floods does not wash the other one's last words away.
     ``traced_at``: when a traceback was seen last, as the monotonic clock has it; 0.0 for never.
     """
 
@@ -50,30 +51,51 @@ class Tail:
         """Start empty."""
         self._limit = limit
         self._lock = threading.Lock()
-        self._kept = bytearray()
+        self._pieces: list[tuple[int, bytearray]] = []
+        self._sizes = [0, 0]
         self.traced_at = 0.0
 
-    def add(self, data: bytes) -> None:
-        """Append; the oldest bytes fall out."""
+    def add(self, data: bytes, stream: int = 0) -> None:
+        """Append to stream 0 or 1; its oldest bytes fall out. May be called from several threads."""
         with self._lock:
             if _TRACEBACK in data:
                 self.traced_at = time.monotonic()
-            self._kept += data
-            if len(self._kept) > 2 * self._limit:
-                del self._kept[: -self._limit]
+            if self._pieces and self._pieces[-1][0] == stream:
+                self._pieces[-1][1].extend(data)
+            else:
+                self._pieces.append((stream, bytearray(data)))
+            self._sizes[stream] += len(data)
+            if self._sizes[stream] > 2 * self._limit:
+                self._pieces = list(self._last())
 
     def read(self) -> bytes:
-        """What is kept."""
+        """What is kept; a line of one stream never goes on with the other one's."""
+        kept = b""
         with self._lock:
-            return bytes(self._kept[-self._limit :])
+            for _, data in self._last():
+                kept += b"\n" + data if kept and not kept.endswith(b"\n") else data
+        return kept
+
+    def _last(self) -> Iterator[tuple[int, bytearray]]:
+        """The pieces with the last bytes of each stream, in order; what they leave out is dropped."""
+        excess = [size - self._limit for size in self._sizes]
+        for stream, data in self._pieces:
+            if excess[stream] > 0:
+                cut = min(len(data), excess[stream])
+                excess[stream] -= cut
+                self._sizes[stream] -= cut
+                del data[:cut]
+            if data:
+                yield stream, data
 
 
 class Stream:
     """One source of a Copier: a descriptor being read, and the line of it that has not ended yet."""
 
-    def __init__(self, source: int, tail: Tail, prefix: bytes | None) -> None:
+    def __init__(self, source: int, tail: Tail, prefix: bytes | None, number: int) -> None:
         """See ``Copier.add``."""
         self.source = source
+        self.number = number
         self.tail = tail
         self.prefix = prefix
         self.unread = b""  # read by ``Copier.take`` and not looked at yet
@@ -115,10 +137,10 @@ class Copier:
         self._thread = threading.Thread(target=self._run, name=f"trainworks-copier-{target}", daemon=True)
         self._thread.start()
 
-    def add(self, source: int, tail: Tail, prefix: bytes | None = None) -> Stream:
-        """Copy ``source`` until its end; the copier owns and closes it."""
+    def add(self, source: int, tail: Tail, prefix: bytes | None = None, number: int = 0) -> Stream:
+        """Copy ``source`` until its end; the copier owns and closes it. number: of the stream in its tail."""
         os.set_blocking(source, False)
-        stream = Stream(source, tail, prefix)
+        stream = Stream(source, tail, prefix, number)
         with self._lock:
             self._streams.append(stream)
             self._new.append(stream)
@@ -221,13 +243,12 @@ class Copier:
 
     def _advance(self, stream: Stream, ready: bool, pieces: list[bytes]) -> None:
         """One stream: what was read of it, and what can be read now, as far as it may write."""
-        if not (ready or stream.unread or (stream.held and (stream.ended or self._closing))):
-            return
-        if stream.prefix is not None and not self._may_start(stream, pieces):
+        if ready and not stream.ended and not stream.unread:
+            stream.unread = self._read(stream)
+        ending = bool(stream.held) and (stream.ended or self._closing)
+        if not (stream.unread or ending) or (stream.prefix is not None and not self._may_start(stream, pieces)):
             return
         data, stream.unread = stream.unread, b""
-        if ready and not stream.ended:
-            data += self._read(stream)
         if stream.prefix is None:
             if data:
                 pieces.append(data)
@@ -244,7 +265,7 @@ class Copier:
         except OSError:
             chunk = b""
         if chunk:
-            stream.tail.add(chunk)
+            stream.tail.add(chunk, stream.number)
             return chunk
         stream.ended = True
         if stream.source in self._selector.get_map():
@@ -348,7 +369,7 @@ class Output:
 
     def copy(self, out: int, error: int, tail: Tail, prefix: bytes | None = None) -> tuple[Stream, Stream]:
         """Copy two descriptors, of a process's standard output and error, to ours."""
-        return self._out.add(out, tail, prefix), self._error.add(error, tail, prefix)
+        return self._out.add(out, tail, prefix, 0), self._error.add(error, tail, prefix, 1)
 
     def take(self) -> None:
         """Read what is in the pipes now, however slow our own reader is."""

@@ -1,0 +1,271 @@
+"""Logs of many ranks, and what is known of the ranks: real processes that print, fail, hang and are stopped.
+
+A stand-in for torchrun starts the ranks: it keeps torchrun's order of words and its variables, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from launcher_support import Launcher, write_inputs, write_manifest
+
+from trainworks_launcher.values import Json
+
+STARTER = """#!{python}
+import os, signal, subprocess, sys
+words = sys.argv[1:]
+count = next(int(word.partition("=")[2]) for word in words if word.startswith("--nproc-per-node="))
+command = words[words.index("--no-python") + 1:]
+ranks = []
+for rank in range(count):
+    variables = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count))
+    ranks.append(subprocess.Popen(command, env=variables))
+signal.signal(signal.SIGTERM, lambda number, frame: [rank.kill() for rank in ranks])
+codes = [rank.wait() for rank in ranks]
+failed = [(rank, code) for rank, code in enumerate(codes) if code not in (0, -15)]
+for rank, code in failed[-1:]:
+    print("Root Cause (first observed failure):\\n  rank      : %d (local_rank: 0)\\n  exitcode  : %d" % (rank, code))
+sys.exit(1 if failed else 0)
+"""
+
+
+def ranks(
+    base: Path,
+    script: str,
+    count: int,
+    *,
+    variables: Mapping[str, str] | None = None,
+    stderr: int = subprocess.STDOUT,
+    hyperparameters: Mapping[str, Json] | None = None,
+) -> Launcher:
+    """A job with ``count`` ranks on one host, started."""
+    base.mkdir(exist_ok=True)
+    starter = base / "torchrun"
+    starter.write_text(STARTER.format(python=sys.executable), encoding="utf-8")
+    starter.chmod(0o755)
+    manifest = write_manifest(base / "image.json", {"python": sys.executable, "torchrun": str(starter)})
+    asked: dict[str, Json] = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "sagemaker_mpi_num_of_processes_per_host": count,
+        **(hyperparameters or {}),
+    }
+    config: dict[str, Json] = {"hosts": ["algo-1"], "current_host": "algo-1"}
+    write_inputs(base, script, asked, config)
+    return Launcher(base, variables={"TRAINWORKS_IMAGE_MANIFEST": str(manifest), **(variables or {})}, stderr=stderr)
+
+
+def test_lines_of_eight_ranks_stay_whole_and_have_one_prefix_each(tmp_path: Path) -> None:
+    """Multi-byte text cut anywhere, two pieces per line, CR LF, empty lines, and a line of three megabytes."""
+    script = """
+import os
+rank = int(os.environ["RANK"])
+for number in range(1500):
+    line = f"größe {number} 火車 rank {rank} ".encode() * 2 + (b"\\r\\n" if number % 7 == 0 else b"\\n")
+    if number == 700:
+        line = b"x" * 3_000_000 + str(rank).encode() + b"\\n\\n"
+    cut = (number * 13) % len(line)
+    for piece in (line[:cut], line[cut:]):
+        while piece:
+            piece = piece[os.write(1, piece):]
+"""
+    with ranks(tmp_path, script, 8, stderr=subprocess.DEVNULL) as made:
+        assert made.wait() == 0
+    lines = made.output.split(b"\n")
+    assert lines.pop() == b""
+    found: dict[int, list[bytes]] = {rank: [] for rank in range(8)}
+    for line in lines:
+        prefix, _, rest = line.partition(b"] ")
+        assert b"[algo-1 rank " not in rest
+        found[int(prefix.removeprefix(b"[algo-1 rank "))].append(rest)
+    for rank in range(8):
+        expected = []
+        for number in range(1500):
+            if number == 700:
+                expected += [b"x" * 3_000_000 + str(rank).encode(), b""]
+            else:
+                expected.append(f"größe {number} 火車 rank {rank} ".encode() * 2 + (b"\r" if number % 7 == 0 else b""))
+        assert found[rank] == expected, rank
+
+
+def test_a_line_without_an_end_is_shown_and_ended_by_whoever_speaks_next(tmp_path: Path) -> None:
+    script = "import os; os.write(1, b'no newline from ' + os.environ['RANK'].encode())"
+    with ranks(tmp_path, script, 2, stderr=subprocess.DEVNULL) as made:
+        assert made.wait() == 0
+    assert sorted(made.output.split(b"\n")) == [f"[algo-1 rank {n}] no newline from {n}".encode() for n in range(2)]
+
+
+def test_a_progress_bar_is_shown_while_it_runs(tmp_path: Path) -> None:
+    script = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: exit())
+if os.environ["RANK"] == "0":
+    os.write(2, b"\\r 10%")
+    os.write(2, b"\\r 20%")
+while True:
+    signal.pause()
+"""
+    with ranks(tmp_path, script, 2) as made:
+        made.read_until("[algo-1 rank 0] \r 10%\r 20%")
+        made.process.send_signal(signal.SIGTERM)
+        made.wait()
+
+
+def test_standard_output_and_error_stay_apart(tmp_path: Path) -> None:
+    script = "import sys; print('to out'); print('to error', file=sys.stderr)"
+    with ranks(tmp_path, script, 2, stderr=subprocess.PIPE) as made:
+        assert made.wait() == 0
+        assert made.process.stderr is not None
+        with made.process.stderr as stream:
+            error = stream.read()
+    assert sorted(made.output.splitlines()) == [b"[algo-1 rank 0] to out", b"[algo-1 rank 1] to out"]
+    assert b"[algo-1 rank 1] to error\n" in error
+    assert b"to out" not in error
+
+
+def test_the_prefix_can_be_switched_off(tmp_path: Path) -> None:
+    with ranks(tmp_path, "print('bare')", 2, variables={"TRAINWORKS_LOG_PREFIX": "off"}) as made:
+        assert made.wait() == 0
+    assert made.text.splitlines().count("bare") == 2
+
+
+def test_a_prefix_that_is_neither_on_nor_off_is_refused(tmp_path: Path) -> None:
+    with ranks(tmp_path, "", 2, variables={"TRAINWORKS_LOG_PREFIX": "of"}) as made:
+        assert made.wait() == 64
+    assert "did you mean 'off'?" in made.failure
+
+
+def test_a_rank_may_open_its_standard_output_again(tmp_path: Path) -> None:
+    script = "print('first', flush=True)\nwith open('/dev/stdout', 'w') as again: print('again', file=again)"
+    with ranks(tmp_path, script, 2) as made:
+        assert made.wait() == 0
+    for rank in range(2):
+        assert f"[algo-1 rank {rank}] first\n" in made.text
+        assert f"[algo-1 rank {rank}] again\n" in made.text
+
+
+def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path) -> None:
+    script = "import os; os.execv('/bin/sh', ['sh', '-c', 'echo still here'])"
+    variables = {**os.environ, "TRAINWORKS_RUNTIME_DIRECTORY": str(tmp_path), "RANK": "0"}
+    rank = Path(__file__).resolve().parents[2] / "launcher/trainworks_launcher/rank.py"
+    command = (sys.executable, "-I", str(rank), "--", sys.executable, "-c", script)
+    done = subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"still here\n")
+    assert b"goes on without the launcher of its host" in done.stderr
+
+
+def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_path: Path) -> None:
+    """Nobody reads our output until the job has decided its end: the pipe is full, and the traceback behind it."""
+    script = "print('x' * 150_000)\nraise ValueError('behind a full pipe')"
+    write_inputs(tmp_path, script, {}, {})
+    with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
+        failure = tmp_path / "output/failure"
+        while not failure.exists() and made.process.poll() is None:
+            os.sched_yield()
+        assert made.wait() == 1
+    assert made.failure.startswith("ValueError: behind a full pipe\n")
+    assert made.output == b"x" * 150_000 + b"\n"
+
+
+# ------------------------------------------------------------------------------------------------------ failing ranks
+def test_the_failing_rank_its_status_and_its_own_last_words(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+if os.environ["RANK"] == "2":
+    print("rank 2 gives up", file=sys.stderr)
+    sys.exit(42)
+print("innocent " * 50)
+"""
+    with ranks(tmp_path, script, 4) as made:
+        assert made.wait() == 42
+    place = "train.py on host algo-1, rank 2 (mode torch_distributed): exit status 42"
+    assert made.failure == f"{place}\nrank 2 gives up"
+    document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
+    assert document == {
+        "schema": 1,
+        "kind": "failed",
+        "status": 42,
+        "mode": "torch_distributed",
+        "host": "algo-1",
+        "rank": 2,
+        "cause": place,
+        "text": made.failure,
+    }
+
+
+def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -> None:
+    script = "import os; raise ValueError('cannot log in with ' + os.environ['HUB_TOKEN'])"
+    with ranks(tmp_path, script, 2, variables={"HUB_TOKEN": "s3cr3t-value"}) as made:
+        assert made.wait() == 1
+    assert made.failure.startswith("ValueError: cannot log in with ******\n")
+    assert "s3cr3t-value" not in made.failure
+    assert not [line for line in made.text.splitlines() if line.startswith("trainworks") and "s3cr3t" in line]
+
+
+def test_a_stop_signal_reaches_each_rank_once_and_a_second_one_is_passed_on(tmp_path: Path) -> None:
+    script = """
+import os, signal
+seen = []
+def note(number, frame):
+    seen.append(number)
+    print("signal", len(seen), flush=True)
+signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+while len(seen) < 2:
+    signal.pause()
+print("checkpoint", flush=True)
+"""
+    with ranks(tmp_path, script, 2) as made:
+        made.read_until("ready", 2)
+        made.process.send_signal(signal.SIGTERM)
+        made.read_until("signal 1", 2)
+        assert "signal 2" not in made.text
+        made.process.send_signal(signal.SIGTERM)
+        assert made.wait() == 0
+    assert made.text.count("checkpoint") == 2
+    assert "job stopped (exit status 0" in made.text
+    assert not made.succeeded
+    assert made.failure == ""
+
+
+def test_what_a_rank_leaves_behind_in_a_session_of_its_own_is_ended(tmp_path: Path) -> None:
+    script = (
+        "import subprocess\nchild = subprocess.Popen(['sleep', '300'], start_new_session=True, stdout=-3, stderr=-3)\n"
+        "print('left', child.pid, 'end')"
+    )
+    with ranks(tmp_path, script, 1) as made:
+        assert made.wait() == 0
+    pid = int(made.text.partition("left ")[2].split()[0])
+    state = Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
+
+
+# ---------------------------------------------------------------------------------------------------- values by file
+@pytest.mark.parametrize("count", [0, 2])
+def test_sixty_hyperparameters_of_2400_characters_train(tmp_path: Path, count: int) -> None:
+    """More than the platform allows in all. SM_HPS is over the kernel's limit of one string, so it comes by file."""
+    script = """
+import json, os, sys
+assert "SM_HPS" not in os.environ
+values = json.load(open(os.environ["SM_HPS_FILE"]))
+assert all(values[f"text{n}"] == "v" * 2400 for n in range(60)), values.keys()
+assert os.environ["SM_HP_TEXT7"] == "v" * 2400
+assert sys.argv[sys.argv.index("--text59") + 1] == "v" * 2400
+print("all there")
+"""
+    asked: dict[str, Json] = {f"text{number}": "v" * 2400 for number in range(60)}
+    if count:
+        with ranks(tmp_path, script, count, hyperparameters=asked) as made:
+            assert made.wait() == 0, made.text[-3000:]
+    else:
+        write_inputs(tmp_path, script, asked, {})
+        with Launcher(tmp_path) as made:
+            assert made.wait() == 0, made.text[-3000:]
+    assert made.text.count("all there") == max(1, count)
+    assert "SM_HPS is too long for the kernel: SM_HPS_FILE names a file with its value" in made.text
