@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
         return names.EXIT_NOT_STARTED
     if command.name == "preflight":
-        from trainworks_launcher.preflight import preflight
+        from trainworks_launcher.preflight.check import preflight
 
         status, text = preflight(parsed, _columns())
         sys.stdout.write(text)
@@ -174,15 +174,15 @@ def _show(what: str, parsed: Parsed) -> int:
 
 def _train() -> int:
     """Run this host's part."""
-    from trainworks_launcher import output
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
     from trainworks_launcher.job import make_job
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
-    from trainworks_launcher.outcome import FAILED, Outcome
     from trainworks_launcher.plan import first_lines
-    from trainworks_launcher.supervise import run_plan
+    from trainworks_launcher.supervise import output
+    from trainworks_launcher.supervise.outcome import FAILED, Outcome
+    from trainworks_launcher.supervise.supervisor import run_plan
 
     environment = read_environment(os.environ)
     masker = Masker(environment.variables, environment.hyperparameters)

@@ -104,7 +104,7 @@ def _program(environment: Environment, name: str, reason: str, problems: list[Pr
         problems.append(Problem(what, f"image {environment.manifest.name!r}", advice))
     has_library = environment.aws_client == BOTO3
     python = environment.programs.get("python", "") if has_library else environment.launcher_python
-    return (python, "-I", f"{environment.launcher_directory}/{name}")
+    return (python, "-I", f"{environment.launcher_directory}/programs/{name}")
 
 
 def _command_line(environment: Environment) -> str:

@@ -107,7 +107,7 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
     """What will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
     import tarfile
 
-    from trainworks_launcher.unpack import judge, members_of
+    from trainworks_launcher.programs.unpack import judge, members_of
 
     project_file = b""
     try:

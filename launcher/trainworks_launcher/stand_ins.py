@@ -23,9 +23,10 @@ import sys
 from pathlib import Path
 from typing import Mapping, Sequence
 
-from trainworks_launcher import names, output
+from trainworks_launcher import names
 from trainworks_launcher.environment import interface_that_reaches, network_interfaces, read_manifest
-from trainworks_launcher.outcome import FAILED, Outcome
+from trainworks_launcher.supervise import output
+from trainworks_launcher.supervise.outcome import FAILED, Outcome
 
 _DRIVER = "/mpi_driver.py"
 """How the path of the SDK's MPI driver ends; it starts both programs itself, so it is their parent."""

@@ -22,8 +22,8 @@ from trainworks_launcher.entry import Code, parse_entry_point
 from trainworks_launcher.environment import read_environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.unpack import main as unpack_main
-from trainworks_launcher.unpack import unpack
+from trainworks_launcher.programs.unpack import main as unpack_main
+from trainworks_launcher.programs.unpack import unpack
 from trainworks_launcher.values import Json
 
 MPI = "sagemaker_mpi_enabled"

@@ -21,17 +21,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher_support import TIME_OUT, Launcher, environment, free_port, plan, write_inputs, write_manifest
 
-from trainworks_launcher.control import Events, Role, proof
-from trainworks_launcher.control.leader import Leader
-from trainworks_launcher.control.messages import MESSAGE_LIMIT, Decoder, digest, read_outcome
-from trainworks_launcher.control.strangers import ROOM
-from trainworks_launcher.control.worker import Worker
 from trainworks_launcher.environment import read_environment
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.job import Limits
-from trainworks_launcher.loop import Loop
-from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 from trainworks_launcher.plan import Control
+from trainworks_launcher.supervise.control import Events, Role, proof
+from trainworks_launcher.supervise.control.leader import Leader
+from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, digest, read_outcome
+from trainworks_launcher.supervise.control.strangers import ROOM
+from trainworks_launcher.supervise.control.worker import Worker
+from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 from trainworks_launcher.values import Json
 
 LEADER, WORKER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"

@@ -82,9 +82,10 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 PURE = [
     *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
-    *("arguments", "preparation", "provision"),
-    *("advice", "distribution", "elsewhere", "explain", "facts", "options", "script"),
-    *("model_parallel", "placement", "names", "outcome", "plan", "registry", "values"),
+    *("arguments", "provision", "supervise/outcome", "supervise/preparation"),
+    *("elsewhere", "explain", "options"),
+    *(f"preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
+    *("model_parallel", "placement", "names", "plan", "registry", "values"),
     *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]
 

@@ -153,7 +153,7 @@ def test_a_rank_may_open_its_standard_output_again(tmp_path: Path) -> None:
 def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path) -> None:
     script = "import os; os.execv('/bin/sh', ['sh', '-c', 'echo still here'])"
     variables = {**os.environ, "TRAINWORKS_RUNTIME_DIRECTORY": str(tmp_path), "RANK": "0"}
-    rank = Path(__file__).resolve().parents[2] / "launcher/trainworks_launcher/rank.py"
+    rank = Path(__file__).resolve().parents[2] / "launcher/trainworks_launcher/programs/rank.py"
     command = (sys.executable, "-I", str(rank), "--", sys.executable, "-c", script)
     done = subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, b"still here\n")

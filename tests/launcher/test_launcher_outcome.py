@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from launcher_support import environment, plan
 
-from trainworks_launcher.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
-from trainworks_launcher.outcome import (
+from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
+from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,

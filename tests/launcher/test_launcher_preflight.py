@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher_support import LAUNCHER, Launcher
 
-from trainworks_launcher.advice import Data, describe_size, epoch_seconds, steps_for
-from trainworks_launcher.facts import FILE, parse_facts
 from trainworks_launcher.options import find_command, parse
-from trainworks_launcher.preflight import Result, check, preflight
-from trainworks_launcher.script import check_script, read_script
+from trainworks_launcher.preflight.advice import Data, describe_size, epoch_seconds, steps_for
+from trainworks_launcher.preflight.check import Result, check, preflight
+from trainworks_launcher.preflight.facts import FILE, parse_facts
+from trainworks_launcher.preflight.script import check_script, read_script
 from trainworks_launcher.values import Json
 
-FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / FILE).read_text(encoding="utf-8"))
+FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / "preflight" / FILE).read_text(encoding="utf-8"))
 SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\n"
 SMDDP: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
 SMP: Json = {
@@ -69,7 +69,7 @@ def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) 
     assert status == 0
     assert "torch_distributed on 2 host(s) of ml.p4d.24xlarge: 8 process(es) on each, 16 in all, train.py" in text
     assert "--node-rank=0" in text
-    assert "train.py --epochs 3" in text
+    assert "train.py --epochs 3" in " ".join(text.replace("\\\n", " ").split())
     assert "algo-2 (worker) runs the same, but for --node-rank=1" in text
     assert "    FI_PROVIDER=efa" in text
     assert text.endswith("ready: the job would start\n")

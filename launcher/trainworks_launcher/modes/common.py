@@ -139,5 +139,5 @@ def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[
 def rank_wrapper(job: Job, why: str, options: tuple[str, ...] = ()) -> Reason:
     """argv of rank.py, behind which the user's program stands."""
     environment = job.environment
-    words = (environment.launcher_python, "-I", f"{environment.launcher_directory}/rank.py", *options, "--")
+    words = (environment.launcher_python, "-I", f"{environment.launcher_directory}/programs/rank.py", *options, "--")
     return Reason("rank.py", why, words=words)

@@ -130,7 +130,7 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {job.host}"
         rows.append(Setting("prte_do_not_resolve", "0", "platform", why))
     if several:
-        agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/agent.py"
+        agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
         rows.append(
             Setting(dialect.canonical("plm_rsh_agent"), agent, "platform", "ssh with the keys made for this job only")
         )

@@ -56,7 +56,7 @@ def _tensorflow(job: Job) -> NodePlan:
     )
     server = Auxiliary(
         name="TensorFlow parameter server",
-        argv=(python, f"{job.environment.launcher_directory}/tensorflow_server.py"),
+        argv=(python, f"{job.environment.launcher_directory}/programs/tensorflow_server.py"),
         # No GPU: two TensorFlow processes on one GPU take each other's memory.
         env={"TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.host_rank), "CUDA_VISIBLE_DEVICES": ""},
     )
@@ -110,7 +110,8 @@ _SCHEDULER = "DMLC_PS_ROOT_URI"
 def _look_up(job: Job) -> tuple[str, ...]:
     """Words in front of a program that replace the scheduler's name by its address where the program is started."""
     environment = job.environment
-    return (environment.launcher_python, "-I", f"{environment.launcher_directory}/resolve.py", _SCHEDULER, "--")
+    program = f"{environment.launcher_directory}/programs/resolve.py"
+    return (environment.launcher_python, "-I", program, _SCHEDULER, "--")
 
 
 def _torch(job: Job) -> NodePlan:

@@ -8,9 +8,9 @@ import time
 from typing import Callable
 
 from trainworks_launcher import names
-from trainworks_launcher.control.messages import MESSAGE_LIMIT, Decoder, Message
-from trainworks_launcher.control.proof import Transcript
-from trainworks_launcher.loop import READ, WRITE, Loop
+from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, Message
+from trainworks_launcher.supervise.control.proof import Transcript
+from trainworks_launcher.supervise.loop import READ, WRITE, Loop
 from trainworks_launcher.values import Json
 
 _SOON = 0.01

@@ -17,15 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
-from trainworks_launcher import control, names, output, preparation, processes
-from trainworks_launcher.auxiliary import Auxiliaries
+from trainworks_launcher import names
 from trainworks_launcher.environment import Environment, look_again
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.job import make_job
-from trainworks_launcher.loop import READ, Loop
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
-from trainworks_launcher.outcome import (
+from trainworks_launcher.plan import Auxiliary, NodePlan
+from trainworks_launcher.supervise import control, output, preparation, processes
+from trainworks_launcher.supervise.auxiliary import Auxiliaries
+from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,
@@ -33,11 +35,10 @@ from trainworks_launcher.outcome import (
     Suspect,
     shorten,
 )
-from trainworks_launcher.plan import Auxiliary, NodePlan
-from trainworks_launcher.processes import Child
-from trainworks_launcher.ranks import Rank, Ranks
-from trainworks_launcher.runtime import Runtime
-from trainworks_launcher.verdict import Verdict, last_words, name_of_program
+from trainworks_launcher.supervise.processes import Child
+from trainworks_launcher.supervise.ranks import Rank, Ranks
+from trainworks_launcher.supervise.runtime import Runtime
+from trainworks_launcher.supervise.verdict import Verdict, last_words, name_of_program
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
@@ -159,15 +160,15 @@ class _Supervisor:
             return control.Alone(events)
         key = ""
         if plan.shell is not None:
-            from trainworks_launcher import ssh
+            from trainworks_launcher.supervise import ssh
 
             file = "user_key" if plan.role == "leader" else "host_key"
             key = ssh.make_key(plan.shell.ssh_keygen, self._runtime.path / file)
         if plan.role == "leader":
-            from trainworks_launcher.control.leader import Leader
+            from trainworks_launcher.supervise.control.leader import Leader
 
             return Leader(self._loop, plan.control, plan.limits, plan.mode, key, self._secret, events)
-        from trainworks_launcher.control.worker import Worker
+        from trainworks_launcher.supervise.control.worker import Worker
 
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")
         return Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, self._secret, events)
@@ -218,7 +219,7 @@ class _Supervisor:
         """Prepared: start sshd where the mode needs it, and say so."""
         port = 0
         if self._plan.shell is not None and self._plan.role == "worker":
-            from trainworks_launcher import ssh
+            from trainworks_launcher.supervise import ssh
 
             server = ssh.Server(
                 self._plan.shell.sshd,
@@ -246,7 +247,7 @@ class _Supervisor:
     def _peers(self, peers: Sequence[control.Peer]) -> None:
         """All hosts are ready: on the leader of an ssh job, write down where they are."""
         if self._plan.shell is not None:
-            from trainworks_launcher import ssh
+            from trainworks_launcher.supervise import ssh
 
             # Hosts that take no part in the distribution serve no ssh.
             ssh.write_client_files(self._runtime.path, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])

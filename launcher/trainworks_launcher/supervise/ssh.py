@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
-from trainworks_launcher.control import Peer
 from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.supervise.control import Peer
 
 _KEY_SECONDS = 30.0
 _START_SECONDS = 20.0

@@ -6,11 +6,11 @@ import ast
 import json
 from pathlib import Path
 
-from trainworks_launcher.advice import Data
-from trainworks_launcher.distribution import Group
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.facts import FILE, parse_facts
 from trainworks_launcher.options import Parsed, value_of
+from trainworks_launcher.preflight.advice import Data
+from trainworks_launcher.preflight.distribution import Group
+from trainworks_launcher.preflight.facts import FILE, parse_facts
 from trainworks_launcher.values import Json, decode, mapping
 
 _HOSTS_LIMIT = 4096  # a number typed wrong must not fill the memory

@@ -9,9 +9,12 @@ import time
 from typing import Iterable, Sequence
 
 from trainworks_launcher import names
-from trainworks_launcher.control import Events, Peer, proof
-from trainworks_launcher.control.connection import Connection, listen
-from trainworks_launcher.control.messages import (
+from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.job import Limits
+from trainworks_launcher.plan import Control
+from trainworks_launcher.supervise.control import Events, Peer, proof
+from trainworks_launcher.supervise.control.connection import Connection, listen
+from trainworks_launcher.supervise.control.messages import (
     STRANGERS_MESSAGE_LIMIT,
     Message,
     digest,
@@ -20,12 +23,9 @@ from trainworks_launcher.control.messages import (
     read_outcome,
     read_suspect,
 )
-from trainworks_launcher.control.strangers import ROOM, Strangers
-from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.job import Limits
-from trainworks_launcher.loop import READ, Loop
-from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
-from trainworks_launcher.plan import Control
+from trainworks_launcher.supervise.control.strangers import ROOM, Strangers
+from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 from trainworks_launcher.values import number, text
 
 _ACCEPTS = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, Sequence
 
 from trainworks_launcher.plan import Auxiliary
-from trainworks_launcher.processes import Child
+from trainworks_launcher.supervise.processes import Child
 
 
 class Auxiliaries:

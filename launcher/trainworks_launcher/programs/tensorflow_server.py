@@ -13,6 +13,7 @@ import sys
 
 def main() -> int:
     """Serve; returns only if TF_CONFIG is not one of a cluster."""
+    del sys.path[0]  # this file's own directory, whose names TensorFlow must not find
     try:
         document = json.loads(os.environ.get("TF_CONFIG", ""))
         cluster, task = document["cluster"], document["task"]

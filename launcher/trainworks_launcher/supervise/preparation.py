@@ -33,7 +33,9 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
         found.append(Step(f"fetching {code.archive}", code.fetch))
     if code.archive:
         archive = names.FETCHED_ARCHIVE if code.fetch else code.archive
-        found.append(Step("unpacking the code", (*launcher, f"{directory}/unpack.py", archive, code.directory)))
+        found.append(
+            Step("unpacking the code", (*launcher, f"{directory}/programs/unpack.py", archive, code.directory))
+        )
     return (*found, *installation(plan))
 
 

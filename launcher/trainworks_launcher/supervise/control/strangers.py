@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Callable, Iterator
 
-from trainworks_launcher.control.connection import Connection
+from trainworks_launcher.supervise.control.connection import Connection
 
 ROOM = 256
 """Connections that may be open without having joined."""

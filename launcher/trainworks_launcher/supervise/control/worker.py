@@ -7,13 +7,20 @@ import socket
 import time
 
 from trainworks_launcher import names
-from trainworks_launcher.control import Events, proof
-from trainworks_launcher.control.connection import Connection
-from trainworks_launcher.control.messages import Message, digest, one_line, outcome_fields, read_outcome, suspect_fields
 from trainworks_launcher.job import Limits
-from trainworks_launcher.loop import WRITE, Loop
-from trainworks_launcher.outcome import FAILED, Outcome, Suspect
 from trainworks_launcher.plan import Control
+from trainworks_launcher.supervise.control import Events, proof
+from trainworks_launcher.supervise.control.connection import Connection
+from trainworks_launcher.supervise.control.messages import (
+    Message,
+    digest,
+    one_line,
+    outcome_fields,
+    read_outcome,
+    suspect_fields,
+)
+from trainworks_launcher.supervise.loop import WRITE, Loop
+from trainworks_launcher.supervise.outcome import FAILED, Outcome, Suspect
 from trainworks_launcher.values import Json, text
 
 _CONNECT_SECONDS = 5.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Iterable, Iterator
 
 from trainworks_launcher import names
-from trainworks_launcher.outcome import STOPPED, SUCCEEDED, Outcome, shorten
+from trainworks_launcher.supervise.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 
 TAIL_BYTES = 65536
 """How much of the end of a command's output is kept for the failure text."""

@@ -17,12 +17,9 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
-from trainworks_launcher.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
-from trainworks_launcher.distribution import Group, Translation, translate
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import PROGRAMS, Devices, Environment, read_environment
 from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.facts import Facts, InstanceFacts
 from trainworks_launcher.hyperparameters import split_reserved
 from trainworks_launcher.job import Job, make_job
 from trainworks_launcher.manifest import Instance, Manifest
@@ -30,8 +27,11 @@ from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import Parsed, value_of
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.preflight_inputs import Inputs
-from trainworks_launcher.script import Finding, check_script, read_script
+from trainworks_launcher.preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
+from trainworks_launcher.preflight.distribution import Group, Translation, translate
+from trainworks_launcher.preflight.facts import Facts, InstanceFacts
+from trainworks_launcher.preflight.inputs import Inputs
+from trainworks_launcher.preflight.script import Finding, check_script, read_script
 from trainworks_launcher.values import Json, readable
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})

@@ -18,7 +18,7 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.facts import Facts
+from trainworks_launcher.preflight.facts import Facts
 from trainworks_launcher.values import Json, mapping, texts
 
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -36,7 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Protocol, Sequence
 
-from trainworks_launcher.outcome import Outcome, Suspect
+from trainworks_launcher.supervise.outcome import Outcome, Suspect
 
 
 @dataclass(frozen=True)

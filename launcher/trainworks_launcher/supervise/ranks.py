@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from trainworks_launcher import processes
-from trainworks_launcher.loop import READ, Loop
-from trainworks_launcher.outcome import ends_with_traceback
-from trainworks_launcher.output import Output, Stream, Tail
+from trainworks_launcher.supervise import processes
+from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome import ends_with_traceback
+from trainworks_launcher.supervise.output import Output, Stream, Tail
 from trainworks_launcher.values import decode, mapping, number
 
 SOCKET = "ranks"

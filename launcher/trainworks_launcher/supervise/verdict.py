@@ -9,9 +9,10 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from trainworks_launcher import memory, output
 from trainworks_launcher.masking import Masker
-from trainworks_launcher.outcome import (
+from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.supervise import memory, output
+from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
     Outcome,
@@ -24,8 +25,7 @@ from trainworks_launcher.outcome import (
     torchrun_report,
     with_status,
 )
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.ranks import Rank, Ranks
+from trainworks_launcher.supervise.ranks import Rank, Ranks
 
 
 class Verdict:

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence
 
-from trainworks_launcher.facts import Facts, InstanceFacts, Storage
+from trainworks_launcher.preflight.facts import Facts, InstanceFacts, Storage
+from trainworks_launcher.preflight.script import Finding
 from trainworks_launcher.registry import MODES
-from trainworks_launcher.script import Finding
 from trainworks_launcher.values import Json, mapping
 
 SMDDP_MODES = ("smdistributed.dataparallel", "pytorchddp")

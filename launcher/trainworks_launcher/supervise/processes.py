@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 
-from trainworks_launcher.output import Output, Tail
+from trainworks_launcher.supervise.output import Output, Tail
 
 _DRAIN_SECONDS = 0.7
 _REAP_SECONDS = 5.0

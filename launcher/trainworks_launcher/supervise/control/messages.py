@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Mapping
 
 from trainworks_launcher import names
-from trainworks_launcher.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 from trainworks_launcher.plan import Control
+from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 from trainworks_launcher.values import Json, decode, number, text
 
 MESSAGE_LIMIT = 65536

@@ -1,0 +1,1 @@
+"""``train preflight``: a job checked, and advised on, before a cluster is paid for."""
