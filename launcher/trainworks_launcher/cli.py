@@ -176,24 +176,30 @@ def _train() -> int:
     """Run this host's part."""
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
-    from trainworks_launcher.job import make_job
+    from trainworks_launcher.job import JobRefusedError, make_job
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
-    from trainworks_launcher.plan import first_lines
+    from trainworks_launcher.plan import first_lines, plan_of_refusal
     from trainworks_launcher.supervise import output
     from trainworks_launcher.supervise.outcome import FAILED, Outcome
     from trainworks_launcher.supervise.supervisor import run_plan
 
     environment = read_environment(os.environ)
     masker = Masker(environment.variables, environment.hyperparameters)
+    membership = None
     try:
         job = make_job(environment)
+        membership = job.membership
         plan = plan_host(job)
     except RefusalError as refusal:
         text = masker.text(str(refusal))
         output.log(text)
+        membership = refusal.membership if isinstance(refusal, JobRefusedError) else membership
+        outcome = Outcome(FAILED, refusal.status, membership.host if membership else environment.hostname, text)
+        telling = plan_of_refusal(membership, environment.base_directory) if membership else None
+        if telling is not None:
+            return run_plan(telling, environment, outcome)
         output.clear_outcome_files(environment.base_directory)
-        outcome = Outcome(FAILED, refusal.status, environment.hostname, text)
         output.write_outcome_files(environment.base_directory, outcome)
         return refusal.status
     for line in first_lines(plan, job):

@@ -81,6 +81,19 @@ class Job:
     warnings: tuple[str, ...]
 
     @property
+    def membership(self) -> Membership:
+        """Where the host belongs."""
+        return Membership(
+            self.mode,
+            self.hosts,
+            self.host,
+            self.leader,
+            self.control_port,
+            self.elastic.minimum_hosts,
+            self.limits,
+        )
+
+    @property
     def leader(self) -> str:
         """The host that has rank 0, starts mpirun, and listens on the control port: first of the distribution.
 
@@ -103,6 +116,28 @@ class Job:
     def processes_per_host(self) -> int:
         """Processes of this host; 1 if it takes no part in the distribution."""
         return self.slots[self.host_rank] if self.takes_part else 1
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Where a host belongs, also if it refuses the job: what it takes to tell the others. Fields as in ``Job``."""
+
+    mode: str
+    hosts: tuple[str, ...]
+    host: str
+    leader: str
+    control_port: int
+    minimum_hosts: int
+    limits: Limits
+
+
+class JobRefusedError(RefusalError):
+    """A refusal by a host that knows which job it belongs to."""
+
+    def __init__(self, problems: Sequence[Problem], membership: Membership) -> None:
+        """Keep both."""
+        super().__init__(problems)
+        self.membership = membership
 
 
 class _Reader:
@@ -218,7 +253,9 @@ def make_job(environment: Environment, host: str = "") -> Job:
     elastic = read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems)
     _check_secret(environment.job_secret, problems)
     if problems:
-        raise RefusalError(problems)
+        leader = part[0] if part else hosts[0]
+        minimum = elastic.minimum_hosts
+        raise JobRefusedError(problems, Membership(mode.name, hosts, current, leader, control_port, minimum, limits))
     arguments = (*trainer.arguments, *to_arguments(user, style))
     exported = exported_variables(
         environment,

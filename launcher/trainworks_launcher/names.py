@@ -183,6 +183,10 @@ KILL_LIMIT_SECONDS = 10.0
 """Seconds after KILL in which a process has to be gone; one that hangs in the kernel (a dead network file system, a
 stuck device) is left behind."""
 
+REFUSAL_LIMIT_SECONDS = 30.0
+"""Seconds in which a host that refuses the job, or a leader whose job is over before all have joined, tries to tell the
+others. They might wait for it until the join time-out; it may be the only one, and must not wait so long itself."""
+
 LEAVE_LIMIT_SECONDS = 5.0
 """Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
 

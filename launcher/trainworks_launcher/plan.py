@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
+from trainworks_launcher import names
 from trainworks_launcher.entry import Code
-from trainworks_launcher.job import Job, Limits, describe
+from trainworks_launcher.job import Job, Limits, Membership, describe
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.values import Json, readable
 
@@ -162,10 +163,35 @@ def role_of(job: Job) -> str:
 
 def control_of(job: Job) -> Control | None:
     """Every job with more than one host has a control channel of all its hosts, whatever its mode; leader first."""
-    others = tuple(host for host in job.hosts if host != job.leader)
+    return _control(job.membership)
+
+
+def _control(membership: Membership) -> Control | None:
+    leader = membership.leader
+    others = tuple(host for host in membership.hosts if host != leader)
     if not others:
         return None
-    return Control(job.leader, (job.leader, *others), job.control_port, job.elastic.minimum_hosts)
+    return Control(leader, (leader, *others), membership.control_port, membership.minimum_hosts)
+
+
+def plan_of_refusal(membership: Membership, base_directory: str) -> NodePlan | None:
+    """What a host does that refuses the job: nothing but tell the others. None where there are none."""
+    control = _control(membership)
+    if control is None:
+        return None
+    limits = replace(membership.limits, join=min(membership.limits.join, names.REFUSAL_LIMIT_SECONDS))
+    return NodePlan(
+        mode=membership.mode,
+        host=membership.host,
+        role="leader" if membership.host == control.leader else "worker",
+        needs=(),
+        argv=(),
+        env=MappingProxyType({}),
+        cwd=base_directory,
+        code=Code(base_directory),
+        control=control,
+        limits=limits,
+    )
 
 
 def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ PURE = [
     *("arguments", "provision", "supervise/outcome", "supervise/preparation"),
     *("elsewhere", "explain", "options"),
     *(f"preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
-    *("model_parallel", "placement", "names", "plan", "registry", "values"),
+    *("masking", "model_parallel", "placement", "names", "plan", "registry", "values"),
     *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from launcher_support import environment, plan
 
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
+from trainworks_launcher.supervise.memory import oom_kills
 from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,
     Outcome,
+    Suspect,
     describe_status,
+    earlier_failure,
+    ends_with_traceback,
     exit_status,
     failure_text,
     find_traceback,
+    first_suspect,
+    mpirun_report,
     shorten,
     torchrun_report,
+    with_status,
 )
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
@@ -77,6 +86,114 @@ def test_without_a_traceback_the_last_lines_are_shown() -> None:
 def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> None:
     assert torchrun_report(TORCHRUN.encode()) == (3, 42)
     assert torchrun_report(b"nothing") == (-1, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("nothing", (-1, 0)),
+        # Open MPI 4.1
+        (
+            (
+                "thus causing\nthe job to be terminated. The first process to do so was:\n\n"
+                "  Process name: [[39593,1],2]\n  Exit code:    42\n"
+            ),
+            (2, 42),
+        ),
+        ("mpirun noticed that process rank 3 with PID 0 on node algo-2 exited on signal 9 (Killed).", (3, -9)),
+        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\nwith errorcode 5.\n", (3, 5)),
+        # Open MPI 5.0
+        (
+            (
+                "thus causing the job to be terminated. The first process to do so was:\n\n"
+                "   Process name: [prterun-algo-1-77@1,1]\n   Exit code:    1\n"
+            ),
+            (1, 1),
+        ),
+        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Proc: [[1,1],3]\n  Errorcode: 7\n", (3, 7)),
+        # An abort is told when it happens; the summary at the end may name another rank, which died of it.
+        (
+            (
+                "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD\n  Errorcode: 7\n"
+                "The first process to do so was:\n  Process name: [[1,1],0]\n  Exit code:    1\n"
+            ),
+            (3, 7),
+        ),
+    ],
+)
+def test_mpiruns_words_name_the_first_failing_rank_and_its_status(words: str, expected: tuple[int, int]) -> None:
+    assert mpirun_report(words.encode()) == expected
+
+
+def suspect(at: float, host: str, rank: int, *, certain: bool = True, status: int = 0) -> Suspect:
+    return Suspect(at, Outcome(FAILED, status, host, f"rank {rank}", f"rank {rank}", rank), certain)
+
+
+@pytest.mark.parametrize(
+    ("suspects", "host", "status"),
+    [
+        ([], "a", 1),
+        ([suspect(2.0, "a", 0)], "a", 1),
+        ([suspect(2.0, "a", 0), suspect(1.0, "b", 3)], "b", 1),
+        ([suspect(2.0, "a", 0), suspect(1.0, "b", 3, status=42)], "b", 42),
+        ([suspect(1.0, "a", 0), suspect(2.0, "b", 3, status=42)], "a", 1),
+        ([suspect(2.0, "a", 0), suspect(1.0, "b", 3, certain=False)], "a", 1),
+    ],
+)
+def test_the_rank_that_failed_first_is_the_cause_whoever_reports_first(
+    suspects: list[Suspect], host: str, status: int
+) -> None:
+    judged = earlier_failure(Outcome(FAILED, 1, "a", "rank 0", "rank 0", 0), suspects)
+    assert (judged.host, judged.status, judged.kind) == (host, status, FAILED)
+
+
+def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:
+    known = [suspect(1.0, "a", 2), suspect(3.0, "b", 2), suspect(2.0, "b", 1)]
+    found = first_suspect(known, 2)
+    assert found is not None
+    assert found.outcome.host == "b"
+    assert first_suspect(known, 7) is None
+
+
+def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
+    text = failure_text(what="x.py", host="b", mode="mpi", returncode=None, tail=b"", rank=3, oom_kills=1)
+    made = with_status(Outcome(FAILED, 0, "b", text, rank=3), -9)
+    assert made.status == 137
+    assert made.text == (
+        "x.py on host b, rank 3 (mode mpi): killed by SIGKILL (exit status 137);"
+        " out of memory: the kernel killed 1 process(es) of this host"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tail", "died_of_it"),
+    [(FIRST, True), (FIRST + "bye\n", True), (FIRST + "went on\n" * 9, False), ("fine\n", False)],
+)
+def test_a_traceback_that_was_only_logged_is_no_death(tail: str, died_of_it: bool) -> None:
+    assert ends_with_traceback(tail.encode()) is died_of_it
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "count"),
+    [
+        ("0::/\n", {"memory.events": "low 0\noom 1\noom_kill 2\n"}, 2),
+        ("0::/a/b\n", {"a/b/memory.events": "oom_kill 3\n", "memory.events": "oom_kill 9\n"}, 3),
+        ("0::/not/seen/here\n", {"memory.events": "oom_kill 4\n"}, 4),
+        ("4:cpu,memory:/a\n0::/\n", {"memory/a/memory.oom_control": "under_oom 0\noom_kill 5\n"}, 5),
+        ("4:memory:/docker/x\n", {"memory/memory.oom_control": "oom_kill 6\n"}, 6),
+        ("0::/\n", {}, None),
+        ("0::/\n", {"memory.events": "oom_kill many\n"}, None),
+        ("nonsense", {}, None),
+    ],
+)
+def test_the_kernels_count_of_kills_for_lack_of_memory(
+    tmp_path: Path, membership: str, files: dict[str, str], count: int | None
+) -> None:
+    (tmp_path / "cgroup").write_text(membership, encoding="ascii")
+    for name, content in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(content, encoding="ascii")
+    assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (42, 42), (-9, 137), (-15, 143), (255, 255)])

@@ -335,6 +335,25 @@ def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
     assert "nothing was heard from it" in leader.failure
 
 
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(tmp_path: Path, refusing: int) -> None:
+    """Its code is missing there: the others must not wait for it until the join time-out."""
+    launchers = []
+    variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
+    with contextlib.ExitStack() as stack:
+        for number, host in enumerate(HOSTS):
+            config: dict[str, Json] = {"hosts": list(HOSTS), "current_host": host, "network_interface_name": "lo"}
+            write_inputs(tmp_path / host, "print('started')", {}, config)
+            if number == refusing:
+                (tmp_path / host / "code/train.py").unlink()
+            launchers.append(stack.enter_context(Launcher(tmp_path / host, variables=variables)))
+        assert [launcher.wait() for launcher in launchers] == [64, 64]
+    assert launchers[0].failure == launchers[1].failure
+    assert f"there is no code ({tmp_path / HOSTS[refusing]}/code)" in launchers[0].failure
+    assert not [launcher for launcher in launchers if "\nstarted\n" in launcher.text]
+    assert max(launcher.seconds for launcher in launchers) < 5
+
+
 def test_a_host_that_never_comes_is_named(tmp_path: Path) -> None:
     with two_hosts(tmp_path, "", variables={"TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}, worker=False) as (leader, _):
         assert leader.wait() == 66

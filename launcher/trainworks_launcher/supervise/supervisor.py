@@ -46,16 +46,21 @@ _DRAIN_SECONDS = 0.7
 _OTHER_HOST_SECONDS = 1.0
 
 
-def run_plan(plan: NodePlan, environment: Environment) -> int:
-    """Run the plan to the job's end; the exit status. Writes output/failure or output/success, and log lines."""
-    return _Supervisor(plan, environment).run()
+def run_plan(plan: NodePlan, environment: Environment, refusal: Outcome | None = None) -> int:
+    """Run the plan to the job's end; the exit status. Writes output/failure or output/success, and log lines.
+
+    refusal: this host cannot take part, and joins the others only to say so.
+    """
+    return _Supervisor(plan, environment, refusal).run()
 
 
 class _Supervisor:
     """The state of one run. Every method runs in the loop's thread."""
 
-    def __init__(self, plan: NodePlan, environment: Environment) -> None:
+    def __init__(self, plan: NodePlan, environment: Environment, refusal: Outcome | None) -> None:
         self._plan = plan
+        self._refusal = refusal
+        self._welcomed = False
         self._environment = environment
         self._base = environment.base_directory
         self._launcher = (environment.launcher_python, "-I")
@@ -176,6 +181,10 @@ class _Supervisor:
     # ---------------------------------------------------------------------------------------------------- preparation
     def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
+        self._welcomed = True
+        if self._refusal is not None:
+            self._report(self._refusal)
+            return
         self._leader_key, self._leader_address, self._local_address = leader_key, leader_address, local_address
         self._steps = list(preparation.steps(self._plan, self._launcher, self._launcher_directory))
         self._next_step()
@@ -476,7 +485,8 @@ class _Supervisor:
         """The job's outcome is known: end what still runs, then leave together with the others."""
         if self._outcome is not None:
             return
-        self._outcome = outcome
+        # Whoever refuses and finds nobody to tell has still his own reason.
+        self._outcome = self._refusal if self._refusal is not None and not self._welcomed else outcome
         command = self._command
         if command is not None and command.running:
             self._signal_processes(signal.SIGTERM)

@@ -71,6 +71,9 @@ class Leader:
         self._finished: Outcome | None = None
         self._byes: set[str] = set()
         self._left = False
+        self._late_until = 0.0
+        self._came: set[str] = set()
+        self._join_deadline = 0.0
 
     # -------------------------------------------------------------------------------------- what the supervisor calls
     def begin(self) -> None:
@@ -84,6 +87,7 @@ class Leader:
             raise RefusalError([problem], names.EXIT_HOSTS) from error
         self._loop.watch(self._server, READ, self._accept)
         self._events.log(f"waiting for {len(self._workers())} other host(s) on port {self._control.port}")
+        self._join_deadline = time.monotonic() + self._limits.join
         self._loop.after(self._limits.join, self._join_time_out)
         self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
         self._events.welcome("", "", "")
@@ -109,7 +113,10 @@ class Leader:
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""
         self._byes.add(self._control.leader)
-        self._loop.after(names.LEAVE_LIMIT_SECONDS, self._leave_now)
+        late = self._seconds_for_late_hosts()
+        self._late_until = time.monotonic() + late
+        self._loop.after(late, self._maybe_leave)
+        self._loop.after(late + names.LEAVE_LIMIT_SECONDS, self._leave_now)
         self._maybe_leave()
 
     def close(self) -> None:
@@ -219,6 +226,7 @@ class Leader:
         connection.trust(host)
         self._refused.pop(host, None)
         self._joined[host] = connection
+        self._came.add(host)
         self._keys[host] = ssh_host_key
         connection.send("welcome", public_key=self._public_key)
         if self._finished:
@@ -395,7 +403,16 @@ class Leader:
             connection.send("finish", **outcome_fields(outcome))
         self._events.finish(outcome)
 
+    def _seconds_for_late_hosts(self) -> float:
+        """How long to stay for hosts that never joined: they would wait for us until the join time-out."""
+        failed = self._finished is not None and self._finished.kind == FAILED
+        if self._server is None or not failed or set(self._workers()) <= self._came:
+            return 0.0
+        return max(0.0, min(names.REFUSAL_LIMIT_SECONDS, self._join_deadline - time.monotonic()))
+
     def _maybe_leave(self) -> None:
+        if time.monotonic() < self._late_until and not set(self._workers()) <= self._came:
+            return
         present = {host for host, connection in self._joined.items() if connection.open}
         if self._control.leader in self._byes and present <= self._byes:
             self._leave_now()
