@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from launcher_network import PREFIX
 from launcher_pip import pip_variables, project_files
-from launcher_support import REPOSITORY, Launcher, environment, plan, write_inputs, write_manifest
+from launcher_support import Launcher, environment, plan, write_inputs, write_manifest
 
 from trainworks_launcher.entry import Code, parse_entry_point
 from trainworks_launcher.environment import read_environment
@@ -494,7 +495,7 @@ def test_arguments_arrive_as_they_are(tmp_path: Path, program: str) -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("starter", ["mpirun", "mpirun of Debian", "torchrun"])
 def test_every_kind_of_program_runs_under_the_real_starters(tmp_path: Path, program: str, starter: str) -> None:
-    prefix = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs") / "bin"
+    prefix = PREFIX / "bin"
     name = starter.partition(" ")[0]
     path = Path("/usr/bin/mpirun") if "Debian" in starter else prefix / name
     if not path.exists() or not (prefix / "python").exists():

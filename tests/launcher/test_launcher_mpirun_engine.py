@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_network import NAMES, Network, two_hosts, two_namespaces
+from launcher_network import NAMES, PREFIX, Network, two_hosts, two_namespaces
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
 from trainworks_launcher.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
@@ -24,7 +24,6 @@ from trainworks_launcher.values import Json
 
 pytestmark = pytest.mark.engine
 
-PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX", "/opt/venv"))
 DIALECTS = (OPEN_MPI_4, OPEN_MPI_5)
 OPTIONS = "sagemaker_mpi_custom_mpi_options"
 COMPLAINTS = re.compile(r"deprecat|not found|ignored|unknown|unrecognized|could not|warning|error", re.IGNORECASE)
