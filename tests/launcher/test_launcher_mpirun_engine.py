@@ -146,7 +146,11 @@ def test_a_world_that_is_smaller_than_the_plan_is_refused(tmp_path: Path, dialec
         end = made.argv.index("--", wrapper) + 1
         line = [path, *made.argv[1:end], sys.executable, "-c", RANK]
         line[at] = str(count)
-        line[wrapper : wrapper + 3] = [sys.executable, "-I", str(LAUNCHER / "trainworks_launcher" / "rank.py")]
+        line[wrapper : wrapper + 3] = [
+            sys.executable,
+            "-I",
+            str(LAUNCHER / "trainworks_launcher" / "programs" / "rank.py"),
+        ]
         said = start(tuple(line), TRAINWORKS_RUNTIME_DIRECTORY=str(tmp_path))
         assert said.returncode == status, said.stderr
         assert ("mpirun started 2 rank(s), and the job has 3" in said.stderr) is (count == 2)
