@@ -15,7 +15,7 @@ from typing import Mapping
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem
-from trainworks_launcher.values import NOTHING, Json, kind, text
+from trainworks_launcher.values import NOTHING, Json, kind, text, unusable
 
 _ARCHIVES = (".tar.gz", ".tgz")
 _OURS = ("train", "/opt/trainworks/bin/train")  # commands that hand the job to this launcher
@@ -53,7 +53,7 @@ class _Fields:
         value = self.document.get(name)
         if value is not None and not isinstance(value, str):
             self.wrong(name, value, "give a text, or leave it out")
-        return text(value).strip()
+        return "" if self._unusable(name, text(value)) else text(value).strip()
 
     def list(self, name: str) -> tuple[Json, ...]:
         """A list of texts and numbers; () if it is absent or null."""
@@ -63,7 +63,14 @@ class _Fields:
         if not isinstance(value, list) or any(not isinstance(entry, (str, int, float)) for entry in value):
             self.wrong(name, value, "give a list of texts and numbers")
             return ()
-        return tuple(value)
+        return tuple(entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry)))
+
+    def _unusable(self, name: str, given: str) -> bool:
+        """Whether no program could be given this text; then it is a problem."""
+        bad = unusable(given)
+        if bad:
+            self.problems.append(Problem(f"{name!r} {bad}", self.file, "leave it out"))
+        return bool(bad)
 
     def wrong(self, name: str, value: Json, advice: str) -> None:
         """A field of the wrong type."""

@@ -211,6 +211,7 @@ BROKEN += [b"[" * 200_000, b'{"a":' * 3000, b"9" * 5000]
 WHOLE_FILE: st.SearchStrategy[bytes | None] = st.none() | st.binary(max_size=20) | st.sampled_from(BROKEN)
 """A file that is not what it should be; None is an absent one."""
 
+TRAINER_NAMES = (names.SOURCE_CODE_FILE, names.DISTRIBUTED_FILE)
 MAPPINGS = {
     names.HYPERPARAMETERS_FILE: HYPERPARAMETERS,
     names.RESOURCE_CONFIG_FILE: RESOURCE_CONFIG,
@@ -224,14 +225,42 @@ FILES = st.fixed_dictionaries(
 )
 
 
+# ModelTrainer's files, which are the job where no program is named.
+SOURCE_CODE = st.fixed_dictionaries(
+    {},
+    optional={
+        "entry_script": mostly(st.sampled_from(["train.py", "./train.py", "run.sh", "absent.py"])),
+        "command": mostly(st.sampled_from(["train", "python3 train.py", "echo 'a'", ""])),
+        "args": mostly(st.lists(TEXT | NUMBER, max_size=3)),
+        "source_dir": mostly(st.sampled_from(["src", "src.tar.gz", "s3://bucket/x.tar.gz", "../up"])),
+        "requirements": mostly(st.sampled_from(["requirements.txt", "auto", "./more.txt"])),
+    },
+)
+DISTRIBUTED = st.fixed_dictionaries(
+    {},
+    optional={
+        "smp": st.none() | ANY,
+        "mpi_additional_options": mostly(MPI_WORDS),
+        "process_count_per_node": mostly(st.integers(1, 4), ANY),
+    },
+)
+TRAINER_FILES = st.fixed_dictionaries(
+    {
+        name: mostly(strategy.map(lambda document: json.dumps(document).encode()), WHOLE_FILE)
+        for name, strategy in {names.SOURCE_CODE_FILE: SOURCE_CODE, names.DISTRIBUTED_FILE: DISTRIBUTED}.items()
+    }
+)
+
+
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base directory with code, programs that can be found, and an image manifest."""
     base = tmp_path_factory.mktemp("fuzz")
-    for directory in ("input/config", "code/package", "programs"):
+    for directory in ("input/config", "input/data/sm_drivers", "code/package", "programs"):
         (base / directory).mkdir(parents=True)
     for name in ("train.py", "run.sh", "package/module.py", "requirements.txt"):
         (base / "code" / name).write_text("", encoding="utf-8")
+    shutil.copytree(base / "code", base / "input/data/code")
     for path in (base / "code/tool", *(base / "programs" / name for name in (*PROGRAMS, "nvidia-smi"))):
         path.write_text("", encoding="utf-8")  # executable, and not a program: whoever starts it gets an OSError
         path.chmod(0o755)
@@ -244,7 +273,7 @@ def outcome(
     base: Path, files: Mapping[str, bytes | None], variables: Mapping[str, str]
 ) -> list[NodePlan] | RefusalError:
     """The plans of every host of the job, or the refusal."""
-    for name, content in files.items():
+    for name, content in {**dict.fromkeys(TRAINER_NAMES), **files}.items():
         if content is None:
             (base / name).unlink(missing_ok=True)
         else:
@@ -314,6 +343,15 @@ def test_any_mpi_options_are_a_plan_or_a_clear_refusal(machine: Path, options: s
     assert_plan_or_clear_refusal(outcome(machine, files(asked, config), {}))
 
 
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(written=TRAINER_FILES, config=RESOURCE_CONFIG, style=st.sampled_from([*STYLES, ""]))
+def test_any_files_of_model_trainer_are_a_plan_or_a_clear_refusal(
+    machine: Path, written: Mapping[str, bytes | None], config: dict[str, Json], style: str
+) -> None:
+    asked: dict[str, Json] = {names.PROGRAM: "", names.ARGUMENT_STYLE: style, "epochs": 3}
+    assert_plan_or_clear_refusal(outcome(machine, {**files(asked, config), **written}, {}))
+
+
 # --------------------------------------------------------------------------------------- what was found, each by name
 def files(hyperparameters: Mapping[str, Json], config: Mapping[str, Json] | None = None) -> dict[str, bytes | None]:
     return {
@@ -369,3 +407,17 @@ def test_a_host_that_cannot_be_looked_up_does_not_stop_the_search_for_an_interfa
     made = outcome(machine, files({}, config), {})
     assert not isinstance(made, RefusalError), made
     assert any("the network interface 'absent0' does not exist here" in warning for warning in made[0].warnings)
+
+
+@pytest.mark.parametrize(
+    "field", [{"args": ["a\0b"]}, {"args": ["\ud800"]}, {"requirements": "a\0b"}, {"command": "a\0b"}]
+)
+def test_what_no_program_can_be_given_is_refused_in_model_trainers_files_too(
+    machine: Path, field: dict[str, Json]
+) -> None:
+    source: dict[str, Json] = {"entry_script": "train.py", "source_dir": "src", "command": "python3 train.py", **field}
+    written = {**files({names.PROGRAM: ""}), names.SOURCE_CODE_FILE: json.dumps(source).encode()}
+    made = outcome(machine, written, {})
+    assert isinstance(made, RefusalError)
+    assert made.problems[0].where == names.SOURCE_CODE_FILE
+    assert made.problems[0].advice == "leave it out"

@@ -14,11 +14,12 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from environment_differences import DIFFERENCES, ENDED, SWITCHES, Case, Difference, Exported, table
-from launcher_support import REPOSITORY
+from launcher_support import PROGRAMS, REPOSITORY
 
 from trainworks_launcher import registry
 from trainworks_launcher.environment import read_environment
@@ -92,11 +93,10 @@ def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, A
 
 
 def ours(base: Path, variables: Mapping[str, str]) -> Job:
-    """What the launcher makes of one input. Only the interfaces are said and not probed: machines differ in them."""
+    """What the launcher makes of one input. Interfaces and programs are said, not probed: machines differ in them."""
     environment = read_environment({**variables, "SAGEMAKER_BASE_DIR": str(base)})
-    return make_job(
-        replace(environment, devices=replace(environment.devices, interfaces=("eth0", "lo"), reaching="eth0"))
-    )
+    devices = replace(environment.devices, interfaces=("eth0", "lo"), reaching="eth0")
+    return make_job(replace(environment, devices=devices, programs=MappingProxyType(dict(PROGRAMS))))
 
 
 def corrected(
