@@ -58,6 +58,7 @@ print("rank", rank, "of", distributed.get_world_size(), "sum", int(one), os.envi
 if "--fail" in sys.argv and rank == 3:
     sys.exit(42)
 distributed.barrier()
+distributed.destroy_process_group()
 """
 
 

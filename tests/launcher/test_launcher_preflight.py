@@ -20,7 +20,7 @@ from trainworks_launcher.preflight.script import check_script, read_script
 from trainworks_launcher.values import Json
 
 FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / "preflight" / FILE).read_text(encoding="utf-8"))
-SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\n"
+SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
 SMDDP: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
 SMP: Json = {
     "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}},
@@ -334,6 +334,12 @@ arguments = parser.parse_args()
         ("import torch, lightning\n", "smdistributed.dataparallel", (), []),
         ("import model\nmodel.train()", "torch_distributed", (), []),
         ("import torch\n", "torch_distributed", (), [(0, "no init_process_group in this file")]),
+        (
+            "import torch.distributed as d\nd.init_process_group()",
+            "torch_distributed",
+            (),
+            [(2, "no destroy_process_group in this file")],
+        ),
         ("import torch\nfrom accelerate import Accelerator\n", "torch_distributed", (), []),
         (SCRIPT, "torch_distributed", (), []),
         ("import torch.distributed as d\nd.init_process_group('nccl')", "pytorchddp", (), [(2, "backend 'nccl'")]),
