@@ -104,7 +104,7 @@ def _json(name: str, value: Json) -> Iterator[str]:
 
 def _assignment(name: str, value: Json) -> Iterator[str]:
     """``name=value`` in Hydra's override grammar, an object as one assignment for each of its entries."""
-    if isinstance(value, dict) and value and all(_KEY.fullmatch(key) for key in value):
+    if isinstance(value, dict) and value and all(re.fullmatch(_KEY, key) for key in value):
         for key, entry in value.items():
             yield from _assignment(f"{name}.{key}", entry)
         return
@@ -124,10 +124,10 @@ STYLES: Mapping[str, Callable[[str, Json], Iterator[str]]] = MappingProxyType(
 
 # --------------------------------------------------------------------------------------------- Hydra's override grammar
 # Source: OverrideLexer.g4 and OverrideParser.g4 of hydra-core 1.3; a test has Hydra itself read what is written here.
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_KEY = r"[A-Za-z_][A-Za-z0-9_-]*"
+_PLAIN = r"[A-Za-z_][A-Za-z0-9_./-]*"
 _READ_AS_SOMETHING_ELSE = frozenset(("true", "false", "null", "inf", "nan"))
-_BACKSLASHES_BEFORE_QUOTE = re.compile(r"\\+(?='|\Z)")
+_BACKSLASHES_BEFORE_QUOTE = r"\\+(?='|\Z)"
 
 
 def _hydra_text(value: Json) -> str:
@@ -145,9 +145,9 @@ def _hydra_text(value: Json) -> str:
 def _hydra_string(value: str) -> str:
     """A string: a plain word as it is, else in single quotes; backslashes count only before a quote, where each is
     doubled."""
-    if _PLAIN.fullmatch(value) and value.lower() not in _READ_AS_SOMETHING_ELSE:
+    if re.fullmatch(_PLAIN, value) and value.lower() not in _READ_AS_SOMETHING_ELSE:
         return value
-    doubled = _BACKSLASHES_BEFORE_QUOTE.sub(lambda found: found.group() * 2, value)
+    doubled = re.sub(_BACKSLASHES_BEFORE_QUOTE, lambda found: found.group() * 2, value)
     return "'" + doubled.replace("'", "\\'") + "'"
 
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -367,6 +366,8 @@ def _interface_towards(host: str) -> str:
 
     A connected datagram socket sends nothing; it only makes the kernel choose a source address.
     """
+    import socket
+
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
@@ -384,6 +385,7 @@ def _interface_of(address: str) -> str:
 def _address_of(interface: str) -> str | None:
     """The first IPv4 address of an interface (ioctl SIOCGIFADDR, netdevice(7))."""
     import fcntl
+    import socket
 
     request = interface.encode()[:15].ljust(40, b"\0")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -40,8 +40,8 @@ _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
 _NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's working directory
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s/@\"'\\]+)@")
-_OPTION = re.compile(r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?", re.DOTALL)
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*)=.*", re.DOTALL)
+_OPTION = r"--?([A-Za-z][A-Za-z0-9_.-]*)(=.*)?"
+_ASSIGNMENT = r"([A-Za-z_][A-Za-z0-9_.-]*)=.*"
 _KEY = re.compile(r"(?<![A-Za-z_])([A-Za-z_][A-Za-z0-9_.-]{0,127})['\"]?\s*[:=]\s*")  # bounded: values may be long
 _ANY_VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{\[].*|[^\s,'"}\]]+"""
 _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
@@ -143,7 +143,7 @@ class Masker:
         masked: list[str] = []
         hide = False
         for word in argv:
-            option = _OPTION.fullmatch(word)
+            option = re.fullmatch(_OPTION, word, re.DOTALL)
             if hide and not (option and word.startswith("--")):
                 masked.append(MASK)
                 hide = False
@@ -154,7 +154,7 @@ class Masker:
                 hide = secret and option.group(2) is None
                 masked.append(f"{word.partition('=')[0]}={MASK}" if secret and option.group(2) else self.text(word))
                 continue
-            assignment = _ASSIGNMENT.fullmatch(word)
+            assignment = re.fullmatch(_ASSIGNMENT, word, re.DOTALL)
             if assignment and is_secret_name(assignment.group(1)):
                 masked.append(f"{assignment.group(1)}={MASK}")
             else:

@@ -13,7 +13,7 @@ from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.exported import region_of
 from trainworks_launcher.values import Json
 
-_ARN = re.compile(
+_ARN = (
     r"arn:(?P<partition>[^:/]+):codeartifact:(?P<region>[a-z0-9-]+):(?P<owner>\d{12})"
     r":repository/(?P<domain>[a-z][a-z0-9-]+)/(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]+)"
 )
@@ -37,7 +37,7 @@ def parse_repository(arn: str) -> Repository:
     >>> parse_repository("arn:aws:codeartifact:eu-west-1:123456789012:repository/shared/wheels").domain
     'shared'
     """
-    found = _ARN.fullmatch(arn)
+    found = re.fullmatch(_ARN, arn)
     if not found:
         raise ValueError(f"{arn!r} is not the ARN of a CodeArtifact repository")
     return Repository(found["region"], found["owner"], found["domain"], found["repository"])

@@ -12,8 +12,8 @@ from trainworks_launcher.errors import Problem
 
 _ENTRIES_LIMIT = 20_000  # a data set beside the code must not make the start slow
 _PROJECT_FILE_LIMIT = 1 << 20  # bytes of a pyproject.toml that are read
-_PROJECT = re.compile(rb"^\s*\[\s*(project|build-system)\s*\]", re.MULTILINE)
-_OBJECT = re.compile(r"s3://[^/\s]+/.*[^/]")
+_PROJECT = rb"^\s*\[\s*(project|build-system)\s*\]"
+_OBJECT = r"s3://[^/\s]+/.*[^/]"
 _SHOWN = 5
 
 
@@ -28,7 +28,7 @@ def look_at_code(base: str, location: str, program: str, problems: list[Problem]
     if separator and scheme == "file":
         location = _path_of(rest)
     elif location.startswith(REMOTE):
-        if not _OBJECT.fullmatch(location):
+        if not re.fullmatch(_OBJECT, location):
             advice = "give the address of a tar.gz: s3://BUCKET/KEY"
             problems.append(Problem(f"{location!r} is not the address of an archive", "code", advice))
         baked = _look_at_directory(directory, program).entries
@@ -89,7 +89,9 @@ def _look_at_directory(location: str, program: str) -> Code:
                 executable.append(name)
     project = ""
     for name in reversed(PROJECT_FILES):
-        if name in entries and (name != PROJECT_FILES[1] or _PROJECT.search(_beginning(Path(location, name)))):
+        if name in entries and (
+            name != PROJECT_FILES[1] or re.search(_PROJECT, _beginning(Path(location, name)), re.MULTILINE)
+        ):
             project = name
     return Code(directory=location, entries=tuple(entries), executable=tuple(executable), project=project)
 
@@ -129,7 +131,7 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
     executable = {"/".join(path) for path, mode in modes.items() if mode & 0o100}
     executable |= {name for name in baked.executable if name not in entries}
     project = baked.project if baked.project not in entries else ""
-    if _PROJECT.search(project_file) and not project:
+    if re.search(_PROJECT, project_file, re.MULTILINE) and not project:
         project = PROJECT_FILES[1]
     if PROJECT_FILES[0] in entries:
         project = PROJECT_FILES[0]

@@ -82,7 +82,7 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 PURE = [
     *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
-    *("arguments", "provision", "supervise/outcome", "supervise/preparation"),
+    *("arguments", "provision", "supervise/outcome", "supervise/preparation", "supervise/reports"),
     *("elsewhere", "explain", "options"),
     *(f"preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
     *("masking", "model_parallel", "placement", "names", "plan", "registry", "values"),

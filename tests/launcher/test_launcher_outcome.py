@@ -17,15 +17,17 @@ from trainworks_launcher.supervise.outcome import (
     Suspect,
     describe_status,
     earlier_failure,
-    ends_with_traceback,
     exit_status,
+    first_suspect,
+    shorten,
+    with_status,
+)
+from trainworks_launcher.supervise.reports import (
+    ends_with_traceback,
     failure_text,
     find_traceback,
-    first_suspect,
     mpirun_report,
-    shorten,
     torchrun_report,
-    with_status,
 )
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'

@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import selectors
-import socket
 import time
-from typing import Callable, Union
+from typing import TYPE_CHECKING, Callable, Union
+
+if TYPE_CHECKING:
+    import socket  # a job of one host without ranks needs none
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
-Watched = Union[int, socket.socket]
+Watched = Union[int, "socket.socket"]
 
 
 class Loop:

@@ -47,7 +47,7 @@ def installation(plan: NodePlan) -> tuple[Step, ...]:
     return (Step(f"installing {what}", plan.requirements),)
 
 
-_REASON = re.compile(r"^(?:ERROR: |error: |trainworks: )(.+)$", re.MULTILINE)
+_REASON = r"^(?:ERROR: |error: |trainworks: )(.+)$"
 _NO_REASON = ("ResolutionImpossible",)  # pip says it below the reason itself
 
 
@@ -56,6 +56,6 @@ def reason_of(tail: bytes) -> str:
 
     The last of pip's errors sums up the others ("No matching distribution found for X").
     """
-    said = [line.strip() for line in _REASON.findall(tail.decode("utf-8", "replace"))]
+    said = [line.strip() for line in re.findall(_REASON, tail.decode("utf-8", "replace"), re.MULTILINE)]
     telling = [line for line in said if not line.startswith(_NO_REASON)]
     return telling[-1] if telling else ""

@@ -17,7 +17,6 @@ from typing import Callable
 
 from trainworks_launcher.supervise import processes
 from trainworks_launcher.supervise.loop import READ, Loop
-from trainworks_launcher.supervise.outcome import ends_with_traceback
 from trainworks_launcher.supervise.output import Output, Stream, Tail
 from trainworks_launcher.values import decode, mapping, number
 
@@ -47,6 +46,8 @@ class Rank:
 
     def has_traceback(self) -> bool:
         """Whether it died of an exception."""
+        from trainworks_launcher.supervise.reports import ends_with_traceback  # only a failure needs it
+
         return ends_with_traceback(self.tail.read())
 
     def is_running(self) -> bool:

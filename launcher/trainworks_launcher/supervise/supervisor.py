@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.environment import Environment, look_again
@@ -36,9 +35,11 @@ from trainworks_launcher.supervise.outcome import (
     shorten,
 )
 from trainworks_launcher.supervise.processes import Child
-from trainworks_launcher.supervise.ranks import Rank, Ranks
 from trainworks_launcher.supervise.runtime import Runtime
 from trainworks_launcher.supervise.verdict import Verdict, last_words, name_of_program
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.ranks import Rank, Ranks
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
@@ -95,11 +96,11 @@ class _Supervisor:
     def run(self) -> int:
         """Everything, in order, and cleaned up whatever happens."""
         output.clear_outcome_files(self._base)
-        receiver, sender = socket.socketpair()
-        receiver.setblocking(False)
-        sender.setblocking(False)
+        receiver, sender = os.pipe()
+        os.set_blocking(receiver, False)
+        os.set_blocking(sender, False)
         kept_handlers = {number: signal.signal(number, _ignore) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
-        kept_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
             self._guard(self._begin)
@@ -113,8 +114,8 @@ class _Supervisor:
             signal.set_wakeup_fd(kept_descriptor)
             for number, handler in kept_handlers.items():
                 signal.signal(number, handler)
-            receiver.close()
-            sender.close()
+            os.close(receiver)
+            os.close(sender)
         return self._outcome.status if self._outcome is not None else names.EXIT_LAUNCHER
 
     def _log(self, message: str) -> None:
@@ -140,6 +141,8 @@ class _Supervisor:
             self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
         if self._plan.ranks_by in _STARTERS:
             self._runtime.write_rank_environment(self._plan.cwd)
+            from trainworks_launcher.supervise.ranks import Ranks  # with sockets, which a plain script does not need
+
             self._ranks = Ranks(
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
             )
@@ -371,9 +374,9 @@ class _Supervisor:
             self._finish(outcome)
 
     # -------------------------------------------------------------------------------------------------------- signals
-    def _signals(self, receiver: socket.socket) -> None:
+    def _signals(self, receiver: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            numbers = receiver.recv(4096)
+            numbers = os.read(receiver, 4096)
             if signal.SIGCHLD in numbers:
                 self._reap()
             for number in _STOP_SIGNALS:

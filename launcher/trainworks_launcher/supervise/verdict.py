@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.plan import NodePlan
@@ -19,13 +20,12 @@ from trainworks_launcher.supervise.outcome import (
     Suspect,
     earlier_failure,
     exit_status,
-    failure_text,
     first_suspect,
-    mpirun_report,
-    torchrun_report,
     with_status,
 )
-from trainworks_launcher.supervise.ranks import Rank, Ranks
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.ranks import Rank, Ranks
 
 
 class Verdict:
@@ -68,9 +68,11 @@ class Verdict:
     # ------------------------------------------------------------------------------------------------------ the end
     def reported_rank(self, tail: bytes) -> tuple[int, int]:
         """(rank, return code) of the process that failed first, in the words of the command; (-1, 0) without any."""
+        from trainworks_launcher.supervise import reports  # only a failure needs it
+
         if self._plan.ranks_by == "mpirun":
-            return mpirun_report(tail)
-        return torchrun_report(tail) if self._plan.ranks_by == "torchrun" else (-1, 0)
+            return reports.mpirun_report(tail)
+        return reports.torchrun_report(tail) if self._plan.ranks_by == "torchrun" else (-1, 0)
 
     def of_command(self, what: str, code: int, tail: bytes, stop_signal: int = 0) -> Outcome:
         """The outcome of a command that did not end with status 0. what: a person's name of it. tail: of its output."""
@@ -99,8 +101,10 @@ class Verdict:
         return outcome
 
     def _failure(self, code: int | None, tail: bytes, rank: int = -1, what: str = "", processes: int = 1) -> Outcome:
+        from trainworks_launcher.supervise import reports  # only a failure needs it
+
         now = memory.oom_kills()
-        text = failure_text(
+        text = reports.failure_text(
             what=what or name_of_program(self._plan),
             host=self._plan.host,
             mode=self._plan.mode,
