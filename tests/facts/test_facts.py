@@ -17,7 +17,18 @@ from trainworks.plan.resolve import python_patterns
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
     sources = [row.source for rows in (facts.bases, facts.cudas, facts.components, facts.stacks) for row in rows]
-    sources += [row.source for rows in (facts.instances, facts.families, facts.storages, facts.fabric) for row in rows]
+    sources += [
+        row.source
+        for rows in (
+            facts.instances,
+            facts.families,
+            facts.storages,
+            facts.fabric,
+            facts.generated_files,
+            facts.privileged_files,
+        )
+        for row in rows
+    ]
     sources += [row.source for row in facts.targets]
     assert len(sources) > 60
     assert [source for source in sources if len(source) < 8] == []

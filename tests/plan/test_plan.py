@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from trainworks.errors import FactsError, LockError
 from trainworks.facts.rows import CheckRow, Facts, Lock
-from trainworks.plan.checks import DebianPackageCheck, LabelCheck, PythonPackageCheck
+from trainworks.plan.checks import (
+    DebianPackageCheck,
+    ElfNeedsCheck,
+    LabelCheck,
+    LoadedLibraryCheck,
+    OwnedFilesCheck,
+    PythonPackageCheck,
+)
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.resolve import BUILDER, base_reference, make_plan
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
@@ -72,6 +79,56 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
         assert asked == installed
         debian = {package for step in plan.steps for package in step.debian}
         assert debian <= {check.package for check in plan.checks if isinstance(check, DebianPackageCheck)}
+
+
+def versions_without_a_check(plan: ImagePlan) -> list[str]:
+    """Return the components of an image whose declared version nothing would compare with what is installed."""
+    return [
+        step.component
+        for step in plan.steps
+        if step.version
+        and step.component != BUILDER
+        and not any(step.version in str(asdict(check)) for check in plan.checks if check.component == step.component)
+    ]
+
+
+def test_every_declared_version_is_compared_with_what_is_installed(facts: Facts) -> None:
+    for row in facts.targets:
+        assert versions_without_a_check(plan_of(facts.name_of(row), facts)) == [], facts.name_of(row)
+    # A Debian package is the one kind whose version stands nowhere but in the recipe's own promise.
+    recipes = {**facts.recipes, "metis": replace(facts.recipes["metis"], checks=())}
+    assert versions_without_a_check(plan_of(CPU, replace(facts, recipes=recipes))) == ["metis"]
+
+
+def test_a_promise_beside_a_component_holds_only_with_it(facts: Facts) -> None:
+    def modules(*without: str) -> set[str]:
+        plan = make_plan(Request(framework="pytorch", cuda="cpu", without_components=without), facts)
+        return {check.module for check in plan.checks if isinstance(check, LoadedLibraryCheck)}
+
+    assert modules() == {"mpi4py.MPI"}
+    assert modules("mpi4py") == set()
+
+
+def test_files_of_the_chosen_recipes_and_known_ones_have_an_owner(facts: Facts) -> None:
+    def owned(*without: str) -> tuple[str, ...]:
+        plan = make_plan(Request(framework="pytorch", cuda="cpu", without_components=without), facts)
+        (check,) = [check for check in plan.checks if isinstance(check, OwnedFilesCheck)]
+        return check.owned
+
+    assert {"/usr/sbin/sshd", "/etc/ld.so.cache"} <= set(owned())
+    assert "/usr/sbin/sshd" not in owned("ssh")
+
+
+def test_libraries_of_the_targets_own_cuda_are_asked_for(facts: Facts) -> None:
+    asked = {
+        row.cuda: check
+        for row in facts.targets
+        for check in plan_of(facts.name_of(row), facts).checks
+        if isinstance(check, ElfNeedsCheck)
+    }
+    assert {"libcudart.so.12", "libcudnn.so.9"} <= set(asked["cu121"].libraries)
+    assert "libcudart.so.13" in asked["cu130"].libraries
+    assert "cpu" not in asked
 
 
 def test_labels_are_promised_and_few_enough_for_aws(facts: Facts) -> None:

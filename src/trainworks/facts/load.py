@@ -24,9 +24,11 @@ from trainworks.facts.rows import (
     FabricVariable,
     Facts,
     Family,
+    GeneratedFiles,
     Instance,
     Lock,
     LockedPackage,
+    PrivilegedFiles,
     Recipe,
     SourceFile,
     Stack,
@@ -46,6 +48,7 @@ class FrontMatter:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=dict)
+    owns: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -181,8 +184,11 @@ def load(root: Path) -> Facts:
     families = table("families", Family, "family")
     storages = table("storage", Storage, "storage")
     fabric = table("fabric", FabricVariable, "variable")
+    generated_files = table("generated-files", GeneratedFiles, "generated")
+    privileged_files = table("privileged-files", PrivilegedFiles, "privileged")
     targets: list[TargetRow] = []
     fixed = {"bases", "cuda", "components", "stacks", "instances", "families", "storage", "fabric"}
+    fixed |= {"generated-files", "privileged-files"}
     for path in sorted(images.glob("*.toml")):
         if path.stem not in fixed:
             content = reader.toml(path)
@@ -200,6 +206,8 @@ def load(root: Path) -> Facts:
         families=families,
         storages=storages,
         fabric=fabric,
+        generated_files=generated_files,
+        privileged_files=privileged_files,
         targets=tuple(targets),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
@@ -231,9 +239,14 @@ def _recipes(reader: _Reader, templates: Path) -> dict[str, Recipe]:
             environment=content.environment,
             programs=content.programs,
             checks=tuple(
-                CheckRow(kind=str(raw.get("kind", "")), values={key: raw[key] for key in raw if key != "kind"})
+                CheckRow(
+                    kind=str(raw.get("kind", "")),
+                    values={key: raw[key] for key in raw if key not in ("kind", "beside")},
+                    beside=str(raw.get("beside", "")),
+                )
                 for raw in content.check
             ),
+            owns=content.owns,
         )
     return recipes
 
@@ -274,9 +287,17 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("family", [row.name for row in facts.families]),
         ("storage", [row.name for row in facts.storages]),
         ("variable", [row.name for row in facts.fabric]),
+        ("generated", [row.name for row in facts.generated_files]),
+        ("privileged", [row.package for row in facts.privileged_files]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
     known = names_of("component", facts.component_by_name)
+    problems.extend(
+        f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
+        for recipe in facts.recipes.values()
+        for number, check in enumerate(recipe.checks, start=1)
+        if check.beside and check.beside not in known
+    )
     for component in facts.components:
         problems.extend(
             f"images/components.toml: component {component.name!r}: needs unknown {need!r}"
@@ -344,6 +365,8 @@ def schemas() -> dict[str, dict[str, Any]]:
         "families": ("family", Family),
         "storage": ("storage", Storage),
         "fabric": ("variable", FabricVariable),
+        "generated-files": ("generated", GeneratedFiles),
+        "privileged-files": ("privileged", PrivilegedFiles),
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
     }

@@ -162,6 +162,29 @@ class Storage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeneratedFiles:
+    """Files that are in no package's list and are known all the same; see ``images/generated-files.toml``.
+
+    Attributes:
+        name: Who makes them.
+        paths: Absolute patterns; ``*`` stays within a folder, ``**`` goes through all below.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivilegedFiles:
+    """Files of one system package that run with other rights, and why; see ``images/privileged-files.toml``."""
+
+    package: str
+    paths: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Built:
     """A build that really happened, all image tests green: when, with what, how long, how big."""
 
@@ -230,10 +253,14 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRow:
-    """A promise in the front matter of a recipe, before versions are filled in: ``kind`` and that kind's own keys."""
+    """A promise in the front matter of a recipe, before versions are filled in: ``kind`` and that kind's own keys.
+
+    It holds only where the component ``beside`` is in the image too; without one, always.
+    """
 
     kind: str
     values: Mapping[str, object]
+    beside: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +273,7 @@ class Recipe:
         environment: Variables of the image that this component sets.
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         checks: Promises that hold where the component is installed.
+        owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
     """
 
     name: str
@@ -253,6 +281,7 @@ class Recipe:
     environment: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckRow, ...] = ()
+    owns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +305,8 @@ class Facts:
     families: tuple[Family, ...]
     storages: tuple[Storage, ...]
     fabric: tuple[FabricVariable, ...]
+    generated_files: tuple[GeneratedFiles, ...]
+    privileged_files: tuple[PrivilegedFiles, ...]
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]

@@ -40,6 +40,20 @@ class LoadedLibraryQuestion(TypedDict):
     library: str
 
 
+class LoadableLibraryQuestion(TypedDict):
+    """Can the library be loaded into a fresh process, ``provided`` libraries apart?"""
+
+    library: str
+    provided: list[str]
+
+
+class ElfNeedsQuestion(TypedDict):
+    """Which ELF files under ``roots`` NEED another major version of one of ``libraries``?"""
+
+    roots: list[str]
+    libraries: list[str]
+
+
 class Request(TypedDict):
     """All questions of one run.
 
@@ -53,7 +67,10 @@ class Request(TypedDict):
     search_paths: list[str]
     absent: list[str]
     loaded_libraries: list[LoadedLibraryQuestion]
-    distributions: list[str]
+    loadable_libraries: list[LoadableLibraryQuestion]
+    elf_needs: list[ElfNeedsQuestion]
+    library_majors: list[str]
+    distributions: bool
     sizes: bool
 
 
@@ -84,6 +101,37 @@ class LoadedLibraryAnswer(TypedDict):
     error: str
 
 
+class LoadableLibraryAnswer(TypedDict):
+    """The files that the question means, what ``dlopen`` said, and which libraries nobody finds (file, soname)."""
+
+    paths: list[str]
+    error: str
+    missing: list[tuple[str, str]]
+
+
+class OtherNeed(TypedDict):
+    """``file`` of a distribution (or none) NEEDs a soname of another major version than the question's."""
+
+    file: str
+    soname: str
+    distribution: str
+
+
+class ElfNeedsAnswer(TypedDict):
+    """How many ELF files were looked at, and those that need another major version."""
+
+    files: int
+    others: list[OtherNeed]
+
+
+class Distribution(TypedDict):
+    """A Python distribution that the environment finds, under its normalised name."""
+
+    name: str
+    version: str
+    folder: str
+
+
 class Answer(TypedDict):
     """The answers, in the order of the questions or by their text."""
 
@@ -92,7 +140,10 @@ class Answer(TypedDict):
     search_paths: dict[str, list[str]]
     absent: dict[str, list[str]]
     loaded_libraries: list[LoadedLibraryAnswer]
-    distributions: dict[str, list[str]]
+    loadable_libraries: list[LoadableLibraryAnswer]
+    elf_needs: list[ElfNeedsAnswer]
+    library_majors: dict[str, dict[str, list[str]]]
+    distributions: list[Distribution]
     distributions_error: str
     sizes: list[tuple[str, int]]
 
@@ -463,6 +514,25 @@ def files_under(root: str, folder: str) -> Iterator[str]:
                 yield path[len(root) :]
 
 
+def loadable_files(loader: Loader, roots: list[str]) -> dict[str, Elf]:
+    """Return every program and library under the roots (folders or files), by path."""
+    entries: dict[str, Elf] = {}
+    for root in roots:
+        alone = os.path.isfile(loader.root + root)
+        for path in [root] if alone else files_under(loader.root, root):
+            elf = loader.elf(path)
+            if elf is not None and elf.loadable:
+                entries[path] = elf
+    return entries
+
+
+def python_process(loader: Loader, python: str) -> Process | None:
+    """Return the process of an interpreter as it starts; nothing where there is no interpreter."""
+    interpreter = os.path.realpath(loader.root + python)[len(loader.root) :]
+    program = loader.elf(interpreter) if os.path.exists(loader.root + interpreter) else None
+    return loader.load(interpreter, program) if program is not None and program.loadable else None
+
+
 def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loader: Loader) -> SharedLibrariesAnswer:
     """Load every ELF file under the roots as ``ld.so`` would, and say which NEEDED names are found by nobody."""
     roots = [os.path.normpath(root) for root in question["roots"]]
@@ -473,21 +543,13 @@ def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loade
         "damaged": [],
         "absent_roots": [root for root in roots if not os.path.exists(loader.root + root)],
     }
-    entries: dict[str, Elf] = {}
-    for root in roots:
-        alone = os.path.isfile(loader.root + root)
-        for path in [root] if alone else files_under(loader.root, root):
-            elf = loader.elf(path)
-            if elf is not None and elf.loadable:
-                entries[path] = elf
+    entries = loadable_files(loader, roots)
     answer["files"] = len(entries)
     answer["damaged"] = [f"{path}: {text}" for path, text in sorted(loader.damaged.items())]
 
     # What site-packages holds is loaded by the environment's Python: its libraries are there already, and its RPATH
     # holds for all.
-    interpreter = os.path.realpath(loader.root + python)[len(loader.root) :]
-    program = loader.elf(interpreter) if os.path.exists(loader.root + interpreter) else None
-    within = loader.load(interpreter, program) if program is not None and program.loadable else None
+    within = python_process(loader, python)
     processes: dict[str, Process] = {}
     for path, elf in entries.items():
         plain = elf.interpreter or not site_packages_of(path)
@@ -536,6 +598,79 @@ def _found_as_dependency(loader: Loader, processes: dict[str, Process], entry: s
         and missing not in process.missing
         for other, process in processes.items()
     )
+
+
+_SONAME = re.compile(r"(lib.+?)(?:-[0-9a-f]{8})?\.so(?:\.(.+))?")
+
+
+def check_elf_needs(question: ElfNeedsQuestion, loader: Loader) -> ElfNeedsAnswer:
+    """Compare what the files under the roots NEED with the major versions that they should need."""
+    wanted: dict[str, str] = {}
+    for soname in question["libraries"]:
+        match = _SONAME.fullmatch(soname)
+        if match:
+            wanted[match[1]] = match[2] or ""
+    entries = loadable_files(loader, [os.path.normpath(root) for root in question["roots"]])
+    distributions = Distributions(loader.root, {site_packages_of(path) for path in entries} - {""})
+    others: list[OtherNeed] = []
+    for path, elf in entries.items():
+        for soname in elf.needed:
+            match = _SONAME.fullmatch(soname)
+            if match is None or match[1] not in wanted:
+                continue
+            major, version = wanted[match[1]], match[2] or ""
+            if version != major and not version.startswith(major + "."):
+                others.append({"file": path, "soname": soname, "distribution": distributions.owner(path)})
+    return {"files": len(entries), "others": others}
+
+
+def check_loadable_library(question: LoadableLibraryQuestion, python: str, loader: Loader) -> LoadableLibraryAnswer:
+    """Load the library in a child, and follow the loader's search for it and for everything that it needs."""
+    library = question["library"]
+    answer: LoadableLibraryAnswer = {"paths": [], "error": "", "missing": []}
+    if "/" in library:
+        answer["paths"] = matching(loader.root, library)
+        if len(answer["paths"]) != 1:
+            return answer
+        library = answer["paths"][0]
+    if not loader.root:
+        answer["error"] = _dlopen(python, library)
+    process = python_process(loader, python)
+    if process is None:
+        answer["error"] = answer["error"] or python + " is no program"
+        return answer
+    if "/" in library:
+        elf = loader.elf(library)
+        found = (library, elf) if elf is not None and elf.loadable else None
+    else:
+        main = process.main
+        found = loader.find(library, main, main) if main is not None else None
+        answer["paths"] = [found[0]] if found else []
+    if found is None:
+        answer["missing"] = [("", library)]
+    else:
+        loaded = loader.load(found[0], found[1], process)
+        answer["missing"] = [one for one in loaded.missing if one[1] not in question["provided"]]
+    return answer
+
+
+def _dlopen(python: str, library: str) -> str:
+    """Return what the loader says of a library, nothing where it is content."""
+    try:
+        child = subprocess.run(
+            [python, "-c", "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)", library],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            timeout=IMPORT_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if child.returncode == 0:
+        return ""
+    lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else f"ended with status {child.returncode}"
 
 
 # --- the whole file system -------------------------------------------------------------------------------------------
@@ -591,6 +726,24 @@ def single_libraries(root: str, sonames: list[str]) -> dict[str, list[str]]:
     return found
 
 
+def library_majors(root: str, names: list[str]) -> dict[str, dict[str, list[str]]]:
+    """Return, by name without ``.so``, which major versions of a library there are, and where each lies."""
+    found: dict[str, dict[str, list[str]]] = {name: {} for name in names}
+    for path, _status in walk(root):
+        match = _SONAME.fullmatch(path.rsplit("/", 1)[-1])
+        if match is None or match[1] not in found:
+            continue
+        try:
+            elf = read_elf(root + path)
+        except (DamagedElfError, OSError):
+            continue
+        # The file's name may say more, or less, than the name that it is loaded by.
+        named = _SONAME.fullmatch(elf.soname) if elf is not None and elf.loadable else None
+        if named is not None and named[2]:
+            found[match[1]].setdefault(named[2].partition(".")[0], []).append(path)
+    return found
+
+
 def _is_elf(path: str) -> bool:
     try:
         with open(path, "rb") as file:
@@ -641,12 +794,14 @@ print("\\n" + "\\n".join(sorted("mapped " + path for path in paths)))
 """
 
 _DISTRIBUTIONS = """
-import importlib.metadata, json, re, sys
-found = {}
+import importlib.metadata, json, os, re, sys
+# The folder of -c: it is the current one, which is no part of the environment.
+sys.path = [entry for entry in sys.path if entry]
+found = []
 for one in importlib.metadata.distributions():
     name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
-    found.setdefault(name, []).append(one.version)
-print(json.dumps(found))
+    found.append({"name": name, "version": one.version, "folder": str(one.locate_file(""))})
+print("\\n" + json.dumps(found))
 """
 
 
@@ -682,24 +837,22 @@ def loaded_library(python: str, question: LoadedLibraryQuestion) -> LoadedLibrar
     return answer
 
 
-def installed_distributions(python: str, names: list[str]) -> tuple[dict[str, list[str]], str]:
-    """Ask the environment's Python for the versions of distributions; more than one is an environment in disorder."""
-    if not names:
-        return {}, ""
+def installed_distributions(python: str) -> tuple[list[Distribution], str]:
+    """Ask the environment's Python for all distributions on its search path, ``PYTHONPATH`` too."""
     try:
         child = subprocess.run(
-            [python, "-I", "-c", _DISTRIBUTIONS],
+            [python, "-c", _DISTRIBUTIONS],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=IMPORT_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return {}, str(error)
+        return [], str(error)
     if child.returncode != 0:
-        return {}, child.stderr.decode("utf-8", "replace").strip()[-2000:]
-    found: dict[str, list[str]] = json.loads(child.stdout)
-    return {name: found.get(_canonical(name), []) for name in names}, ""
+        return [], child.stderr.decode("utf-8", "replace").strip()[-2000:]
+    found: list[Distribution] = json.loads(child.stdout.splitlines()[-1])
+    return found, ""
 
 
 def matching(root: str, pattern: str) -> list[str]:
@@ -713,17 +866,21 @@ def answer_request(request: Request) -> Answer:
     """Answer everything."""
     root = request["root"].rstrip("/")
     python = request["python"]
-    shared: list[SharedLibrariesAnswer] = []
-    if request["shared_libraries"]:
-        loader = Loader(root, os.environ.get("LD_LIBRARY_PATH", ""))
-        shared = [check_shared_libraries(question, python, loader) for question in request["shared_libraries"]]
-    distributions, error = installed_distributions(python, request["distributions"])
+    loader = Loader(root, os.environ.get("LD_LIBRARY_PATH", ""))
+    distributions, error = installed_distributions(python) if request["distributions"] else ([], "")
     return {
-        "shared_libraries": shared,
+        "shared_libraries": [
+            check_shared_libraries(question, python, loader) for question in request["shared_libraries"]
+        ],
         "single_libraries": single_libraries(root, request["single_libraries"]) if request["single_libraries"] else {},
         "search_paths": {name: search_path_problems(root, name) for name in request["search_paths"]},
         "absent": {pattern: matching(root, pattern) for pattern in request["absent"]},
         "loaded_libraries": [loaded_library(python, question) for question in request["loaded_libraries"]],
+        "loadable_libraries": [
+            check_loadable_library(question, python, loader) for question in request["loadable_libraries"]
+        ],
+        "elf_needs": [check_elf_needs(question, loader) for question in request["elf_needs"]],
+        "library_majors": library_majors(root, request["library_majors"]) if request["library_majors"] else {},
         "distributions": distributions,
         "distributions_error": error,
         "sizes": largest(root) if request["sizes"] else [],

@@ -1,4 +1,4 @@
-"""Puts all that the checks of a plan want to know from inside the image into one run of the probe."""
+"""Puts what a plan's checks want to know from inside an image into one run of the probe and one of the inventory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from importlib import resources
 
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.errors import ImageTestError
-from trainworks.imagetest import probe
+from trainworks.imagetest import inventory, probe
 from trainworks.plan.checks import (
     Check,
+    DuplicatePackagesCheck,
+    ElfNeedsCheck,
+    LoadableLibraryCheck,
     LoadedLibraryCheck,
+    OwnedFilesCheck,
     PathCheck,
     PythonPackageCheck,
     SearchPathCheck,
@@ -26,7 +30,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-_START = "import base64,sys,zlib;exec(compile(zlib.decompress(base64.b64decode(sys.argv.pop(1))),'probe.py','exec'))"
+_START = "import base64,sys,zlib;exec(compile(zlib.decompress(base64.b64decode(sys.argv.pop(1))),'{script}','exec'))"
 _BASE_TIMEOUT = 300.0
 
 
@@ -45,7 +49,10 @@ def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVI
         "search_paths": [],
         "absent": [],
         "loaded_libraries": [],
-        "distributions": [],
+        "loadable_libraries": [],
+        "elf_needs": [],
+        "library_majors": [],
+        "distributions": False,
         "sizes": False,
     }
     for check in checks:
@@ -60,8 +67,16 @@ def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVI
                 request["absent"].append(path)
             case LoadedLibraryCheck():
                 request["loaded_libraries"].append(loaded_library_question(check))
-            case PythonPackageCheck(distribution=distribution):
-                request["distributions"].append(distribution)
+            case LoadableLibraryCheck():
+                request["loadable_libraries"].append(loadable_library_question(check))
+            case ElfNeedsCheck(cuda=cuda):
+                request["elf_needs"].append(elf_needs_question(check))
+                request["distributions"] = request["distributions"] or bool(cuda)
+            case DuplicatePackagesCheck(libraries=libraries):
+                request["library_majors"] += libraries
+                request["distributions"] = True
+            case PythonPackageCheck():
+                request["distributions"] = True
             case SizeCheck():
                 # Adding up every file is worth its seconds only for an image that is too large.
                 request["sizes"] = request["sizes"] or oversized(check, image)
@@ -80,18 +95,51 @@ def loaded_library_question(check: LoadedLibraryCheck) -> probe.LoadedLibraryQue
     return {"module": check.module, "library": check.library}
 
 
-def command_of(request: probe.Request, *, interpreter: str = SYSTEM_PYTHON) -> tuple[str, ...]:
-    """Return the command that asks a request: the probe itself and the request are its arguments, nothing is copied."""
-    source = resources.files("trainworks.imagetest").joinpath("probe.py").read_bytes()
-    return (interpreter, "-I", "-c", _START, probe.encode(source), probe.encode(json.dumps(request).encode()))
+def loadable_library_question(check: LoadableLibraryCheck) -> probe.LoadableLibraryQuestion:
+    """Return the check as the probe's question."""
+    return {"library": check.library, "provided": list(check.provided)}
+
+
+def elf_needs_question(check: ElfNeedsCheck) -> probe.ElfNeedsQuestion:
+    """Return the check as the probe's question."""
+    return {"roots": list(check.roots), "libraries": list(check.libraries)}
+
+
+def inventory_request_of(checks: Iterable[Check]) -> inventory.Request:
+    """Return the questions of these checks to the inventory."""
+    owned = [pattern for check in checks if isinstance(check, OwnedFilesCheck) for pattern in check.owned]
+    return {"root": "/", "owned": owned}
+
+
+def command_of(
+    request: probe.Request | inventory.Request, *, script: str = "probe.py", interpreter: str = SYSTEM_PYTHON
+) -> tuple[str, ...]:
+    """Return the command that asks a request: the script itself and the request are its arguments, nothing is copied.
+
+    A request is text of tens of kilobytes at most: one argument has at most 128 KiB.
+    """
+    source = resources.files("trainworks.imagetest").joinpath(script).read_bytes()
+    start = _START.format(script=script)
+    return (interpreter, "-I", "-c", start, probe.encode(source), probe.encode(json.dumps(request).encode()))
 
 
 def answer_of(completed: Completed) -> probe.Answer:
+    """Return the probe's answer; raises ``ImageTestError`` as ``_read`` does."""
+    answer: probe.Answer = json.loads(_read(completed, probe.MARKER))
+    return answer
+
+
+def inventory_of(completed: Completed) -> inventory.Answer:
+    """Return the inventory's answer; raises ``ImageTestError`` as ``_read`` does."""
+    answer: inventory.Answer = json.loads(_read(completed, inventory.MARKER))
+    return answer
+
+
+def _read(completed: Completed, marker: str) -> str:
     """Return the answer in a command's output; raises ``ImageTestError`` with that output where there is none."""
     for output in reversed(completed.output.splitlines()):
-        if output.startswith(probe.MARKER):
-            answer: probe.Answer = json.loads(output[len(probe.MARKER) :])
-            return answer
+        if output.startswith(marker):
+            return output[len(marker) :]
     raise ImageTestError(
         f"the image could not be asked: {SYSTEM_PYTHON} in it ended with status {completed.status} and printed\n"
         f"{completed.output.strip()[-2000:] or '(nothing)'}",
@@ -102,5 +150,11 @@ def answer_of(completed: Completed) -> probe.Answer:
 
 def ask(container: Container, request: probe.Request) -> probe.Answer:
     """Run the probe in a container."""
-    timeout = _BASE_TIMEOUT + probe.IMPORT_TIMEOUT * (1 + len(request["loaded_libraries"]))
-    return answer_of(container.run(command_of(request), timeout=timeout))
+    children = 1 + len(request["loaded_libraries"]) + len(request["loadable_libraries"])
+    return answer_of(container.run(command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
+
+
+def take_inventory(container: Container, request: inventory.Request) -> inventory.Answer:
+    """Run the inventory in a container."""
+    command = command_of(request, script="inventory.py")
+    return inventory_of(container.run(command, timeout=_BASE_TIMEOUT + inventory.RPM_TIMEOUT))

@@ -12,16 +12,23 @@ from trainworks.plan.checks import (
     Check,
     CommandCheck,
     DebianPackageCheck,
+    DuplicatePackagesCheck,
+    ElfNeedsCheck,
     ImportCheck,
     LabelCheck,
+    LoadableLibraryCheck,
     LoadedLibraryCheck,
+    OwnedFilesCheck,
     PathCheck,
+    PrivilegedFilesCheck,
     PythonPackageCheck,
+    RpmPackageCheck,
     SearchPathCheck,
     SecretsCheck,
     SharedLibrariesCheck,
     SingleLibraryCheck,
     SizeCheck,
+    WorldWritableCheck,
 )
 
 
@@ -62,12 +69,27 @@ def title_of(check: Check) -> str:
             return f"{distribution} {version} is installed"
         case DebianPackageCheck(package=package, version=version):
             return f"Debian package {package}{f' {version}' if version else ''} is installed"
+        case RpmPackageCheck(package=package, version=version):
+            return f"RPM package {package}{f' {version}' if version else ''} is installed"
         case LoadedLibraryCheck(module=module, library=library):
             return f"import {module} loads {library}"
+        case LoadableLibraryCheck(library=library):
+            return f"{library} can be loaded"
         case SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
         case SingleLibraryCheck(soname=soname):
             return f"at most one {soname} exists"
+        case ElfNeedsCheck(roots=roots, libraries=libraries, cuda=cuda):
+            what = f"CUDA {cuda}" if cuda else ", ".join(libraries)
+            return f"what is under {', '.join(roots)} was built for {what}"
+        case DuplicatePackagesCheck():
+            return "no Python distribution, Debian package or CUDA library is installed twice"
+        case OwnedFilesCheck():
+            return "every file belongs to a package or a recipe"
+        case WorldWritableCheck(allowed=allowed):
+            return f"nobody can write to another's files, {', '.join(allowed)} apart"
+        case PrivilegedFilesCheck():
+            return "no setuid, setgid or capability but those that are declared"
         case SearchPathCheck(variable=variable):
             return f"every entry of {variable} exists"
         case SecretsCheck():

@@ -8,34 +8,43 @@ from __future__ import annotations
 
 import re
 import shlex
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
 import pytest
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion
 from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
 from testinfra.host import Host  # type: ignore[import-untyped]
 
 from trainworks.engine.protocol import BuiltImage, Container, Engine
-from trainworks.errors import TrainworksError
-from trainworks.imagetest import questions, secrets
+from trainworks.errors import ImageTestError, TrainworksError
+from trainworks.imagetest import inventory, questions, secrets
 from trainworks.imagetest.probe import Answer, Request
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
     DebianPackageCheck,
+    DuplicatePackagesCheck,
+    ElfNeedsCheck,
     ImportCheck,
     LabelCheck,
+    LoadableLibraryCheck,
     LoadedLibraryCheck,
+    OwnedFilesCheck,
     PathCheck,
+    PrivilegedFilesCheck,
     PythonPackageCheck,
+    RpmPackageCheck,
     SearchPathCheck,
     SecretsCheck,
     SharedLibrariesCheck,
     SingleLibraryCheck,
     SizeCheck,
+    WorldWritableCheck,
 )
 
 COMMAND_TIMEOUT = 180.0
@@ -91,6 +100,16 @@ def request_to_image(subject: Subject) -> Request:
 def answer(container: Container, request_to_image: Request) -> Answer:
     """Ask the probe, once."""
     return questions.ask(container, request_to_image)
+
+
+@pytest.fixture(scope="session")
+def stock(container: Container, subject: Subject) -> inventory.Answer:
+    """Take the inventory, once."""
+    found = questions.take_inventory(container, questions.inventory_request_of(subject.checks))
+    if found["error"] or not found["packages"]:
+        reason = found["error"] or "neither dpkg's nor rpm's database is in the image"
+        raise ImageTestError(f"the packages of the image are not known: {reason}")
+    return found
 
 
 def _broken(reason: str) -> NoReturn:
@@ -152,7 +171,8 @@ def test_python_package(check: PythonPackageCheck, answer: Answer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
     if answer["distributions_error"]:
         _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
-    versions = answer["distributions"][check.distribution]
+    name = canonicalize_name(check.distribution)
+    versions = [one["version"] for one in answer["distributions"] if one["name"] == name]
     if not versions:
         _broken(f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}")
     if len(versions) > 1:
@@ -203,6 +223,136 @@ def provider_in(listing: str, name: str) -> str:
 def upstream_version(version: str) -> str:
     """Return a Debian version without epoch and revision: ``1:9.2p1-2+deb12u3`` is ``9.2p1``."""
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
+
+
+def test_rpm_package(check: RpmPackageCheck, container: Container) -> None:
+    """An RPM package is there; its upstream version begins with the declared one."""
+    query = ("rpm", "--query", "--whatprovides", check.package, "--queryformat", r"%{NAME}\t%{VERSION}\n")
+    completed = container.run(query, timeout=COMMAND_TIMEOUT)
+    found = rpm_versions(completed.output) if completed.status == 0 else {}
+    if not found:
+        _broken(
+            f"{check.package} is not installed: the recipe of {check.component} must install it in the final stage\n"
+            f"{_tail(completed.output)}"
+        )
+    if not check.version:
+        return
+    # Several packages may provide one name; the one that has it for its own is meant.
+    versions = [found[check.package]] if check.package in found else list(found.values())
+    if not any(version == check.version or version.startswith(f"{check.version}.") for version in versions):
+        _broken(f"{check.package} is {', '.join(versions)}, declared is {check.version}")
+
+
+def rpm_versions(listing: str) -> dict[str, str]:
+    """Return the versions of a listing of rpm (a line is ``package TAB version``), by package; other lines are talk."""
+    lines = [line.partition("\t") for line in listing.splitlines()]
+    return {name: version for name, tab, version in lines if tab}
+
+
+def test_loadable_library(check: LoadableLibraryCheck, answer: Answer, request_to_image: Request) -> None:
+    """A library can be loaded, or would be if the driver were there."""
+    position = request_to_image["loadable_libraries"].index(questions.loadable_library_question(check))
+    found = answer["loadable_libraries"][position]
+    if "/" in check.library and len(found["paths"]) != 1:
+        _broken(f"{check.library} means {', '.join(found['paths']) or 'no file'}: name exactly one")
+    if found["missing"]:
+        missing = [f"{file} does not find {name}" if file else f"no {name} is found" for file, name in found["missing"]]
+        _broken(
+            f"{_lines(missing)}\ninstall the library, or name its folder in the file's RPATH or in /etc/ld.so.conf.d "
+            "(and run ldconfig)"
+        )
+    if found["error"] and not any(name in found["error"] for name in check.provided):
+        _broken(found["error"])
+
+
+def test_elf_needs(check: ElfNeedsCheck, answer: Answer, request_to_image: Request) -> None:
+    """Nothing was built against another major version of a library, and no wheel is for another CUDA."""
+    position = request_to_image["elf_needs"].index(questions.elf_needs_question(check))
+    found = answer["elf_needs"][position]
+    problems = [
+        f"{one['distribution'] or 'no distribution'}: {one['file']} needs {one['soname']}" for one in found["others"]
+    ]
+    if check.cuda:
+        if answer["distributions_error"]:
+            _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
+        for one in answer["distributions"]:
+            other = other_cuda(one["name"], one["version"], check.cuda)
+            if other:
+                problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
+    if found["files"] == 0 and not problems:
+        problems.append(f"there is no ELF file under {', '.join(check.roots)}: the check looks at the wrong place")
+    if problems:
+        _broken(
+            f"{_lines(problems)}\nthe image has {', '.join(check.libraries)}"
+            f"{f' (CUDA {check.cuda})' if check.cuda else ''}: take the build for this one, or compile it"
+        )
+
+
+def other_cuda(name: str, version: str, cuda: str) -> str:
+    """Return the CUDA version that a distribution's name or local version names, if its major is not that of ``cuda``.
+
+    ``2.4.1+cu121`` is for 12.1; ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12`` and ``cupy-cuda12x`` are for 12.
+    """
+    for text in (*name.split("-"), version.partition("+")[2]):
+        match = re.match(r"cu(?:da)?(\d{2})(\d?)(?!\d)", text)
+        if match and match[1] != cuda.partition(".")[0]:
+            return f"{match[1]}.{match[2]}" if match[2] else match[1]
+    return ""
+
+
+def test_duplicate_packages(check: DuplicatePackagesCheck, answer: Answer, stock: inventory.Answer) -> None:
+    """No distribution, no Debian package and no library twice."""
+    if answer["distributions_error"]:
+        _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
+    installed: dict[str, list[str]] = {}
+    for one in answer["distributions"]:
+        installed.setdefault(one["name"], []).append(f"{one['version']} in {one['folder']}")
+    problems = [f"{name}: {', '.join(places)}" for name, places in sorted(installed.items()) if len(places) > 1]
+    problems += [
+        f"Debian package {name}: {', '.join(architectures)}"
+        for name, architectures in sorted(stock["two_architectures"].items())
+    ]
+    for name in check.libraries:
+        majors = answer["library_majors"][name]
+        if len(majors) > 1:
+            places = [f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())]
+            problems.append(f"{name}: {', '.join(places)}")
+    if problems:
+        _broken(f"{_lines(problems)}\nwhich one is used depends on who comes first: keep one and remove the others")
+
+
+def test_owned_files(check: OwnedFilesCheck, stock: inventory.Answer) -> None:  # noqa: ARG001
+    """No file that nobody knows of."""
+    if stock["unowned"]:
+        _broken(
+            f"{_lines(stock['unowned'])}\nbelong to no package, no Python distribution and no recipe: remove them in "
+            "the step that makes them, or declare them (`owns` in the recipe's front matter)"
+        )
+
+
+def test_world_writable(check: WorldWritableCheck, stock: inventory.Answer) -> None:
+    """Nobody can change what belongs to another."""
+    problems = []
+    for path, mode in stock["open"]:
+        sticky = bool(mode & stat.S_ISVTX)
+        if path not in check.allowed or not sticky:
+            problems.append(f"{path} has mode {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}")
+    if problems:
+        _broken(f"{_lines(problems)}\nwho runs as any user there can change it: `chmod o-w` in the step that makes it")
+
+
+def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.Answer) -> None:
+    """No program with the rights of another user but the known ones."""
+    problems = [
+        f"{one['path']} has {one['rights']} (package: {one['package'] or 'none'})"
+        for one in stock["privileged"]
+        if (one["package"], one["path"]) not in check.allowed
+    ]
+    if problems:
+        _broken(
+            f"{_lines(problems)}\ntake the bits away in the step that brings it, or give the reason in "
+            "images/privileged-files.toml"
+        )
 
 
 def test_loaded_library(check: LoadedLibraryCheck, answer: Answer, request_to_image: Request) -> None:
@@ -287,9 +437,16 @@ PROMISES: dict[str, Callable[..., None]] = {
     "import": test_import,
     "python-package": test_python_package,
     "debian-package": test_debian_package,
+    "rpm-package": test_rpm_package,
     "loaded-library": test_loaded_library,
+    "loadable-library": test_loadable_library,
     "shared-libraries": test_shared_libraries,
+    "elf-needs": test_elf_needs,
     "single-library": test_single_library,
+    "duplicate-packages": test_duplicate_packages,
+    "owned-files": test_owned_files,
+    "world-writable": test_world_writable,
+    "privileged-files": test_privileged_files,
     "search-path": test_search_path,
     "secrets": test_secrets,
     "size": test_size,

@@ -67,6 +67,19 @@ class DebianPackageCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RpmPackageCheck:
+    """An RPM package is installed; its version equals ``version`` or starts with ``version`` and a dot.
+
+    An empty ``version`` asks for any. For Amazon Linux; no image of it could be built where this was written.
+    """
+
+    component: str
+    package: str
+    version: str = ""
+    kind: Literal["rpm-package"] = "rpm-package"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoadedLibraryCheck:
     """After ``import MODULE`` the process has the library mapped from exactly this path (by ``/proc/self/maps``)."""
 
@@ -96,6 +109,85 @@ class SingleLibraryCheck:
     component: str
     soname: str
     kind: Literal["single-library"] = "single-library"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadableLibraryCheck:
+    """A library can be loaded into a fresh process of the image's Python, with all that it needs.
+
+    ``library`` is a name that the loader finds by itself (``libnccl-net.so``, as NCCL asks for its plugin), or a path,
+    which may be a glob that one file fits. ``provided`` are sonames that the host's driver brings: where only they are
+    missing, which no call of ``dlopen`` can tell without a driver, the loader's search is followed instead.
+    """
+
+    component: str
+    library: str
+    provided: tuple[str, ...] = ()
+    kind: Literal["loadable-library"] = "loadable-library"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElfNeedsCheck:
+    """What is under ``roots`` was built against the libraries that the image has, not against another major version.
+
+    ``libraries`` are sonames up to the major version (``libcudart.so.12``): an ELF file that NEEDs a library of that
+    name needs exactly this one, or one whose soname goes on after it. With a ``cuda`` version, ``12.1``, no Python
+    distribution of the environment says that it is for another major version (``1.0+cu130``, ``nvidia-nccl-cu13``).
+    """
+
+    component: str
+    roots: tuple[str, ...]
+    libraries: tuple[str, ...]
+    cuda: str = ""
+    kind: Literal["elf-needs"] = "elf-needs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuplicatePackagesCheck:
+    """Nothing is installed twice.
+
+    No Python distribution is twice on the environment's search path (a remainder, or one that shadows the other), no
+    Debian package is there for two architectures, and no library of ``libraries`` (names without ``.so``, as
+    ``libcudart``) is there with two major versions.
+    """
+
+    component: str
+    libraries: tuple[str, ...] = ()
+    kind: Literal["duplicate-packages"] = "duplicate-packages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedFilesCheck:
+    """Every file and link of the image belongs to a package of the system, to a Python distribution, or to ``owned``.
+
+    In these patterns ``*`` stays within a folder and ``**`` goes through all below: what the recipes declare
+    (``owns``), and what is known to be generated (``images/generated-files.toml``).
+    """
+
+    component: str
+    owned: tuple[str, ...]
+    kind: Literal["owned-files"] = "owned-files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldWritableCheck:
+    """Nobody but its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
+
+    component: str
+    allowed: tuple[str, ...]
+    kind: Literal["world-writable"] = "world-writable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivilegedFilesCheck:
+    """No file gives whoever runs it the rights of its owner (setuid, setgid) or capabilities, but those declared.
+
+    ``allowed`` are pairs of a system package and the path that it brings: the package must really be the file's owner.
+    """
+
+    component: str
+    allowed: tuple[tuple[str, str], ...]
+    kind: Literal["privileged-files"] = "privileged-files"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +236,16 @@ Check = (
     | ImportCheck
     | PythonPackageCheck
     | DebianPackageCheck
+    | RpmPackageCheck
     | LoadedLibraryCheck
+    | LoadableLibraryCheck
     | SharedLibrariesCheck
+    | ElfNeedsCheck
     | SingleLibraryCheck
+    | DuplicatePackagesCheck
+    | OwnedFilesCheck
+    | WorldWritableCheck
+    | PrivilegedFilesCheck
     | SearchPathCheck
     | SecretsCheck
     | SizeCheck

@@ -39,6 +39,15 @@ CUDA_ENVIRONMENT: Mapping[str, str] = {
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
 
+CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libcusparse", "libnvrtc", "libcupti", "libnvJitLink")
+"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version, in every release."""
+
+OTHER_CUDA_LIBRARIES = ("libcudnn", "libcufft", "libcurand", "libcusolver", "libnccl")
+"""Libraries around CUDA whose sonames count for themselves; two major versions of one are one too many."""
+
+FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of folders in an image)
+"""Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
+
 DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that come with the host's driver and are never in an image."""
 
@@ -74,6 +83,7 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
     plan_checks = (
         *_declared_checks(steps, facts.recipes),
         *_image_checks(steps, labels, row, cuda),
+        *_file_checks(recipes, facts),
     )
     chosen = {step.component for step in steps}
     return ImagePlan(
@@ -265,8 +275,11 @@ def _compare_versions(
 def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> list[Check]:
     found: list[Check] = []
     problems: list[str] = []
+    chosen = {step.component for step in steps}
     for step in steps:
         for number, check_row in enumerate(recipes[step.component].checks, start=1):
+            if check_row.beside and check_row.beside not in chosen:
+                continue
             where = f"templates/components/{step.component}.j2: check {number} (kind = {check_row.kind!r})"
             try:
                 found.append(_check(check_row, step))
@@ -332,12 +345,38 @@ def _image_checks(steps: Sequence[Step], labels: Mapping[str, str], row: TargetR
             "/root/.cache",
         )
     ]
+    if cuda.version:
+        versions = dict.fromkeys(CUDA_LIBRARIES, cuda.version)
+        versions |= {f"lib{step.component}": step.version for step in steps if step.component == "cudnn"}
+        libraries = tuple(f"{name}.so.{_major(version)}" for name, version in versions.items() if version)
+        found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cuda.version))
+    found.append(
+        checks.DuplicatePackagesCheck(
+            component=IMAGE, libraries=CUDA_LIBRARIES + OTHER_CUDA_LIBRARIES if cuda.version else ()
+        )
+    )
     found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
     found += [
         checks.SecretsCheck(component=IMAGE),
         checks.SizeCheck(component=IMAGE, megabytes=row.size_budget_megabytes),
     ]
     return found
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
+    """Return the promises about all files of the image: that somebody knows them, and that none gives rights away."""
+    owned = [pattern for recipe in recipes for pattern in recipe.owns]
+    owned += [pattern for row in facts.generated_files for pattern in row.paths]
+    allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
+    return [
+        checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
+        checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
+        checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),
+    ]
 
 
 def base_reference(base: Base) -> str:
