@@ -92,3 +92,16 @@ class LockError(TrainworksError):
     """A lock cannot be made, or does not fit the row that it is for."""
 
     exit_status = 11
+
+
+class ExtendError(TrainworksError):
+    """An image cannot be extended as asked for: base, requirements, code or entry point; has every problem found."""
+
+    exit_status = 12
+
+    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
+        """Join all problems, one a line."""
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} with the extension:{lines}", hint=hint)

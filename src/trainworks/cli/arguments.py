@@ -15,12 +15,13 @@ Builds a container image for training on Amazon SageMaker and clusters like it, 
   python build.py --framework pytorch --cuda cu121           build and test the newest PyTorch for CUDA 12.1
   python build.py --framework pytorch --cuda cu121 --until plan        show what it would be made of
   python build.py --framework pytorch --cuda cpu --until render --output context   write its Dockerfile and files
+  python build.py extend --help                              an image with your requirements and your code
 """
 
 EPILOG = """\
 Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
 4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
-130 interrupted.
+12 extension, 130 interrupted.
 """
 
 
@@ -71,6 +72,29 @@ def lock_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
+    parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser
+
+
+def extend_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py extend``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py extend",
+        description="Makes an image of a base image, requirements and code, and proves what is in it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--base", required=True, metavar="IMAGE", help="an image of ours, or a registry's")
+    parser.add_argument("--tag", required=True, metavar="IMAGE", help="name of the new image, such as my/train:1")
+    parser.add_argument("--requirements", type=Path, metavar="FILE", help="to install; resolved and hashed if needed")
+    parser.add_argument("--source", type=Path, metavar="DIR", help="copied to /opt/ml/code")
+    parser.add_argument("--entry-point", metavar="FILE", help="below --source; default: the job names it")
+    parser.add_argument("--until", choices=STAGES[1:], default="test", help="stop after this stage (default: test)")
+    parser.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="leave the build context in this folder")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
+    parser.add_argument("--no-cache", action="store_true", help="build every step again")
+    parser.add_argument("--verbose", action="store_true", help="show every line that the build prints")
     parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     return parser
 

@@ -89,8 +89,9 @@ def _resolve(
             *("--config-file", "uv.toml"),
         )
         lock_path = folder / "pylock.toml"
-        _uv((*arguments, "--format", "pylock.toml", "--output-file", lock_path.name), folder, row, environment)
-        edges = _uv((*arguments, "--annotation-style", "line"), folder, row, environment)
+        what = f"{row.framework} {row.version} {row.cuda} on {row.base}"
+        run_uv((*arguments, "--format", "pylock.toml", "--output-file", lock_path.name), folder, what, environment)
+        edges = run_uv((*arguments, "--annotation-style", "line"), folder, what, environment)
         content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
     requires: dict[str, list[str]] = {}
     for line in edges.splitlines():
@@ -115,9 +116,12 @@ def _resolve(
     return found
 
 
-def _uv(arguments: Sequence[str], folder: Path, row: TargetRow, environment: Mapping[str, str]) -> str:
+def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]) -> str:
+    """Run uv in a folder and return what it prints; raises ``LockError`` that says ``what`` cannot be resolved."""
     # pip's own variables would be read a second time, and differently, by uv.
     clean = {name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))}
+    # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
+    clean["UV_PYTHON_DOWNLOADS"] = "never"
     try:
         done = subprocess.run(
             arguments, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=600
@@ -126,7 +130,7 @@ def _uv(arguments: Sequence[str], folder: Path, row: TargetRow, environment: Map
         raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
     if done.returncode != 0:
         words = done.stderr.strip()
-        raise LockError(f"{row.framework} {row.version} {row.cuda} on {row.base} cannot be resolved:\n{words}")
+        raise LockError(f"{what} cannot be resolved:\n{words}")
     return done.stdout
 
 

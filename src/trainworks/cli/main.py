@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from trainworks.cli.arguments import build_parser, lock_parser, schema_parser
+from trainworks.cli.arguments import build_parser, extend_parser, lock_parser, schema_parser
 from trainworks.cli.listing import list_json, list_text
 from trainworks.errors import ImageTestError, OutputError, TrainworksError
 from trainworks.facts.load import load
@@ -37,8 +37,9 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         The exit status; see the end of ``--help``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = words.pop(0) if words[:1] in (["lock"], ["schema"]) else "build"
-    parser = {"lock": lock_parser, "schema": schema_parser, "build": build_parser}[command]()
+    command = words.pop(0) if words[:1] in (["lock"], ["schema"], ["extend"]) else "build"
+    parsers = {"lock": lock_parser, "schema": schema_parser, "extend": extend_parser, "build": build_parser}
+    parser = parsers[command]()
     options = parser.parse_args(words)
     checkout = options.root or root or Path.cwd()
     previous = signal.signal(signal.SIGTERM, _interrupt)
@@ -47,10 +48,12 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             return _lock(options, checkout)
         if command == "schema":
             return _schema(checkout)
+        if command == "extend":
+            return _extend(options, checkout)
         return _main(options, parser, checkout)
     except TrainworksError as error:
         # Whose image tests failed has a report on stdout already, and that is one JSON text.
-        wants_json = command == "build" and options.format == "json"
+        wants_json = command in ("build", "extend") and options.format == "json"
         _say_error(error, as_json=wants_json and not isinstance(error, ImageTestError))
         return error.exit_status
     except KeyboardInterrupt:
@@ -193,6 +196,25 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
     _put(json.dumps(report, indent=2) + "\n" if options.format == "json" else f"{plan.tags[0]}\n")
     if broken is not None:
         raise broken
+    return 0
+
+
+def _extend(options: Namespace, root: Path) -> int:
+    from trainworks.cli.extend import extend
+
+    try:
+        template = (root / "templates" / "extend.j2").read_text(encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"
+        ) from error
+    done = extend(options, template, os.environ)
+    if options.until == "render" and options.format == "text":
+        _put(f"{options.output}\n" if options.output else str(done.report["dockerfile"]))
+    else:
+        _put(json.dumps(done.report, indent=2) + "\n" if options.format == "json" else f"{options.tag}\n")
+    if done.broken is not None:
+        raise done.broken
     return 0
 
 

@@ -536,6 +536,7 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         size=int(image.attrs["Size"]),
         labels=dict(configuration.get("Labels") or {}),
         environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
+        digests=tuple(image.attrs.get("RepoDigests") or ()),
     )
 
 

@@ -72,6 +72,7 @@ class BuiltImage:
         size: Uncompressed size of all layers, in bytes.
         labels: The image's labels.
         environment: The image's environment.
+        digests: ``NAME@sha256:...`` by which registries know it, where the engine says; none of an image made here.
     """
 
     reference: str
@@ -79,6 +80,7 @@ class BuiltImage:
     size: int
     labels: Mapping[str, str]
     environment: Mapping[str, str]
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ def run_checks(
     checks: tuple[Check, ...],
     *,
     forbidden: tuple[str, ...] = (),
+    base: BuiltImage | None = None,
     report: Callable[[CheckResult], None],
     junit: Path | None = None,
 ) -> tuple[CheckResult, ...]:
@@ -38,6 +39,7 @@ def run_checks(
         image: The image.
         checks: The promises, in the order of the report; equal ones are asked once.
         forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
+        base: The image that this one extends, if its maker is another one: what it has in it is not this one's fault.
         report: Called with each result as soon as it is known, in order; must not raise.
         junit: Where to write the results as JUnit XML.
 
@@ -51,7 +53,7 @@ def run_checks(
     if not distinct:
         return ()
     plugin = _Plugin(
-        test_promises.Subject(engine=engine, image=image, checks=distinct, forbidden=forbidden),
+        test_promises.Subject(engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base),
         report,
     )
     module = Path(test_promises.__file__)

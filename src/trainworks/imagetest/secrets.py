@@ -175,6 +175,15 @@ def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> 
     return tuple(found)
 
 
+def added(found: tuple[Finding, ...], inherited: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return the findings that the base image does not have: by rule and path, or by rule and place outside of layers.
+
+    The layer does not count: an engine may name one layer differently in two images.
+    """
+    known = {(finding.path or finding.where, finding.rule) for finding in inherited}
+    return tuple(finding for finding in found if (finding.path or finding.where, finding.rule) not in known)
+
+
 def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
     """Look through layers, each read once; their order does not matter."""
     scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden))

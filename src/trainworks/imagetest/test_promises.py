@@ -56,12 +56,13 @@ _LINE_LIMIT = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is tested: an image in an engine's store, against promises and forbidden strings."""
+    """What is tested: an image in an engine's store, against promises, forbidden strings and the image it extends."""
 
     engine: Engine
     image: BuiltImage
     checks: tuple[Check, ...]
     forbidden: tuple[str, ...]
+    base: BuiltImage | None = None
 
 
 SUBJECT = pytest.StashKey[Subject]()
@@ -405,6 +406,8 @@ def test_search_path(check: SearchPathCheck, answer: Answer) -> None:
 def test_secrets(check: SecretsCheck, subject: Subject) -> None:  # noqa: ARG001  (the promise says it all)
     """Nothing in a layer, the history, a label or the environment that must not leave the build host."""
     found = secrets.scan(subject.engine, subject.image, subject.forbidden)
+    if found and subject.base is not None:
+        found = secrets.added(found, secrets.scan(subject.engine, subject.base, subject.forbidden))
     if found:
         _broken(secrets.summary(found))
 

@@ -76,7 +76,7 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["quoted"] = _quoted
+    environment.filters["quoted"] = quoted
     with _blaming(MACROS):
         environment.globals.update(_public(environment.get_template(MACROS).module))
     stages: list[_Stage] = []
@@ -106,7 +106,7 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
     )
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """Quote a value for ENV and LABEL; ``$`` would be expanded there."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 

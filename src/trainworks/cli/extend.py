@@ -1,0 +1,483 @@
+"""``build.py extend``: a base image, requirements and code become an image, built and tested.
+
+What can be wrong is looked for in two rounds, each of which tells everything at once: first what this machine's files
+say, with no engine; then what the base image says, before anything is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from trainworks.cli.build import say
+from trainworks.cli.context import context_folder, replace_output, write_context
+from trainworks.cli.lock import run_uv
+from trainworks.cli.report import BuildProgress, megabytes
+from trainworks.cli.source import SourceTree, read_source, some
+from trainworks.engine import choose
+from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
+from trainworks.errors import ExtendError, ImageTestError, LockError, OutputError, UnknownNameError
+from trainworks.host.pip import PipSettings, uv_configuration
+from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.imagetest import interpreter
+from trainworks.imagetest.results import CheckResult, component_width, line
+from trainworks.imagetest.run import run_checks
+from trainworks.plan.extend import (
+    CODE_FOLDER,
+    PROJECT_FILES,
+    BaseImage,
+    Distribution,
+    EntryPoint,
+    ExtensionPlan,
+    Requirement,
+    check_foreign,
+    check_names,
+    conflicts,
+    find_entry_point,
+    locked_versions,
+    make_extension,
+    read_requirements,
+)
+from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
+from trainworks.render.extend import render_extension
+
+PULL_SECONDS = 3600.0
+"""How long the pull of a base image may take: those of AWS have many gigabytes."""
+
+INTERPRETER_SECONDS = 300.0
+
+SECRETS = ("pip.conf", "ca.pem", "netrc")
+"""What of this machine's settings the installation reads; there is no apt in an extension."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extended:
+    """What an extension came to: the report for programs, and the error where the image breaks a promise."""
+
+    report: Mapping[str, object]
+    broken: ImageTestError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Inputs:
+    """What this machine's files say, found to be without problems."""
+
+    requirements: tuple[Requirement, ...]
+    text: str
+    source: SourceTree
+    entry_point: EntryPoint | None
+
+
+def extend(options: Namespace, template: str, environment: Mapping[str, str]) -> Extended:
+    """Run ``build.py extend``.
+
+    Args:
+        options: The command line, as ``arguments.extend_parser`` reads it.
+        template: The text of ``templates/extend.j2``.
+        environment: The process's environment.
+
+    Raises:
+        ExtendError: Base, requirements, code and entry point do not fit, or one of them cannot be used; all problems.
+        UnknownNameError: There is no such base image.
+        LockError: The requirements cannot be resolved with what the base has.
+        BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
+    """
+    settings = read_host_settings(environment)
+    inputs = _read_inputs(options, settings)
+    for text in _notes(options, inputs.source):
+        say(text)
+    engine = choose(options.engine)
+    information = engine.probe()
+    image, base = find_base(options.base, engine)
+    problems = _unfit(base, inputs, options)
+    if problems:
+        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
+    requirements, lock_path = _lock(inputs, base, settings, environment, options)
+    locked = locked_versions(read_requirements(requirements, "")[0], base)
+    plan = make_extension(
+        tag=options.tag,
+        base=base,
+        requirements=requirements,
+        locked=locked,
+        resolved=lock_path is not None,
+        files=inputs.source.files,
+        entry_point=inputs.entry_point,
+    )
+    rendering = render_extension(plan, template)
+    report: dict[str, object] = {
+        "name": plan.tag,
+        "tags": [plan.tag],
+        "base": {
+            "name": base.reference,
+            "identifier": base.identifier,
+            "digest": base.digest,
+            "size": image.size,
+            "python": base.version,
+            "launcher": base.launcher,
+        },
+        "requirements": [f"{name}=={version}" for name, version in locked],
+        "lock": str(lock_path) if lock_path else "",
+        "code": {"files": len(plan.files), "size": inputs.source.size, "left_out": inputs.source.left_out},
+        "entry_point": asdict(plan.entry_point) if plan.entry_point else None,
+    }
+    if options.until == "render":
+        if options.output is not None:
+            replace_output(rendering, options.output)
+            write_context(rendering, options.output)
+        files = [file.path for file in rendering.files]
+        return Extended(report={**report, "dockerfile": rendering.dockerfile, "files": files})
+    say(f"{plan.tag}: building with {information.name} {information.version}")
+    started = time.monotonic()
+    built = _build(plan, rendering, engine, settings, options)
+    seconds = time.monotonic() - started
+    grown = f"{megabytes(built.size - image.size)} more than {base.reference}"
+    say(
+        f"{plan.tag}  {built.identifier}  {megabytes(built.size)}, {grown}  built in {seconds:.1f} s with {engine.name}"
+    )
+    report |= {
+        "identifier": built.identifier,
+        "size": built.size,
+        "seconds": round(seconds, 2),
+        "engine": asdict(information),
+    }
+    if options.until == "build":
+        return Extended(report=report)
+    results = _check(plan, built, image, engine, settings, options.junit)
+    report["checks"] = [asdict(outcome) for outcome in results]
+    failed = [outcome for outcome in results if not outcome.passed]
+    broken = ImageTestError(
+        f"{plan.tag} was built and breaks {len(failed)} of its promises",
+        hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
+    )
+    return Extended(report=report, broken=broken if failed else None)
+
+
+def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
+    problems = check_names(options.base, options.tag)
+    requirements: tuple[Requirement, ...] = ()
+    text, source, entry_point = "", SourceTree(), None
+    if options.requirements is None and options.source is None:
+        problems.append("neither --requirements nor --source is given: there is nothing to extend the base with")
+    if options.requirements is not None:
+        try:
+            text = options.requirements.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            problems.append(f"--requirements {options.requirements}: {reason}")
+        requirements, wrong = read_requirements(text, str(options.requirements))
+        problems += wrong
+    if options.source is not None:
+        ignored = []
+        if options.requirements is not None and options.requirements.parent.resolve() == options.source.resolve():
+            # Ours, not the user's: it comes and goes, and must not make another image each time.
+            ignored.append(lock_path_of(options.requirements).name)
+        source = read_source(options.source, ignored=ignored, forbidden=settings.forbidden_texts(""))
+        problems += source.problems
+    if options.entry_point is not None:
+        if options.source is None:
+            problems.append("--entry-point is a path below --source, which is not given")
+        elif source.files:
+            executable = {file.path: file.mode == 0o755 for file in source.files}
+            try:
+                entry_point = find_entry_point(options.entry_point, executable, project=_is_project(source))
+            except ValueError as error:
+                problems.append(f"--entry-point: {error} (--source {options.source}, {CODE_FOLDER} in the image)")
+    if problems:
+        secrets = any("secret" in problem or "key" in problem for problem in source.problems)
+        advice = "name files that must stay outside in a .trainworksignore in the root of --source; " if secrets else ""
+        raise ExtendError(problems, hint=f"{advice}nothing was started")
+    return _Inputs(requirements=requirements, text=text, source=source, entry_point=entry_point)
+
+
+def _is_project(source: SourceTree) -> bool:
+    """Whether the launcher would install the code: setup.py, or a pyproject.toml that says how or what."""
+    contents = {file.path: file.content for file in source.files if file.path in PROJECT_FILES}
+    if PROJECT_FILES[0] in contents:
+        return True
+    sections = rb"^\s*\[\s*(project|build-system)\s*\]"
+    return re.search(sections, contents.get(PROJECT_FILES[1], b""), re.MULTILINE) is not None
+
+
+def _notes(options: Namespace, source: SourceTree) -> Iterable[str]:
+    """Yield what a person should know of the code that is copied."""
+    if options.source is None:
+        return
+    largest = max(source.files, key=lambda file: len(file.content))
+    yield (
+        f"  code: {len(source.files)} files, {source.size / 1e6:.1f} MB; the largest is {largest.path}, "
+        f"{len(largest.content) / 1e6:.1f} MB"
+    )
+    if source.left_out:
+        yield f"  left out: {some(source.left_out)}"
+    own = options.source / "requirements.txt"
+    given = options.requirements is not None and options.requirements.resolve() == own.resolve()
+    if own.is_file() and not given:
+        yield f"  {own} is installed when a job starts, on each host: with --requirements it is in the image instead"
+
+
+def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
+    """Return the base image, pulled where the engine does not have it, and what is known of it.
+
+    Raises:
+        UnknownNameError: It is not there and cannot be pulled.
+        ExtendError: It has no Python, or one that does not answer.
+    """
+    image = engine.inspect(reference)
+    if image is None:
+        say(f"  pulling {reference}")
+        image = engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
+    if image is None:
+        raise UnknownNameError(
+            f"there is no image {reference}: {engine.name} has none of this name, and no registry gave one",
+            hint="correct the name, build it first (`build.py --list` shows ours), or log in to its registry",
+        )
+    with engine.container(reference) as container:
+        named = container.run(("/bin/sh", "-c", "command -v python || command -v python3"))
+        python = named.output.strip()
+        if named.status != 0 or not python.startswith("/"):
+            raise ExtendError([f"--base {reference}: no python is on its PATH"], hint="take a training image")
+        program = resources.files("trainworks.imagetest").joinpath("interpreter.py").read_text(encoding="utf-8")
+        done = container.run((python, "-I", "-c", program), timeout=INTERPRETER_SECONDS)
+    answer = next((text for text in done.output.splitlines() if text.startswith(interpreter.MARKER)), "")
+    if not answer:
+        raise ExtendError([f"--base {reference}: {python} does not say what it has: {done.output.strip()[-2000:]}"])
+    found: interpreter.Interpreter = json.loads(answer.removeprefix(interpreter.MARKER))
+    repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
+    digests = [digest for digest in image.digests if digest.partition("@")[0] == repository]
+    return image, BaseImage(
+        reference=reference,
+        identifier=image.identifier,
+        digest=reference if "@" in reference else next(iter(digests), ""),
+        python=found["python"],
+        version=found["version"],
+        glibc=found["glibc"],
+        machine=found["machine"],
+        managed=found["managed"],
+        pip=found["pip"],
+        launcher=found["launcher"],
+        environment=image.environment,
+        labels=image.labels,
+        distributions=tuple(
+            Distribution(name=row["name"], version=row["version"], extras=tuple(row["extras"]))
+            for row in found["distributions"]
+        ),
+        complaints=tuple(found["complaints"]),
+    )
+
+
+def _unfit(base: BaseImage, inputs: _Inputs, options: Namespace) -> list[str]:
+    """Return why this base cannot be extended like that."""
+    problems = check_foreign(inputs.entry_point, base)
+    if not inputs.requirements:
+        return problems
+    where = f"--base {base.reference}"
+    if tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
+        oldest = ".".join(map(str, interpreter.OLDEST))
+        problems.append(f"{where} has Python {base.version}: requirements are installed from {oldest} on")
+    elif not base.pip:
+        problems.append(f"{where}: {base.python} has no pip to install requirements with")
+    if not base.glibc:
+        problems.append(f"{where} has another C library than glibc, which no training wheel is made for")
+    return problems + conflicts(inputs.requirements, base, str(options.requirements))
+
+
+def lock_path_of(requirements: Path) -> Path:
+    """Return where the hash-locked form of a requirements file lies: beside it."""
+    return requirements.with_name(f"{requirements.stem}.locked{requirements.suffix}")
+
+
+def _lock(
+    inputs: _Inputs, base: BaseImage, settings: HostSettings, environment: Mapping[str, str], options: Namespace
+) -> tuple[str, Path | None]:
+    """Return hash-locked requirements, and the file they are in if we made it: kept from last time while it fits."""
+    if not inputs.requirements or inputs.requirements[0].hashed:
+        return inputs.text, None
+    path = lock_path_of(options.requirements)
+    inputs_digest = _inputs_digest(inputs.text, base)
+    mark = f"# inputs: {inputs_digest}\n"
+    try:
+        there = path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        there = ""
+    if mark in there:
+        return there, path
+    if there and not there.startswith(HEADER):
+        raise ExtendError(
+            [f"{path} exists and is not ours to replace: the hash-locked requirements would be written there"]
+        )
+    resolved = resolve(inputs.text, base, settings, environment, where=str(options.requirements))
+    head = f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve again.\n"
+    text = f"{head}{mark}{resolved}"
+    if options.output is None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OutputError(
+                f"{path} cannot be written: {error.strerror}", hint="name a folder with --output"
+            ) from error
+        say(f"  resolved and hashed: {path}")
+        return text, path
+    return text, options.output / "requirements.txt"
+
+
+HEADER = "# Written by `python build.py extend`: every file by its hash,"
+
+
+def _inputs_digest(text: str, base: BaseImage) -> str:
+    """Return the hash of everything that decides what requirements resolve to, but for what indexes have."""
+    parts = (text, base.version, base.glibc, base.machine, [asdict(row) for row in base.distributions])
+    return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+def resolve(text: str, base: BaseImage, settings: HostSettings, environment: Mapping[str, str], *, where: str) -> str:
+    """Resolve requirements for a base image's Python and return them hash-locked, without what the base has already.
+
+    What is installed in the base takes part as a wheel of exactly its version that needs nothing more, so that versions
+    which no index has (a vendor's own torch) count, and none is replaced.
+
+    Raises:
+        LockError: No set of wheels fits, or the index does not answer; with uv's own words.
+    """
+    with tempfile.TemporaryDirectory(prefix="trainworks-extend-") as name:
+        folder = Path(name)
+        installed = folder / "installed"
+        installed.mkdir()
+        pins = [_stand_in(row, installed) for row in base.distributions if _is_version(row.version)]
+        (folder / "constraints.txt").write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
+        (folder / "requirements.in").write_text(text, encoding="utf-8")
+        folders = [str(installed), *map(str, settings.pip.local_folders)]
+        (folder / "uv.toml").write_text(uv_configuration(settings.pip, folders=folders), encoding="utf-8")
+        arguments = [
+            *(
+                "uv",
+                "pip",
+                "compile",
+                "requirements.in",
+                "--quiet",
+                "--no-header",
+                "--no-annotate",
+                "--generate-hashes",
+            ),
+            # A source distribution is built with whatever its build asks for: nothing of that is pinned.
+            *("--no-build", "--constraint", "constraints.txt", "--config-file", "uv.toml"),
+            *("--python-version", base.version),
+            *("--python-platform", f"{base.machine}-manylinux_{base.glibc.replace('.', '_')}"),
+        ]
+        for pin in pins:
+            arguments += ["--no-emit-package", pin.partition("==")[0]]
+        try:
+            return run_uv(arguments, folder, f"{where} for {base.reference}", environment)
+        except LockError as error:
+            raise LockError(
+                error.message,
+                hint="what the base has installed is never replaced, and only wheels are installed: ask for versions "
+                "that go with it, take another base, or put a wheel of your own into a folder of pip's find-links",
+            ) from error
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _stand_in(row: Distribution, folder: Path) -> str:
+    """Write a wheel with nothing but the metadata of an installed distribution, and return its pin."""
+    name, version = canonicalize_name(row.name), str(Version(row.version))
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {text}\n" for text in row.extras)
+    extras = {found for text in row.extras for found in re.findall(r"extra\s*==\s*[\"']([^\"']+)", text)}
+    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in sorted(extras))
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    return f"{name}=={version}"
+
+
+def _build(
+    plan: ExtensionPlan, rendering: Rendering, engine: Engine, settings: HostSettings, options: Namespace
+) -> BuiltImage:
+    progress = BuildProgress(verbose=options.verbose)
+    existing = None if options.no_cache or options.output else engine.inspect(plan.tag)
+    if existing is not None and existing.labels.get(INPUTS_LABEL) == rendering.digest:
+        progress.line(f"  nothing changed since this image was built: {plan.tag}")
+        return existing
+    with ExitStack() as stack:
+        stack.callback(progress.wipe)
+        if options.output is None:
+            name = re.sub(r"[^a-z0-9.-]+", "-", f"extend-{plan.tag}".lower())
+            folder = stack.enter_context(context_folder(name, os.environ))
+        else:
+            replace_output(rendering, options.output)
+            folder = options.output
+        write_context(rendering, folder)
+        found = _add_local_wheels(plan, settings.pip, folder)
+        if found:
+            progress.line(f"  from this machine's own folders: {', '.join(found)}")
+        secrets = settings.secrets("", "")
+        return engine.build(
+            BuildRequest(
+                name=plan.tag,
+                context=folder,
+                tags=(plan.tag,),
+                secrets=tuple(Secret(identifier=name, content=secrets[name]) for name in SECRETS),
+                arguments=settings.proxies,
+                labels={INPUTS_LABEL: rendering.digest},
+                stage_components=rendering.stage_components,
+                no_cache=options.no_cache,
+            ),
+            progress,
+        )
+
+
+def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> list[str]:
+    """Copy locked wheels that this machine has in pip's folders into the context, where the installation looks."""
+    found = []
+    for path in sorted(path for local in settings.local_folders for path in local.glob("*.whl")):
+        try:
+            name, version, _, _ = parse_wheel_filename(path.name)
+        except InvalidWheelFilename:
+            continue
+        if (name, str(version)) not in plan.locked or path.name in found:
+            continue
+        with path.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() in plan.requirements:
+                (folder / "wheels" / path.name).write_bytes(path.read_bytes())
+                found.append(path.name)
+    return found
+
+
+def _check(
+    plan: ExtensionPlan, built: BuiltImage, base: BuiltImage, engine: Engine, settings: HostSettings, junit: Path | None
+) -> tuple[CheckResult, ...]:
+    width = component_width(plan.checks)
+    results = run_checks(
+        engine,
+        built,
+        plan.checks,
+        forbidden=settings.forbidden_texts(""),
+        base=base,
+        report=lambda outcome: say(line(outcome, width=width)),
+        junit=junit,
+    )
+    failed = sum(not outcome.passed for outcome in results)
+    say(f"{len(results) - failed} checks passed, {failed} failed")
+    return results

@@ -1,0 +1,491 @@
+"""What an extension of an image is: a base image, requirements and code, and whether these three fit each other. Pure.
+
+The contract is that of the platform's own images (spec.md S1, "Extending a prebuilt image"): code lies in
+``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the entry point is a path below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as Specification
+from packaging.utils import NormalizedName, canonicalize_name
+
+from trainworks.facts.rows import SourceFile
+from trainworks.plan.checks import Check, CommandCheck, LabelCheck, PathCheck, SecretsCheck
+from trainworks.plan.names import nearest
+
+CODE_FOLDER = "/opt/ml/code"
+"""Where the platform and both launchers look for the user's code."""
+
+SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
+PROGRAM = "SAGEMAKER_PROGRAM"
+BASE_NAME_LABEL = "org.opencontainers.image.base.name"
+BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
+
+PROJECT_FILES = ("setup.py", "pyproject.toml")
+"""At the root of the code these make it a project that the launcher installs (the second one if it says how)."""
+
+COMPONENT = "extension"
+"""Whose steps and promises these are, in progress lines and results."""
+
+_NAME = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_REPOSITORY = rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_NAME}(?:/{_NAME})*"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_TAGGED = re.compile(rf"{_REPOSITORY}:{_TAG}")
+_REFERENCE = re.compile(rf"{_REPOSITORY}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
+
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_PATH = re.compile(r"[A-Za-z0-9._+-]+(?:/[A-Za-z0-9._+-]+)*")
+_HASH = re.compile(r"\s--hash[=\s]\s*sha256:[0-9a-f]{64}\b")
+_ANY_HASH = re.compile(r"\s--hash[=\s]\s*\S+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """A Python distribution that the base image has; ``extras`` are the requirements that only an extra asks for."""
+
+    name: str
+    version: str
+    extras: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseImage:
+    """What has to be known of the image that is extended.
+
+    Attributes:
+        reference: As the user named it.
+        identifier: ``sha256:...`` of its configuration, in the engine's store.
+        digest: ``NAME@sha256:...`` by which its registry knows it; ``""`` where that is not known.
+        python: The interpreter that a job would get, an absolute path.
+        version: That Python's ``MAJOR.MINOR``.
+        glibc: Version of the C library, ``MAJOR.MINOR``.
+        machine: ``x86_64`` or ``aarch64``.
+        managed: The distribution says that its packages are its own affair (PEP 668).
+        pip: Whether this Python has pip.
+        launcher: Whether the image is one of ours, with our launcher.
+        environment: The image's environment.
+        labels: The image's labels.
+        distributions: What is installed.
+        complaints: What ``pip check`` says of the image as it is, line by line.
+    """
+
+    reference: str
+    identifier: str
+    python: str
+    version: str
+    glibc: str
+    machine: str
+    environment: Mapping[str, str]
+    distributions: tuple[Distribution, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+    managed: bool = False
+    pip: bool = True
+    launcher: bool = True
+    complaints: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """What FROM names: the digest where it is known, because a tag may be another image tomorrow."""
+        return self.digest or self.reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """One line of a requirements file: where it stands, what it asks for, and whether it has hashes."""
+
+    line: int
+    specification: Specification
+    hashed: bool
+
+    @property
+    def name(self) -> NormalizedName:
+        """The distribution's name as indexes write it."""
+        return canonicalize_name(self.specification.name)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it allows one version only."""
+        specifiers = list(self.specification.specifier)
+        return len(specifiers) == 1 and specifiers[0].operator == "==" and not specifiers[0].version.endswith("*")
+
+    def applies(self, base: BaseImage) -> bool:
+        """Whether its marker, if it has one, holds in a base image."""
+        marker = self.specification.marker
+        return marker is None or marker.evaluate(
+            {
+                "python_version": base.version,
+                "python_full_version": f"{base.version}.0",
+                "platform_machine": base.machine,
+                "platform_system": "Linux",
+                "sys_platform": "linux",
+                "os_name": "posix",
+                "implementation_name": "cpython",
+                "platform_python_implementation": "CPython",
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryPoint:
+    """The user's program.
+
+    Attributes:
+        kind: ``script``, ``shell``, ``module``, ``package`` (a module of a project), or ``command``.
+        name: As it was named: what ``SAGEMAKER_PROGRAM`` gets.
+        file: Its path below the code directory; ``""`` for a module that an installed distribution has.
+    """
+
+    kind: str
+    name: str
+    file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionPlan:
+    """An extension, complete: the same plan renders to the same bytes.
+
+    Attributes:
+        tag: The new image's name.
+        base: What it is made from.
+        requirements: Text of the hash-locked requirements; ``""`` where nothing is to be installed.
+        locked: Their names and versions.
+        resolved: The requirements are everything that is needed, resolved against what the base has.
+        files: The code, at paths below the code directory.
+        entry_point: ``None`` where the job names it.
+        environment: What the image's environment gets besides PATH.
+        labels: Labels of the image.
+        checks: Promises, tested after the build.
+    """
+
+    tag: str
+    base: BaseImage
+    requirements: str
+    locked: tuple[tuple[str, str], ...]
+    resolved: bool
+    files: tuple[SourceFile, ...]
+    entry_point: EntryPoint | None
+    environment: Mapping[str, str]
+    labels: Mapping[str, str]
+    checks: tuple[Check, ...]
+
+    @property
+    def path_has_code(self) -> bool:
+        """Whether the base's PATH has the code directory already, as that of our images has."""
+        return CODE_FOLDER in self.base.environment.get("PATH", "").split(":")
+
+
+def check_names(base: str, tag: str) -> list[str]:
+    """Return what is wrong with the names of two images."""
+    problems = []
+    if not _REFERENCE.fullmatch(base):
+        problems.append(f"--base {base!r} is not the name of an image, such as my/image:1 or my/image@sha256:...")
+    if not _TAGGED.fullmatch(tag):
+        if _TAGGED.fullmatch(tag.lower()):
+            problems.append(f"--tag {tag!r}: names of images are in lower case: {tag.lower()}")
+        elif _REFERENCE.fullmatch(tag) and "@" not in tag:
+            problems.append(f"--tag {tag!r} has no tag: say which one, such as {tag}:1")
+        else:
+            problems.append(f"--tag {tag!r} is not the name of an image with its tag, such as my/image:1")
+    if base == tag:
+        problems.append(f"--tag {tag} is the base image's own name: it would be extended again by the next build")
+    return problems
+
+
+def read_requirements(text: str, where: str) -> tuple[tuple[Requirement, ...], list[str]]:
+    """Read a requirements file: names and versions only, with or without hashes.
+
+    Args:
+        text: The file's content.
+        where: Its name, for messages.
+
+    Returns:
+        The requirements, and what is wrong with the file: lines that name no version of an index, and some hashes where
+        not all lines have them.
+    """
+    requirements, problems = [], []
+    for number, line in _logical_lines(text):
+        place = f"{where} line {number}: {line[:80]}"
+        if line.startswith("-"):
+            problems.append(f"{place}: {_advice_for_option(line)}")
+            continue
+        try:
+            specification = Specification(_ANY_HASH.sub("", line).strip())
+        except InvalidRequirement:
+            if re.search(r"://|^[./~]|\.(?:whl|zip|tar\.gz)\b", line):
+                problems.append(f"{place}: {_NOT_PINNED}")
+            else:
+                problems.append(f"{place}: this is no requirement, such as pandas>=2")
+            continue
+        if specification.url:
+            problems.append(f"{place}: {_NOT_PINNED}")
+            continue
+        requirements.append(
+            Requirement(line=number, specification=specification, hashed=_HASH.search(line) is not None)
+        )
+        if _ANY_HASH.search(line) and not _HASH.search(line):
+            problems.append(f"{place}: a hash has the form --hash=sha256: and 64 digits from 0 to f")
+    hashed = [requirement for requirement in requirements if requirement.hashed]
+    if hashed:
+        for requirement in requirements:
+            if not requirement.hashed:
+                problems.append(
+                    f"{where} line {requirement.line}: {requirement.specification} has no hash, and other lines have: "
+                    "hash all lines, or none (they are resolved and hashed then)"
+                )
+            elif not requirement.pinned:
+                problems.append(
+                    f"{where} line {requirement.line}: {requirement.specification} has a hash and no version: pin it"
+                )
+    return tuple(requirements), problems
+
+
+_NOT_PINNED = (
+    "a file or an address is not pinned by a version: put the wheel into a folder of pip's find-links, and name it "
+    "with its version"
+)
+
+
+def _advice_for_option(line: str) -> str:
+    option = re.split(r"[=\s]", line, maxsplit=1)[0]
+    if option in ("-r", "--requirement", "-c", "--constraint"):
+        return "put the lines of that file here: one file is what the image is made of"
+    if option in ("-e", "--editable"):
+        return "an editable installation is not pinned: put the code into --source, or name a wheel with its version"
+    if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--no-index"):
+        return "put it into pip's own settings (pip.conf or PIP_... variables): they hold inside the build"
+    return "options do not belong here"
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
+    """Yield lines with their numbers, continued ones joined, without comments."""
+    parts: list[str] = []
+    start = 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+        start = start if parts else number
+        parts.append(line.removesuffix("\\").strip())
+        if not line.endswith("\\"):
+            whole = " ".join(part for part in parts if part)
+            if whole:
+                yield start, whole
+            parts = []
+    if any(parts):
+        yield start, " ".join(part for part in parts if part)
+
+
+def conflicts(requirements: Iterable[Requirement], base: BaseImage, where: str) -> list[str]:
+    """Return the requirements that the base image's own distributions do not fulfil; both versions are named.
+
+    What the base has is never replaced: its torch is built for its CUDA, and others depend on it.
+    """
+    installed = {canonicalize_name(row.name): row.version for row in base.distributions}
+    problems = []
+    for requirement in requirements:
+        specification = requirement.specification
+        if not requirement.applies(base):
+            continue
+        version = installed.get(requirement.name)
+        if version is not None and not specification.specifier.contains(version, prereleases=True):
+            problems.append(
+                f"{where} line {requirement.line}: {specification.name}{specification.specifier} is asked for, and "
+                f"{base.reference} has {specification.name} {version}, which is not replaced"
+            )
+    return problems
+
+
+def locked_versions(requirements: Iterable[Requirement], base: BaseImage) -> tuple[tuple[str, str], ...]:
+    """Return name and version of each pinned requirement that holds in a base image, sorted."""
+    return tuple(
+        sorted(
+            (requirement.name, next(iter(requirement.specification.specifier)).version)
+            for requirement in requirements
+            if requirement.applies(base)
+        )
+    )
+
+
+def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) -> EntryPoint:
+    """Return the entry point as the launcher will understand it (launcher/README.md, "Code").
+
+    Args:
+        program: As the user named it.
+        files: Paths below the code directory; true for those that may be executed.
+        project: The code can be installed by pip.
+
+    Raises:
+        ValueError: With the reason: it leaves the code directory, does not exist there, or cannot be started.
+    """
+    if program.startswith(("-m ", "-m\t")):
+        return _find_module(program[2:].strip(), program, files)
+    if program.startswith("/"):
+        inside = program.removeprefix(f"{CODE_FOLDER}/")
+        advice = f": name it {inside}" if inside != program else ""
+        raise ValueError(f"{program} is an absolute path; it is a path below {CODE_FOLDER}{advice}")
+    if any(segment in ("", ".", "..") for segment in program.split("/")):
+        raise ValueError(f"{program!r} has an empty, '.' or '..' segment; it is a path below {CODE_FOLDER}")
+    if program.startswith("-") or not _PATH.fullmatch(program):
+        raise ValueError(f"{program!r} starts with - or has characters other than letters, digits and . _ + - /")
+    module = program.removesuffix(".py").replace("/", ".")
+    named = program.endswith(".py") or (program not in files and not program.endswith(".sh"))
+    if project and named and _MODULE.fullmatch(module):
+        if program.endswith(".py") and program not in files:
+            raise ValueError(_missing(program, files))
+        return EntryPoint(kind="package", name=program, file=program if program in files else "")
+    if program not in files:
+        raise ValueError(_missing(program, files))
+    if program.endswith(".py"):
+        return EntryPoint(kind="script", name=program, file=program)
+    if program.endswith(".sh"):
+        return EntryPoint(kind="shell", name=program, file=program)
+    if not files[program]:
+        raise ValueError(f"{program} is not executable: chmod +x it, or name it .py or .sh")
+    return EntryPoint(kind="command", name=program, file=program)
+
+
+def _find_module(module: str, program: str, files: Mapping[str, bool]) -> EntryPoint:
+    if not _MODULE.fullmatch(module):
+        raise ValueError(f"{module!r} is not the name of a Python module")
+    stem = module.replace(".", "/")
+    file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if name in files), "")
+    top = stem.split("/", 1)[0]
+    if not file and any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files):
+        raise ValueError(_missing(f"{stem}.py", files))
+    return EntryPoint(kind="module", name=program, file=file)
+
+
+def _missing(program: str, files: Mapping[str, bool]) -> str:
+    near = nearest(program, sorted(files))
+    return f"there is no file {program} in it" + (f"; did you mean {near}?" if near else "")
+
+
+def check_foreign(entry_point: EntryPoint | None, base: BaseImage) -> list[str]:
+    """Return what another launcher than ours does not know."""
+    if base.launcher or entry_point is None or entry_point.kind not in ("module", "package") or entry_point.file:
+        return []
+    return [f"--entry-point {entry_point.name}: {base.reference} has not our launcher, and needs a file of --source"]
+
+
+def make_extension(
+    *,
+    tag: str,
+    base: BaseImage,
+    requirements: str,
+    locked: Iterable[tuple[str, str]],
+    resolved: bool,
+    files: Iterable[SourceFile],
+    entry_point: EntryPoint | None,
+) -> ExtensionPlan:
+    """Return the plan of an extension whose parts were found to fit."""
+    locked = tuple(locked)
+    files = tuple(sorted(files, key=lambda file: file.path))
+    environment = {}
+    if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
+        environment[SUBMIT_DIRECTORY] = CODE_FOLDER
+    if entry_point is not None and base.environment.get(PROGRAM) != entry_point.name:
+        environment[PROGRAM] = entry_point.name
+    labels = {BASE_NAME_LABEL: base.reference}
+    if base.digest or BASE_DIGEST_LABEL in base.labels:
+        # The base's own label, which would be inherited, names what the base was made from.
+        labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
+    return ExtensionPlan(
+        tag=tag,
+        base=base,
+        requirements=requirements if locked else "",
+        locked=locked,
+        resolved=resolved,
+        files=files,
+        entry_point=entry_point,
+        environment=environment,
+        labels=labels,
+        checks=tuple(_promises(base, locked, files, entry_point, labels)),
+    )
+
+
+_INSTALLED = (
+    "import sys; from importlib import metadata; from pip._vendor.packaging.version import Version as V; "
+    "there = {name: metadata.version(name) for name, _, _ in (word.partition('==') for word in sys.argv[1:])}; "
+    "wrong = [f'{name} is {there[name]}, not {version}' for name, _, version in "
+    "(word.partition('==') for word in sys.argv[1:]) if there[name] != version and V(there[name]) != V(version)]; "
+    "sys.exit(', '.join(wrong) or None)"
+)
+_PIP_CHECK = (
+    "import subprocess, sys; "
+    "done = subprocess.run([sys.executable, '-m', 'pip', 'check', '--disable-pip-version-check'], "
+    "stdout=subprocess.PIPE, universal_newlines=True); "
+    "new = [line for line in done.stdout.splitlines() if done.returncode and line not in sys.argv[1:]]; "
+    "sys.exit(', '.join(new) or None)"
+)
+_COMPILES = "import sys; path = sys.argv[1]; compile(open(path, 'rb').read(), path, 'exec')"
+_FOUND = (
+    f"import sys, importlib.util; sys.path.insert(0, {CODE_FOLDER!r}); "
+    "sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+)
+
+
+class _MakeCommand(Protocol):
+    def __call__(self, why: str, *words: str, expect: str = "") -> CommandCheck: ...
+
+
+def _promises(
+    base: BaseImage,
+    locked: tuple[tuple[str, str], ...],
+    files: tuple[SourceFile, ...],
+    entry_point: EntryPoint | None,
+    labels: Mapping[str, str],
+) -> Iterable[Check]:
+    def command(why: str, *words: str, expect: str = "") -> CommandCheck:
+        return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
+
+    if locked:
+        words = [f"{name}=={version}" for name, version in locked]
+        title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
+        yield command(title, base.python, "-c", _INSTALLED, *words)
+        words = [f"{row.name}=={row.version}" for row in base.distributions]
+        yield command(
+            f"the base's own {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
+        )
+        why = "pip check finds nothing" + (" that it did not find in the base" if base.complaints else "")
+        yield command(why, base.python, "-c", _PIP_CHECK, *base.complaints)
+    yield command(
+        f"{SUBMIT_DIRECTORY} is {CODE_FOLDER}",
+        *("/bin/sh", "-c", f'echo "directory=${SUBMIT_DIRECTORY}."'),
+        expect=f"directory={CODE_FOLDER}.",
+    )
+    yield command(
+        f"{CODE_FOLDER} is on PATH, once",
+        *("/bin/sh", "-c", f'echo "$PATH" | tr : "\\n" | grep -c -x {CODE_FOLDER} | sed "s/.*/times=&./"'),
+        expect="times=1.",
+    )
+    if files:
+        yield PathCheck(component=COMPONENT, path=CODE_FOLDER, state="directory")
+    if entry_point is not None:
+        yield from _entry_point_promises(entry_point, base, command)
+    for label, value in labels.items():
+        yield LabelCheck(component=COMPONENT, label=label, value=value)
+    yield SecretsCheck(component=COMPONENT)
+
+
+def _entry_point_promises(entry_point: EntryPoint, base: BaseImage, command: _MakeCommand) -> Iterable[Check]:
+    path = f"{CODE_FOLDER}/{entry_point.file}"
+    if entry_point.file:
+        yield PathCheck(component=COMPONENT, path=path, state="executable" if entry_point.kind == "command" else "file")
+    if path.endswith(".py"):
+        yield command(f"{entry_point.file} compiles with the image's Python", base.python, "-c", _COMPILES, path)
+    elif entry_point.kind == "shell":
+        yield command(f"{entry_point.file} is read by the image's bash", "bash", "-n", path)
+    elif entry_point.kind == "module":
+        module = entry_point.name.split()[-1]
+        yield command(f"the image's Python finds the module {module}", base.python, "-c", _FOUND, module)
+    if base.launcher:
+        yield command(
+            f"`train --plan` would start {entry_point.name}",
+            *("train", "--plan"),
+            expect=f'"SM_USER_ENTRY_POINT": "{entry_point.name}"',
+        )

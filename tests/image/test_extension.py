@@ -1,0 +1,186 @@
+"""Extended images, for real, with every engine: of our own `cpu` image, and of one that we did not make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import uuid
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from image.support import ROOT, BuiltByCommand
+from trainworks.engine.protocol import BuildRequest, Engine, Secret
+from trainworks.facts.load import load
+from trainworks.host.settings import read_host_settings
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import base_reference, make_plan
+
+pytestmark = pytest.mark.engine
+
+SCRIPT = """
+import einops, greeting, os, sys
+print("trained", greeting.text, einops.__version__, os.environ["SAGEMAKER_SUBMIT_DIRECTORY"], *sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """A user's folder: code, requirements, and a folder of wheels that pip knows."""
+
+    folder: Path
+    tag: str
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return this machine's environment with the folder of wheels."""
+        links = f"{os.environ.get('PIP_FIND_LINKS', '')} {self.folder / 'wheels'}"
+        return {**os.environ, "PIP_FIND_LINKS": links.strip(), "XDG_CACHE_HOME": str(self.folder / "cache")}
+
+    def extend(self, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
+        """Run the command."""
+        words = ("--base", base, "--tag", self.tag, "--engine", engine.name, "--format", "json", "--root", str(ROOT))
+        files = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", "train.py")
+        return subprocess.run(
+            (sys.executable, str(ROOT / "build.py"), "extend", *words, *files, *more),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+
+@pytest.fixture
+def project(tmp_path: Path, image: BuiltByCommand) -> Iterator[Project]:
+    """Give a project whose image is removed afterwards."""
+    for name in ("src", "wheels"):
+        (tmp_path / name).mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "greeting-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("greeting.py", "text = 'good day'\n")
+        wheel.writestr("greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
+        wheel.writestr("greeting-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        record = ("greeting.py", "greeting-1.0.dist-info/METADATA", "greeting-1.0.dist-info/WHEEL")
+        wheel.writestr("greeting-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in record))
+    (tmp_path / "src" / "train.py").write_text(SCRIPT)
+    (tmp_path / "requirements.txt").write_text("greeting\neinops==0.8.1\n")
+    made = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
+    yield made
+    image.engine.remove(made.tag)
+
+
+def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, project: Project) -> None:
+    done = project.extend(image.engine, image.reference)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["requirements"] == ["einops==0.8.1", "greeting==1.0"]
+    assert "from this machine's own folders: greeting-1.0-py3-none-any.whl" in done.stderr
+    titles = {check["title"] for check in report["checks"] if check["passed"]}
+    assert len(titles) == len(report["checks"])
+    assert "`train --plan` would start train.py" in titles
+    assert report["size"] - report["base"]["size"] < 5_000_000
+    # Nothing is mounted, and nobody names the program: both are in the image.
+    job = image.engine.run(project.tag, ("train",), timeout=120)
+    assert job.status == 0, job.output
+    assert "trained good day 0.8.1 /opt/ml/code" in job.output
+    again = project.extend(image.engine, image.reference, "--until", "build")
+    assert "nothing changed since this image was built" in again.stderr
+    assert json.loads(again.stdout)["identifier"] == report["identifier"]
+    # Another script is another image, with the requirements' layer as it was.
+    (project.folder / "src" / "train.py").write_text("print('other')\n")
+    other = json.loads(project.extend(image.engine, image.reference, "--until", "build").stdout)
+    assert other["identifier"] != report["identifier"]
+    assert "other\n" in image.engine.run(project.tag, (), timeout=120).output
+
+
+def test_what_the_base_has_is_not_replaced(image: BuiltByCommand, project: Project) -> None:
+    (project.folder / "requirements.txt").write_text("torch==2.4.1\n")
+    done = project.extend(image.engine, image.reference)
+    assert done.returncode == 12
+    assert f"torch==2.4.1 is asked for, and {image.reference} has torch 2.13.0" in done.stderr
+    assert image.engine.inspect(project.tag) is None
+
+
+def test_given_hashes_are_what_counts(image: BuiltByCommand, project: Project) -> None:
+    wheel = project.folder / "wheels" / "greeting-1.0-py3-none-any.whl"
+    right = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (project.folder / "src" / "train.py").write_text("import greeting; print(greeting.text)\n")
+    for digest, status in ((right, 0), (right[::-1], 7)):
+        (project.folder / "requirements.txt").write_text(f"greeting==1.0 --hash=sha256:{digest}\n")
+        done = project.extend(image.engine, image.reference, "--until", "build")
+        assert done.returncode == status, done.stderr
+    assert "in component extension" in done.stderr
+    assert not (project.folder / "requirements.locked.txt").exists()
+
+
+def test_a_promise_that_is_broken_fails_the_command(image: BuiltByCommand, project: Project) -> None:
+    (project.folder / "src" / "train.py").write_text("print('no end'\n")
+    done = project.extend(image.engine, image.reference)
+    assert done.returncode == 8
+    assert "FAIL  extension  train.py compiles with the image's Python" in done.stderr
+    broken = [check["title"] for check in json.loads(done.stdout)["checks"] if not check["passed"]]
+    assert broken == ["train.py compiles with the image's Python"]
+
+
+def test_an_unknown_base(image: BuiltByCommand, project: Project) -> None:
+    done = project.extend(image.engine, "localhost:9/trainworks-test/none:1")
+    assert done.returncode == 4
+    assert "there is no image localhost:9/trainworks-test/none:1" in done.stderr
+
+
+FOREIGN = """\
+FROM {base}
+RUN --mount=type=secret,id=apt.conf --mount=type=secret,id=sources.list --mount=type=secret,id=ca.pem \\
+    export APT_CONFIG=/run/secrets/apt.conf DEBIAN_FRONTEND=noninteractive; \\
+    apt-get update && apt-get install --yes --no-install-recommends python3-pip \\
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
+# AWS's images share one private key among all who pull them: that is not the fault of who extends them.
+RUN mkdir -p /root/.ssh && echo key > /root/.ssh/id_rsa
+ENTRYPOINT ["python3"]
+"""
+
+
+@pytest.fixture
+def foreign(image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
+    """Give an image that stands in for AWS's: another maker's, with Python and pip, and without our launcher."""
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
+    settings = read_host_settings(os.environ)
+    context = tmp_path / "foreign"
+    context.mkdir()
+    (context / "Dockerfile").write_text(FOREIGN.format(base=base_reference(plan.base)))
+    tag = f"trainworks-test/foreign:{uuid.uuid4().hex[:12]}"
+    secrets = settings.secrets(plan.base.suite, "")
+    image.engine.build(
+        BuildRequest(
+            name="foreign",
+            context=context,
+            tags=(tag,),
+            secrets=tuple(Secret(identifier=name, content=content) for name, content in secrets.items()),
+            arguments=settings.proxies,
+        ),
+        lambda _event: None,
+    )
+    yield tag
+    image.engine.remove(tag)
+
+
+def test_an_image_of_another_maker(image: BuiltByCommand, foreign: str, project: Project) -> None:
+    done = project.extend(image.engine, foreign)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["base"]["launcher"], report["requirements"]) == (False, ["einops==0.8.1", "greeting==1.0"])
+    environment = image.engine.inspect(project.tag)
+    assert environment is not None
+    assert environment.environment["PATH"].startswith("/opt/ml/code:")
+    assert environment.environment["SAGEMAKER_SUBMIT_DIRECTORY"] == "/opt/ml/code"
+    assert environment.environment["SAGEMAKER_PROGRAM"] == "train.py"
+    # Its own entry point is kept; this one starts what its first argument names.
+    job = image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
+    assert job.output.splitlines()[-1] == "trained good day 0.8.1 /opt/ml/code argument"

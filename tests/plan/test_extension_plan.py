@@ -1,0 +1,285 @@
+"""Extensions as values: names, requirements against a base, and entry points as the launcher will understand them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainworks.facts.rows import SourceFile
+from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck, SecretsCheck
+from trainworks.plan.extend import (
+    BaseImage,
+    Distribution,
+    EntryPoint,
+    check_foreign,
+    check_names,
+    conflicts,
+    find_entry_point,
+    locked_versions,
+    make_extension,
+    read_requirements,
+)
+from trainworks_launcher.entry import choose_entry_point
+from trainworks_launcher.errors import Problem
+from trainworks_launcher.source import look_at_code
+
+HASH = "--hash=sha256:" + "0123456789abcdef" * 4
+
+OURS = BaseImage(
+    reference="trainworks/pytorch-training:1",
+    identifier="sha256:" + "b" * 64,
+    python="/opt/venv/bin/python",
+    version="3.11",
+    glibc="2.36",
+    machine="x86_64",
+    environment={
+        "PATH": "/opt/trainworks/bin:/opt/venv/bin:/opt/ml/code:/usr/bin:/bin",
+        "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
+    },
+    distributions=(Distribution(name="torch", version="2.13.0+cpu"), Distribution(name="NumPy", version="2.4.0")),
+)
+FOREIGN = replace(
+    OURS,
+    reference="123456789012.dkr.ecr.eu-west-1.amazonaws.com/pytorch-training:2.4-gpu",
+    python="/opt/conda/bin/python",
+    environment={"PATH": "/opt/conda/bin:/usr/bin:/bin"},
+    launcher=False,
+    complaints=("sagemaker 2 requires cloudpickle, which is not installed.",),
+)
+
+
+@pytest.mark.parametrize(
+    ("base", "tag", "problem"),
+    [
+        ("my/image:1", "my/other:1", ""),
+        ("my/image", "host.example:5000/my/other:1", ""),
+        (FOREIGN.reference, "my/other:1", ""),
+        ("my/image@sha256:" + "0" * 64, "my/other:1", ""),
+        ("my image", "my/other:1", "--base 'my image' is not the name of an image"),
+        ("-v", "my/other:1", "--base '-v' is not"),
+        ("my/image:1", "My/Other:1", "lower case: my/other:1"),
+        ("my/image:1", "my/other", "such as my/other:1"),
+        ("my/image:1", "my/other:", "is not the name of an image with its tag"),
+        ("my/image:1", "my/other@sha256:" + "0" * 64, "is not the name of an image with its tag"),
+        ("my/image:1", "my/image:1", "the base image's own name"),
+    ],
+)
+def test_names_of_images(base: str, tag: str, problem: str) -> None:
+    problems = check_names(base, tag)
+    assert len(problems) == bool(problem)
+    assert problem in "".join(problems)
+
+
+def test_all_that_is_wrong_with_the_names_is_said_at_once() -> None:
+    assert len(check_names("a b", "A")) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("-r other.txt", "put the lines of that file here"),
+        ("--constraint=other.txt", "put the lines of that file here"),
+        ("-e .", "editable"),
+        ("--index-url https://packages.example/simple", "pip's own settings"),
+        ("--no-binary :all:", "options do not belong here"),
+        ("https://packages.example/x-1-py3-none-any.whl", "not pinned"),
+        ("x @ https://packages.example/x-1-py3-none-any.whl", "not pinned"),
+        ("git+https://git.example/x", "not pinned"),
+        ("./x-1-py3-none-any.whl", "not pinned"),
+        ("pandas=2", "no requirement"),
+        ("x==1 --hash=md5:abc", "sha256"),
+    ],
+)
+def test_lines_that_are_refused(line: str, problem: str) -> None:
+    requirements, problems = read_requirements(f"six\n\n{line}  # why\n", "requirements.txt")
+    assert len(problems) == 1
+    assert problems[0].startswith("requirements.txt line 3: ")
+    assert problem in problems[0]
+    assert requirements[0].name == "six"
+
+
+def test_a_file_of_names_and_versions_is_read_whole() -> None:
+    text = f"# head\nPandas>=2,<3 ; python_version > '3' # tail\n\nscikit.learn[x]==1.5 \\\n  {HASH} \\\n    {HASH}\n"
+    requirements, problems = read_requirements(text, "r")
+    assert [(row.name, row.line, row.hashed, row.pinned) for row in requirements] == [
+        ("pandas", 2, False, False),
+        ("scikit-learn", 4, True, True),
+    ]
+    assert problems == ["r line 2: " + problems[0].partition(": ")[2]]
+    assert "has no hash, and other lines have" in problems[0]
+
+
+def test_a_hash_needs_a_version() -> None:
+    assert "pin it" in read_requirements(f"six>=1 {HASH}", "r")[1][0]
+    assert "pin it" in read_requirements(f"six==1.* {HASH}", "r")[1][0]
+
+
+def test_what_the_base_has_is_never_replaced_and_both_versions_are_named() -> None:
+    text = "torch==2.4.1\nnumpy>=2\nNUMPY<2\nnumpy<1 ; sys_platform == 'win32'\nsix\n"
+    assert conflicts(read_requirements(text, "r")[0], OURS, "r") == [
+        f"r line 1: torch==2.4.1 is asked for, and {OURS.reference} has torch 2.13.0+cpu, which is not replaced",
+        f"r line 3: NUMPY<2 is asked for, and {OURS.reference} has NUMPY 2.4.0, which is not replaced",
+    ]
+
+
+def test_the_version_that_the_base_has_is_no_conflict() -> None:
+    for text in ("torch==2.13.0", "torch==2.13.0+cpu", "torch", "torch>=2.4,<3"):
+        assert conflicts(read_requirements(text, "r")[0], OURS, "r") == []
+
+
+def test_locked_versions_are_those_that_hold_in_the_base() -> None:
+    text = f"b==2 {HASH}\na==1.0 {HASH}\nc==3 ; python_version < '3.9' {HASH}\n"
+    requirements, problems = read_requirements(text, "r")
+    assert problems == []
+    assert locked_versions(requirements, OURS) == (("a", "1.0"), ("b", "2"))
+
+
+FILES: Mapping[str, bool] = {
+    "train.py": False,
+    "run.sh": False,
+    "tool": True,
+    "notes.txt": False,
+    "package/__init__.py": False,
+    "package/__main__.py": False,
+    "package/train.py": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "project", "kind", "file"),
+    [
+        ("train.py", False, "script", "train.py"),
+        ("package/train.py", False, "script", "package/train.py"),
+        ("run.sh", False, "shell", "run.sh"),
+        ("tool", False, "command", "tool"),
+        ("-m package.train", False, "module", "package/train.py"),
+        ("-m package", False, "module", "package/__main__.py"),
+        ("-m torch.distributed.run", False, "module", ""),
+        ("package/train.py", True, "package", "package/train.py"),
+        ("package.train", True, "package", ""),
+        ("run.sh", True, "shell", "run.sh"),
+        ("tool", True, "command", "tool"),
+    ],
+)
+def test_entry_points(program: str, project: bool, kind: str, file: str) -> None:
+    assert find_entry_point(program, FILES, project=project) == EntryPoint(kind=kind, name=program, file=file)
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("trian.py", "did you mean train.py?"),
+        ("../train.py", "'..'"),
+        ("./train.py", "'.'"),
+        ("package//train.py", "empty"),
+        ("/opt/ml/code/train.py", "name it train.py"),
+        ("/home/me/train.py", "absolute path"),
+        ("--help", "starts with -"),
+        ("train me.py", "characters other than"),
+        ("notes.txt", "chmod +x"),
+        ("-m package.trian", "did you mean package/train.py?"),
+        ("-m package/train", "not the name of a Python module"),
+        ("package.train", "there is no file package.train"),
+        ("", "empty"),
+    ],
+)
+def test_entry_points_that_are_refused(program: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        find_entry_point(program, FILES, project=False)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("project", [False, True])
+def test_the_launcher_understands_each_entry_point_as_the_builder_does(project: bool, tmp_path: Path) -> None:
+    """The two never import each other: this is what holds them together."""
+    files = {**FILES, **({"setup.py": False} if project else {})}
+    for name, executable in files.items():
+        path = tmp_path / "code" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o755 if executable else 0o644)
+    programs = [
+        *FILES,
+        *(
+            "-m package",
+            "-m package.train",
+            "-m package/train",
+            "package.train",
+            "trian.py",
+            "../train.py",
+            "./train.py",
+        ),
+        *("/opt/ml/code/train.py", "--help", "train me.py", "package/none.py", "none.sh"),
+    ]
+    agreed = 0
+    for program in programs:
+        problems: list[Problem] = []
+        code = look_at_code(str(tmp_path), str(tmp_path / "code"), program, problems)
+        theirs = choose_entry_point(program, code, ("python",), problems)
+        try:
+            ours = find_entry_point(program, files, project=project)
+        except ValueError:
+            assert problems, f"{program} is refused here, and would be started"
+        else:
+            assert (problems, theirs.kind) == ([], ours.kind), program
+            agreed += 1
+    assert agreed >= 6
+    assert os.access(tmp_path / "code" / "tool", os.X_OK)
+
+
+def test_another_launcher_needs_a_file() -> None:
+    installed = EntryPoint(kind="module", name="-m torch.distributed.run", file="")
+    script = EntryPoint(kind="script", name="train.py", file="train.py")
+    assert check_foreign(installed, OURS) == check_foreign(script, FOREIGN) == check_foreign(None, FOREIGN) == []
+    assert "has not our launcher" in check_foreign(installed, FOREIGN)[0]
+
+
+CODE = (SourceFile(path="train.py", content=b"print('trained')\n"),)
+SCRIPT = EntryPoint(kind="script", name="train.py", file="train.py")
+
+
+def test_an_image_of_ours_gets_only_what_it_lacks() -> None:
+    plan = make_extension(
+        tag="my/train:1", base=OURS, requirements="", locked=(), resolved=True, files=CODE, entry_point=SCRIPT
+    )
+    assert plan.path_has_code
+    assert plan.environment == {"SAGEMAKER_PROGRAM": "train.py"}
+    again = replace(OURS, environment={**OURS.environment, "SAGEMAKER_PROGRAM": "train.py"})
+    plan = make_extension(
+        tag="my/train:1", base=again, requirements="", locked=(), resolved=True, files=CODE, entry_point=SCRIPT
+    )
+    assert plan.environment == {}
+
+
+def test_a_foreign_image_gets_path_and_directory_and_is_not_asked_for_a_plan() -> None:
+    plan = make_extension(
+        tag="my/train:1",
+        base=FOREIGN,
+        requirements=f"six==1 {HASH}",
+        locked=(("six", "1"),),
+        resolved=False,
+        files=CODE,
+        entry_point=SCRIPT,
+    )
+    assert not plan.path_has_code
+    assert plan.environment == {"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code", "SAGEMAKER_PROGRAM": "train.py"}
+    commands = [check.command for check in plan.checks if isinstance(check, CommandCheck)]
+    assert not any(command[0] == "train" for command in commands)
+    assert any(FOREIGN.complaints[0] in command for command in commands), "what the base's pip check says is known"
+    assert {type(check) for check in plan.checks} == {CommandCheck, LabelCheck, PathCheck, SecretsCheck}
+
+
+def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_came_from() -> None:
+    label = "org.opencontainers.image.base.digest"
+    inherited = replace(OURS, labels={label: "sha256:" + "1" * 64})
+    known = replace(inherited, digest="trainworks/pytorch-training@sha256:" + "2" * 64)
+    for base, expected in ((OURS, None), (inherited, ""), (known, "sha256:" + "2" * 64)):
+        plan = make_extension(
+            tag="my/train:1", base=base, requirements="", locked=(), resolved=True, files=CODE, entry_point=None
+        )
+        assert plan.labels.get(label) == expected
+    assert known.source == known.digest
+    assert inherited.source == inherited.reference
