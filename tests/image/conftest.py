@@ -1,9 +1,13 @@
-"""The real `cpu` image, as each engine builds it."""
+"""The real `cpu` image, as each engine builds it, and a folder for made libraries."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from image.libraries import Tree
 from image.support import BuiltByCommand, build_once
 from trainworks.engine import ENGINES
 
@@ -18,3 +22,12 @@ def image(request: pytest.FixtureRequest) -> BuiltByCommand:
 def docker_image() -> BuiltByCommand:
     """Give the image as Docker built it, for jobs of several containers on a private network."""
     return build_once("docker")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """Give a folder that gets real shared libraries."""
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe")
+    return Tree(root=tmp_path, compiler=compiler)

@@ -21,11 +21,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
 from testinfra.backend.local import LocalBackend  # type: ignore[import-untyped]
 
+from image.libraries import Tree
 from trainworks import engine as engines
 from trainworks.engine.archive import write_archive
 from trainworks.engine.protocol import (
@@ -42,7 +44,7 @@ from trainworks.engine.protocol import (
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
-from trainworks.imagetest import CheckResult, component_width, line, probe, questions, run_checks, secrets
+from trainworks.imagetest import CheckResult, component_width, inventory, line, probe, questions, run_checks, secrets
 from trainworks.imagetest import test_promises as promises
 from trainworks.plan.checks import (
     Check,
@@ -102,68 +104,16 @@ def missing(
     return {(one["file"], one["soname"]) for one in answer["missing"]}
 
 
-@dataclass
-class Tree:
-    """A folder that gets real shared libraries, which need nothing but each other (no libc)."""
-
-    root: Path
-    compiler: str
-
-    def library(self, path: str, *needed: str, rpath: str = "", inherited: bool = False) -> None:
-        """Make a library; ``rpath`` is written as RUNPATH, or as RPATH (``inherited``)."""
-        target = self.root / path.lstrip("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        stubs = self.root / ".stubs"
-        stubs.mkdir(exist_ok=True)
-        options = []
-        for name in needed:
-            if not (stubs / name).exists():
-                self._compile(stubs / name, "-Wl,-soname," + name)
-            options.append(str(stubs / name))
-        if rpath:
-            options += [f"-Wl,{'--disable' if inherited else '--enable'}-new-dtags,-rpath,{rpath}"]
-        self._compile(target, f"-Wl,-soname,{target.name}", "-Wl,--no-as-needed", *options)
-
-    def _compile(self, target: Path, *options: str) -> None:
-        command = [
-            self.compiler,
-            "-shared",
-            "-nostdlib",
-            "-x",
-            "c",
-            os.devnull,
-            "-x",
-            "none",
-            *options,
-            "-o",
-            str(target),
-        ]
-        subprocess.run(command, check=True)
-
-    def distribution(self, name: str, *files: str, requires: tuple[str, ...] = ()) -> None:
-        information = self.root / f"opt/site-packages/{name}-1.dist-info"
-        information.mkdir(parents=True)
-        lines = [f"Name: {name}", *(f"Requires-Dist: {other}>=1" for other in requires), "", "Text"]
-        (information / "METADATA").write_text("\n".join(lines))
-        (information / "RECORD").write_text("".join(f"{file},,\n" for file in files))
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe")
-    return Tree(root=tmp_path, compiler=compiler)
-
-
-def test_probe_runs_on_an_old_python_with_nothing_installed() -> None:
-    source = Path(probe.__file__).read_text(encoding="utf-8")
-    module = ast.parse(source, feature_version=(3, 9))
+@pytest.mark.parametrize("script", [probe, inventory])
+def test_scripts_run_on_an_old_python_with_nothing_installed(script: ModuleType) -> None:
+    path = Path(str(script.__file__))
+    module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
     imported = {alias.name for node in ast.walk(module) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(module) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names
     # One argument of a command line has at most 128 KiB.
-    assert all(len(argument) < 100_000 for argument in questions.command_of(questions.request_of((), IMAGE)))
+    command = questions.command_of(questions.request_of((), IMAGE), script=path.name)
+    assert all(len(argument) < 100_000 for argument in command)
 
 
 def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> None:
@@ -664,7 +614,7 @@ def test_folder_and_environment_of_the_caller_do_not_matter(tmp_path: Path, monk
 def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import test_imagetest as tests\n"
+        "import image.test_imagetest as tests\n"
         "from trainworks.imagetest import line, run_checks\n"
         "from trainworks.plan.checks import CommandCheck\n"
         "checks = (CommandCheck(component='a', command=('true',)), CommandCheck(component='b', command=('false',)))\n"
@@ -673,7 +623,7 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, str(program)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=True,

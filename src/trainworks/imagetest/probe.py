@@ -1,7 +1,7 @@
 """Asks an image, from inside, everything that its checks want to know; run once for all of them.
 
 The source of this file is sent into a container and run there by the image's ``/usr/bin/python3``, which may be as old
-as 3.9 and has only the standard library: import nothing else here, and use no newer syntax. It reads a ``Request`` and
+as 3.8 and has only the standard library: import nothing else here, and use no newer syntax. It reads a ``Request`` and
 prints one line, ``MARKER`` followed by an ``Answer`` as JSON.
 """
 

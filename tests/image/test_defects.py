@@ -1,0 +1,358 @@
+"""The promises about all files and all libraries: over small trees, and over the real image with defects planted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from image.libraries import Tree
+from image.support import ROOT, BuiltByCommand
+from image.test_imagetest import LocalEngine, ask, ignore, run
+from trainworks.engine.protocol import BuildRequest, Completed
+from trainworks.facts.load import load
+from trainworks.facts.rows import Facts
+from trainworks.imagetest import inventory, questions, run_checks
+from trainworks.imagetest import test_promises as promises
+from trainworks.plan.checks import (
+    Check,
+    DuplicatePackagesCheck,
+    ElfNeedsCheck,
+    LoadableLibraryCheck,
+    OwnedFilesCheck,
+    PrivilegedFilesCheck,
+    RpmPackageCheck,
+    WorldWritableCheck,
+)
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+
+PACKAGES = "/opt/venv/lib/python3.11/site-packages"
+
+
+def stock(root: Path, *owned: str) -> inventory.Answer:
+    """Run the inventory as it runs in an image, in a child, with a folder as the image's root."""
+    request: inventory.Request = {"root": str(root), "owned": list(owned)}
+    command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
+    child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return questions.inventory_of(Completed(status=child.returncode, output=child.stdout))
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for path, content in files.items():
+        target = root / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content)
+
+
+# --- owners ----------------------------------------------------------------------------------------------------------
+
+
+def test_packages_own_their_files_through_merged_folders_diversions_and_alternatives(tmp_path: Path) -> None:
+    database = "/var/lib/dpkg"
+    write(
+        tmp_path,
+        {
+            "/usr/bin/ls": "",
+            "/usr/bin/mawk": "",
+            "/usr/sbin/sshd": "ours",
+            "/usr/lib/openssh/sshd": "theirs",
+            "/usr/bin/dash": "",
+            "/usr/bin/sh.distrib": "",
+            f"{database}/info/coreutils.list": "/bin\n/bin/ls\n",
+            f"{database}/info/libc6:amd64.list": "/usr/lib/libc.so.6\n",
+            f"{database}/info/mawk.list": "/usr/bin/mawk\n",
+            f"{database}/info/openssh-server.list": "/usr/sbin/sshd\n",
+            f"{database}/info/dash.list": "/bin/dash\n/bin/sh\n",
+            f"{database}/diversions": "/usr/sbin/sshd\n/usr/lib/openssh/sshd\n:\n/bin/sh\n/bin/sh.distrib\ndash\n",
+            f"{database}/alternatives/awk": "auto\n/usr/bin/awk\nnawk\n/usr/bin/nawk\n\n/usr/bin/mawk\n5\n/x\n\n",
+        },
+    )
+    (tmp_path / "bin").symlink_to("usr/bin")
+    (tmp_path / "usr/bin/sh").symlink_to("dash")
+    (tmp_path / "etc/alternatives").mkdir(parents=True)
+    for name in ("awk", "nawk"):
+        (tmp_path / "usr/bin" / name).symlink_to(f"/etc/alternatives/{name}")
+        (tmp_path / "etc/alternatives" / name).symlink_to("/usr/bin/mawk")
+    found = stock(tmp_path, "/var/lib/dpkg/**", "/bin")
+    # What lies in place of a diverted file is whose who diverted it, a person here.
+    assert found["unowned"] == ["/usr/sbin/sshd"]
+    assert found["packages"] == 5
+
+
+def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -> None:
+    packages = "/opt/venv/lib/python3.11/site-packages"
+    write(
+        tmp_path,
+        {
+            f"{packages}/one/__init__.py": "",
+            f"{packages}/one/__pycache__/__init__.cpython-311.pyc": "",
+            f"{packages}/one/__pycache__/hidden.cpython-311.pyc": "",
+            f"{packages}/one/late.py": "",
+            f"{packages}/one-1.dist-info/RECORD": (
+                'one/__init__.py,,\n"one/a,b.txt",,\n../../../bin/one,,\none-1.dist-info/RECORD,,\n'
+            ),
+            f"{packages}/one/a,b.txt": "",
+            "/opt/venv/bin/one": "",
+            f"{packages}/egg.egg-info/installed-files.txt": "../egg/egg.py\ninstalled-files.txt\n",
+            f"{packages}/egg/egg.py": "",
+            # A list of files elsewhere is nobody's: whoever writes one may not own the image with it.
+            "/srv/own-1.dist-info/RECORD": "own.py,,\nown-1.dist-info/RECORD,,\n",
+            "/srv/own.py": "",
+        },
+    )
+    assert sorted(stock(tmp_path)["unowned"]) == [
+        f"{packages}/one/__pycache__/hidden.cpython-311.pyc",
+        f"{packages}/one/late.py",
+        "/srv/own-1.dist-info/RECORD",
+        "/srv/own.py",
+    ]
+
+
+def test_patterns_of_owned_files() -> None:
+    pattern = inventory.pattern_of(["/opt/a/**", "/etc/*.conf", "/etc/rc?.d/*", "/plain.txt"])
+    for path in ("/opt/a/b", "/opt/a/b/c", "/etc/x.conf", "/etc/rc3.d/S01", "/plain.txt"):
+        assert pattern.fullmatch(path)
+    for path in ("/opt/ab", "/etc/d/x.conf", "/etc/rc10.d/S01", "/plainxtxt", "/"):
+        assert not pattern.fullmatch(path)
+    assert not inventory.pattern_of([]).fullmatch("")
+
+
+def test_rpm_listings(tmp_path: Path) -> None:
+    """What ``rpm`` 4.18 printed for a small package, built and installed with it, and for one that is not there."""
+    owners = inventory.Owners(str(tmp_path))
+    owners.add_rpm_listing("demo-tools\t/etc/demo.conf\ndemo-tools\t/usr/bin/demo\nempty\t(none)\n")
+    assert owners.owns("/usr/bin/demo")
+    assert not owners.owns("/usr/bin/other")
+    assert owners.names == {"demo-tools"}
+    assert promises.rpm_versions("demo-tools\t2.1.4\n") == {"demo-tools": "2.1.4"}
+    assert promises.rpm_versions("no package provides nothere\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "reason"),
+    [
+        ("demo-tools", "2.1", ""),
+        ("demo-tools", "2.1.4", ""),
+        ("demo-tools", "", ""),
+        ("demo-tools", "2.1.40", "demo-tools is 2.1.4, declared is 2.1.40"),
+        ("demo-tools", "2.1.4.1", "demo-tools is 2.1.4"),
+        ("nothere", "", "nothere is not installed"),
+    ],
+)
+def test_rpm_package(package: str, version: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No RPM here: a program of its name that answers as the real one did.
+    rpm = tmp_path / "rpm"
+    rpm.write_text(
+        "#!/bin/sh\n"
+        "case \"$*\" in *demo-tools*) printf 'demo-tools\\t2.1.4\\n';; *) echo no package provides; exit 1;; esac\n"
+    )
+    rpm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (result,) = run(LocalEngine(), RpmPackageCheck(component="c", package=package, version=version))
+    assert result.passed == (not reason), result.detail
+    assert reason in result.detail
+
+
+def test_two_architectures_of_a_debian_package(tmp_path: Path) -> None:
+    entries = [
+        "Package: zlib1g\nStatus: install ok installed\nArchitecture: amd64",
+        "Package: zlib1g\nStatus: install ok installed\nArchitecture: i386",
+        "Package: bash\nStatus: install ok installed\nDescription: shell\n  more: text\nArchitecture: amd64",
+        "Package: bash\nStatus: deinstall ok config-files\nArchitecture: i386",
+    ]
+    write(tmp_path, {"/var/lib/dpkg/status": "\n\n".join(entries) + "\n"})
+    assert stock(tmp_path)["two_architectures"] == {"zlib1g": ["amd64", "i386"]}
+
+
+def test_rights(tmp_path: Path) -> None:
+    write(tmp_path, {"/usr/bin/plain": "", "/usr/bin/user": "", "/usr/bin/group": "", "/etc/open": ""})
+    (tmp_path / "usr/bin/user").chmod(0o4755)
+    (tmp_path / "usr/bin/group").chmod(0o2755)
+    (tmp_path / "etc/open").chmod(0o666)
+    (tmp_path / "etc/link").symlink_to("open")
+    for name, mode in (("tmp", 0o1777), ("var", 0o777), ("srv", 0o2775)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(mode)
+    found = stock(tmp_path)
+    assert {(one["path"], one["rights"]) for one in found["privileged"]} == {
+        ("/usr/bin/user", "setuid"),
+        ("/usr/bin/group", "setgid"),
+    }
+    assert sorted(path for path, _ in found["open"]) == ["/etc/open", "/tmp", "/var"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root may give a file capabilities")
+def test_capabilities_are_rights_too(tmp_path: Path) -> None:
+    write(tmp_path, {"/usr/bin/ping": ""})
+    # VFS_CAP_REVISION_2 with CAP_NET_RAW, as setcap(8) writes it.
+    try:
+        os.setxattr(tmp_path / "usr/bin/ping", "security.capability", bytes.fromhex("0000000200200000" + "00" * 12))
+    except OSError as error:
+        pytest.skip(f"NOT TESTED: this file system takes no capabilities: {error}")
+    assert [one["rights"] for one in stock(tmp_path)["privileged"]] == ["capabilities"]
+
+
+def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) -> None:
+    for paths in (
+        [path for row in facts.generated_files for path in row.paths],
+        [path for row in facts.privileged_files for path in row.paths],
+    ):
+        assert [path for path in paths if not path.startswith("/")] == []
+        assert len(set(paths)) == len(paths)
+    assert [path for row in facts.privileged_files for path in row.paths if "*" in path] == []
+
+
+# --- libraries -------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_need_another_major_version_are_named_with_their_distribution(tree: Tree) -> None:
+    packages = "/opt/site-packages"
+    tree.library(f"{packages}/flash/_C.so", "libcudart.so.12", "libother.so.1")
+    tree.library(f"{packages}/fine/_C.so", "libcudart.so.13", "libnvrtc.so.13.0", "libcudartx.so.1")
+    tree.library(f"{packages}/copied/_C.so", "libcudart-1a2b3c4d.so.11.0")
+    tree.distribution("flash", "flash/_C.so")
+    check = ElfNeedsCheck(component="c", roots=("/opt",), libraries=("libcudart.so.13", "libnvrtc.so.13"))
+    found = ask(tree.root, elf_needs=[questions.elf_needs_question(check)])["elf_needs"][0]
+    assert found["files"] == 3
+    assert [(one["distribution"], one["file"], one["soname"]) for one in found["others"]] == [
+        (f"{packages}/copied", f"{packages}/copied/_C.so", "libcudart-1a2b3c4d.so.11.0"),
+        ("flash", f"{packages}/flash/_C.so", "libcudart.so.12"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "cuda", "other"),
+    [
+        ("torch", "2.4.1+cu121", "12.1", ""),
+        ("torch", "2.4.1+cu118", "12.1", "11.8"),
+        ("torch", "2.4.1+cpu", "12.1", ""),
+        ("torch", "1.8.0+cu102", "11.1", "10.2"),
+        ("flash-attn", "2.8.3+cu12torch2.8", "13.0", "12"),
+        ("nvidia-nccl-cu12", "2.20.5", "13.2", "12"),
+        ("nvidia-nccl-cu12", "2.20.5", "12.9", ""),
+        ("jax-cuda12-plugin", "0.4", "13.0", "12"),
+        ("cupy-cuda11x", "13.0", "12.1", "11"),
+        ("cuda-python", "12.1", "12.1", ""),
+        ("cuml", "25.1", "12.1", ""),
+    ],
+)
+def test_cuda_that_a_distribution_is_for(name: str, version: str, cuda: str, other: str) -> None:
+    assert promises.other_cuda(name, version, cuda) == other
+
+
+def test_major_versions_of_a_library_by_its_own_name(tree: Tree) -> None:
+    tree.library("/opt/a/libcudart.so.12")
+    tree.library("/opt/b/libcudart.so.13")
+    tree.library("/opt/b/libcudart-0a1b2c3d.so.13")
+    (tree.root / "opt/a/libcudart.so").symlink_to("libcudart.so.12")
+    (tree.root / "opt/a/libcudart.so.11").write_text("not a library")
+    found = ask(tree.root, library_majors=["libcudart", "libnccl"])["library_majors"]
+    assert found["libnccl"] == {}
+    assert set(found["libcudart"]) == {"12", "13"}
+    assert set(found["libcudart"]["13"]) == {"/opt/b/libcudart.so.13", "/opt/b/libcudart-0a1b2c3d.so.13"}
+
+
+# --- the real image with defects -------------------------------------------------------------------------------------
+
+
+def checks_of(*, cuda: str) -> tuple[Check, ...]:
+    """Return the checks of the `cpu` target that look at everything, those for CUDA as a CUDA target has them."""
+    facts = load(ROOT)
+    files = (OwnedFilesCheck, WorldWritableCheck, PrivilegedFilesCheck)
+    libraries = (DuplicatePackagesCheck, ElfNeedsCheck)
+    return tuple(
+        check
+        for name, kinds in (("cpu", files), (cuda, libraries))
+        for check in make_plan(Request(framework="pytorch", cuda=name), facts).checks
+        if isinstance(check, kinds)
+    )
+
+
+def loadable(library: str) -> LoadableLibraryCheck:
+    return LoadableLibraryCheck(component="plugin", library=library, provided=("libcuda.so.1",))
+
+
+PLUGINS = (
+    "libnccl-net.so",
+    "libnccl-tuner.so",
+    "/opt/venv/lib/libmpi.so.*",
+    "/opt/venv/lib/lib*.so.*",
+    "libnccl-none.so",
+)
+
+
+@pytest.mark.engine
+def test_planted_defects_are_named_and_the_image_without_them_passes(docker_image: BuiltByCommand, tree: Tree) -> None:
+    engine = docker_image.engine
+    root = tree.root / "root"
+    planted = Tree(root=root, compiler=tree.compiler)
+    # A wheel for another CUDA; two runtimes; a plugin that is fine but for the driver, and one that is not.
+    planted.library(f"{PACKAGES}/flash_attn/_C.so", "libcudart.so.12")
+    planted.library("/usr/lib/libcudart.so.12")
+    planted.library("/usr/lib/libcudart.so.13")
+    planted.library("/usr/lib/libnccl-net.so", "libcuda.so.1", "libc.so.6")
+    planted.library("/usr/lib/libnccl-tuner.so", "libcuda.so.1", "libgone.so.1")
+    for name, version in (("flash_attn", "2.8.3+cu12torch2.8"), ("six", "1.0")):
+        information = f"{PACKAGES}/{name}-{version}.dist-info"
+        record = f"{name}-{version}.dist-info/METADATA,,\n{name}-{version}.dist-info/RECORD,,\n"
+        write(
+            root,
+            {
+                f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+                f"{information}/RECORD": record + ("flash_attn/_C.so,,\n" if name == "flash_attn" else ""),
+            },
+        )
+    write(root, {"/usr/bin/smuggled": "", "/opt/venv/bin/smuggled-too": ""})
+    subprocess.run(("rm", "-r", str(root / ".stubs")), check=True)
+    (tree.root / "Dockerfile").write_text(
+        f"FROM {docker_image.reference}\nCOPY root /\n"
+        "RUN chmod u+s /usr/bin/env && chmod g+s /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/model"
+        " && chmod -t /tmp && chmod o+w /etc/ld.so.conf.d\n"
+    )
+    checks = (*checks_of(cuda="cu130"), *(loadable(library) for library in PLUGINS))
+    name = f"localhost/trainworks-defects-{uuid.uuid4().hex[:12]}:test"
+    sound = engine.inspect(docker_image.reference)
+    assert sound is not None
+    try:
+        image = engine.build(BuildRequest(name="test", context=tree.root, tags=(name,)), ignore)
+        broken = {result.title: result.detail for result in run_checks(engine, image, checks, report=lambda _: None)}
+    finally:
+        engine.remove(name)
+    without = {result.title: result for result in run_checks(engine, sound, checks, report=lambda _: None)}
+
+    def of(*words: str) -> str:
+        (title,) = [title for title in broken if all(word in title for word in words)]
+        return title
+
+    owned, twice, built = of("every file belongs"), of("installed twice"), of("built for CUDA 13.0")
+    writable, privileged = of("nobody can write"), of("no setuid")
+    for title in (owned, twice, built, writable, privileged):
+        assert without[title].passed, without[title].detail
+        assert broken[title]
+    unowned = [line for line in broken[owned].splitlines() if line.startswith("/")]
+    assert set(unowned) == {
+        "/usr/bin/smuggled",
+        "/opt/venv/bin/smuggled-too",
+        *(f"/usr/lib/{file}" for file in ("libcudart.so.12", "libcudart.so.13", "libnccl-net.so", "libnccl-tuner.so")),
+    }
+    assert f"flash-attn: {PACKAGES}/flash_attn/_C.so needs libcudart.so.12" in broken[built]
+    assert "flash-attn 2.8.3+cu12torch2.8 is for CUDA 12" in broken[built]
+    assert "six: 1." in broken[twice]
+    assert "libcudart: /usr/lib/libcudart.so.12 (major version 12), /usr/lib/libcudart.so.13" in broken[twice]
+    places = {line.split(" has mode ")[0] for line in broken[writable].splitlines() if " has mode " in line}
+    assert places == {"/etc/profile", "/opt/ml/model", "/etc/ld.so.conf.d", "/tmp"}
+    assert broken[privileged].count(" has set") == 2
+    assert "/usr/bin/env has setuid (package: coreutils)" in broken[privileged]
+    assert "/usr/bin/smuggled has setgid (package: none)" in broken[privileged]
+    # Without the driver only the sound plugin may be called loadable; without the plugins none is.
+    assert broken[of("libnccl-net.so")] == ""
+    assert "does not find libgone.so.1" in broken[of("libnccl-tuner.so")]
+    assert "no libnccl-none.so is found" in broken[of("libnccl-none.so")]
+    assert broken[of("libmpi.so.*")] == ""
+    assert "name exactly one" in broken[of("lib*.so.*")]
+    assert "no libnccl-net.so is found" in without[of("libnccl-net.so")].detail
