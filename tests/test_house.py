@@ -85,9 +85,12 @@ def test_one_file_for_each_mode(root: Path) -> None:
 
 
 def test_one_recipe_for_each_component_and_files_only_for_components(facts: Facts, root: Path) -> None:
-    components = {row.name for row in facts.components if not row.vendor}
+    components = {row.recipe_name for row in facts.components}
     assert {path.stem for path in (root / "templates" / "components").iterdir()} == components
-    assert {path.name for path in (root / "templates" / "files").iterdir()} <= components
+    assert {path.name for path in (root / "templates" / "files").iterdir()} <= {
+        *components,
+        *(row.name for row in facts.components),
+    }
 
 
 def test_one_lock_for_each_target(facts: Facts, root: Path) -> None:

@@ -105,3 +105,17 @@ class ExtendError(TrainworksError):
         count = len(self.problems)
         lines = "".join(f"\n  {problem}" for problem in self.problems)
         super().__init__(f"{count} problem{'s' if count != 1 else ''} with the extension:{lines}", hint=hint)
+
+
+class CompatibilityError(TrainworksError):
+    """A target's parts do not go together; ``problems`` has every one of them, with its reason and source."""
+
+    exit_status = 13
+
+    def __init__(self, target: str, problems: Sequence[str]) -> None:
+        """Join all problems, one a line."""
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(
+            f"{target}: its parts do not go together:{lines}", hint="change the versions in its row or stack"
+        )

@@ -24,7 +24,7 @@ from trainworks.plan.resolve import BUILDER, base_reference, make_plan
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
     row = next(row for row in facts.targets if facts.name_of(row) == name)
-    python = facts.base_by_name[row.base].python
+    python = facts.python_of(row)
     return make_plan(Request(framework=row.framework, cuda=row.cuda, version=row.version, python=python), facts)
 
 
@@ -150,7 +150,7 @@ def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
     request = Request(framework="pytorch", cuda="cpu", without_components=("metis",))
     plan = make_plan(request, facts)
     assert [missing.component for missing in plan.missing] == ["metis"], "nothing for GPUs is missing without one"
-    assert plan.missing[0].cost == facts.component_by_name["metis"].without
+    assert plan.missing[0].cost == facts.components_of(facts.targets[0])["metis"].without
     assert "libmetis5" not in next(step.debian for step in plan.steps if step.component == "system")
     assert [check for check in plan.checks if check.component == "metis"] == []
 

@@ -123,7 +123,7 @@ def chosen(request: Request, facts: Facts) -> list[str]:
 
 def test_defaults_of_a_cuda_target_in_the_order_of_their_layers(facts: Facts) -> None:
     assert chosen(ask("cu121"), facts) == [
-        row.name for row in facts.components if not row.vendor and (row.required or row.default)
+        row.name for row in facts.components_of(select_row(ask("cu121"), facts)).values() if row.required or row.default
     ]
 
 
@@ -161,7 +161,7 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
         ),
         pytest.param(
             with_and_without("cu121", added="aws-ofi-nccl"),
-            ["--with aws-ofi-nccl: only its vendor serves it", "NCCL talks TCP"],
+            ["--with aws-ofi-nccl: not with --sources packages", "it comes with --sources vendor", "NCCL talks TCP"],
             id="only at its vendor",
         ),
         pytest.param(
@@ -190,7 +190,7 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
             [
                 "unknown component in --with: 'nonsense'",
                 "--with rmm: needs CUDA",
-                "--with smp: only its vendor",
+                "--with smp: needs CUDA",
                 "--without torch: no image",
                 "unknown component in --without: 'nothing'",
             ],

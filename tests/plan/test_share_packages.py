@@ -129,9 +129,7 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
     targets_with_it = 0
     for row in facts.targets:
         lock = facts.locks[facts.name_of(row)].packages
-        components = [
-            name for name in facts.components if not name.vendor and (row.cuda != "cpu" or not name.needs_cuda)
-        ]
+        components = list(facts.components_of(row).values())
         shares = share_packages(components, facts.cuda_by_name[row.cuda], lock)
         installed = {package.name: package for packages in shares.values() for package in packages if not package.build}
         for need in (need for package in installed.values() for need in package.requires):
@@ -143,7 +141,7 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
 def test_cuda_libraries_are_in_no_layer_of_torch(facts: Facts) -> None:
     """A bump of torch must not carry gigabytes of NVIDIA's libraries with it."""
     for row in facts.targets:
-        components = [name for name in facts.components if not name.vendor]
+        components = list(facts.components_of(row).values())
         lock = facts.locks[facts.name_of(row)].packages
         shares = names_of(share_packages(components, facts.cuda_by_name[row.cuda], lock))
         assert [name for name in shares["torch"] if fnmatchcase(name, "nvidia-*")] == []

@@ -30,7 +30,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
             HEAD + STAGE.replace("BODY", "{{ requirements }} {{ cuda_version }} {{ colour }}"),
             "templates/components/torch.j2: it reads `colour`, which its component does not have; "
             "it reads `cuda_version`, which",
-            "it may read: base_reference, component, requirements, suite, version",
+            "it may read: artifacts, base_reference, ",
             id="unknown variables, all of them",
         ),
         pytest.param(
@@ -43,7 +43,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
         pytest.param(
             "system",
             HEAD + "{% block stage %}\nFROM {{ base_reference }} AS system\n{% endblock %}\n",
-            "templates/components/system.j2: it ignores `debian`, which its row gives",
+            "templates/components/system.j2: it ignores `packages`, which its row gives",
             "it may read: ",
             id="packages that nobody installs",
         ),
@@ -51,7 +51,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
             "metis",
             HEAD + STAGE.replace("BODY", "{{ requirements }}"),
             "templates/components/metis.j2: it reads `requirements`, which its component does not have",
-            "it may read: base_reference, component, suite, version",
+            "it may read: artifacts, base_reference, ",
             id="files that there are none of",
         ),
         pytest.param(

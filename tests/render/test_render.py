@@ -19,8 +19,13 @@ from trainworks.render.dockerfile import Rendering, render
 
 
 def request_for(row: TargetRow, facts: Facts) -> Request:
-    python = facts.base_by_name[row.base].python
-    return Request(framework=row.framework, cuda=row.cuda, version=row.version, python=python)
+    return Request(
+        framework=row.framework,
+        cuda=row.cuda,
+        version=row.version,
+        python=facts.python_of(row),
+        sources=facts.sources_of(row),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +193,7 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
         return replace(package, version=f"{package.version}.post9", sha256=package.sha256[::-1])
 
     changed = replace(row, versions={**row.versions, component: f"{step.version}.post9"})
-    assert python_patterns(facts.component_by_name[component], cuda)
+    assert python_patterns(facts.components_of(row)[component], cuda)
     assert step.version in versions
     return replace(
         facts,

@@ -88,7 +88,9 @@ def build_image(
                 tags=plan.tags,
                 secrets=tuple(
                     Secret(identifier=name, content=content)
-                    for name, content in settings.secrets(plan.base.suite, plan.wheel_index).items()
+                    for name, content in settings.secrets(
+                        plan.base.suite if plan.base.bootstrap else "", plan.wheel_index
+                    ).items()
                 ),
                 arguments=settings.proxies,
                 labels={INPUTS_LABEL: rendering.digest},
@@ -101,9 +103,10 @@ def build_image(
 
 
 def ensure_base(plan: ImagePlan, engine: Engine, settings: HostSettings, progress: BuildProgress) -> None:
-    """Have the base image under its local name: from the store, else pulled by digest, else bootstrapped."""
-    name = base_reference(plan.base)
-    if engine.inspect(name) is not None:
+    """Have a base image that can be bootstrapped under its local name: from the store, else pulled, else made."""
+    name = plan.image
+    if name != base_reference(plan.base) or engine.inspect(name) is not None:
+        # What cannot be bootstrapped is pulled by the engine itself, by the digest in its FROM.
         return
     if plan.base.digest:
         reference = f"{plan.base.image}@{plan.base.digest}"

@@ -35,9 +35,7 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
     versions = {**facts.stack_by_name[row.stack].components, **row.versions}
     runtime: list[str] = []
     build: list[str] = []
-    for component in facts.components:
-        if component.vendor or (component.needs_cuda and row.cuda == "cpu"):
-            continue
+    for component in facts.components_of(row).values():
         for number, name in enumerate(python_patterns(component, cuda)):
             if "*" not in name:
                 version = versions.get(component.name, "") if number == 0 else ""

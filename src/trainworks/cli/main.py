@@ -137,7 +137,7 @@ def _main(options: Namespace, parser: ArgumentParser, root: Path) -> int:
 
 def describe_plan(plan: ImagePlan) -> str:
     """Return a plan for people: target, components with their versions, what is missing and what that costs."""
-    lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.base.image}, Python {plan.base.python}"]
+    lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.image}, Python {plan.target.python}"]
     width = max(len(step.component) for step in plan.steps)
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]

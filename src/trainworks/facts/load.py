@@ -17,7 +17,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from trainworks.errors import FactsError, OutputError
 from trainworks.facts.rows import (
+    Artifact,
     Base,
+    BaseImage,
     CheckRow,
     Component,
     Cuda,
@@ -27,9 +29,12 @@ from trainworks.facts.rows import (
     GeneratedFiles,
     Instance,
     Lock,
+    LockedArtifact,
+    LockedBaseImage,
     LockedPackage,
     PrivilegedFiles,
     Recipe,
+    Rule,
     SourceFile,
     Stack,
     Storage,
@@ -47,6 +52,7 @@ class FrontMatter:
     """What a front matter may say; the keys of a check depend on its kind, and ``plan`` looks at them."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
@@ -55,17 +61,44 @@ class FrontMatter:
 NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DIGEST = re.compile(r"(sha256:[0-9a-f]{64})?\Z")
+OPTIONAL_SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
+COMMIT = re.compile(r"([0-9a-f]{40})?\Z")
+FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
+URL = re.compile(r"(https:/{2}\S+)?\Z")
 VERSION = re.compile(r"\d+(\.\d+)*([.+-]?[a-z0-9]+)*\Z")
+PYTHON = re.compile(r"3\.\d+\Z")
 
 PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
     Base: {
         "name": (NAME, "lower-case letters, digits and dashes"),
         "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
-        "python": (re.compile(r"3\.\d+\Z"), "MAJOR.MINOR, for example '3.11'"),
+        "python": (PYTHON, "MAJOR.MINOR, for example '3.11'"),
     },
-    Cuda: {"name": (re.compile(r"(cpu|cu\d{3})\Z"), "'cpu' or 'cu' and three digits, for example 'cu121'")},
+    BaseImage: {"digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent")},
+    Cuda: {
+        "name": (
+            re.compile(r"(cpu|neuron|cu\d{3})\Z"),
+            "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'",
+        )
+    },
     Component: {"name": (NAME, "lower-case letters, digits and dashes")},
-    TargetRow: {"version": (VERSION, "a version, for example '2.4.1'")},
+    Artifact: {
+        "name": (NAME, "lower-case letters, digits and dashes"),
+        "url": (URL, "an https:// URL, or absent"),
+        "git": (URL, "an https:// URL, or absent"),
+        "signature": (URL, "an https:// URL, or absent"),
+        "key": (URL, "an https:// URL, or absent"),
+        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
+        "commit": (COMMIT, "40 hexadecimal digits, or absent"),
+        "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
+    },
+    Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
+    TargetRow: {
+        "version": (VERSION, "a version, for example '2.4.1'"),
+        "python": (re.compile(r"(3\.\d+)?\Z"), "MAJOR.MINOR, for example '3.11', or absent"),
+    },
+    LockedArtifact: {"sha256": (SHA256, "64 hexadecimal digits")},
+    LockedBaseImage: {"digest": (DIGEST, "'sha256:' and 64 hexadecimal digits")},
     LockedPackage: {
         "sha256": (SHA256, "64 hexadecimal digits"),
         "version": (VERSION, "a version, for example '2.4.1'"),
@@ -156,6 +189,30 @@ def _explain(detail: Any) -> str:
     return f"key '{place}': {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
 
 
+NO_FRAMEWORKS = frozenset(
+    {
+        "artifacts",
+        "base-images",
+        "bases",
+        "compatibility",
+        "components",
+        "cuda",
+        "fabric",
+        "families",
+        "generated-files",
+        "instances",
+        "privileged-files",
+        "stacks",
+        "storage",
+    }
+)
+"""Files of ``images``; every other one is a framework's."""
+
+LOCKED_ARTIFACTS = "artifacts.toml"
+LOCKED_BASE_IMAGES = "base-images.toml"
+"""Files of ``images/lock`` that all targets share; every other one is a target's."""
+
+
 def load(root: Path) -> Facts:
     """Read and validate all facts of a checkout.
 
@@ -177,6 +234,9 @@ def load(root: Path) -> Facts:
         return tuple(reader.rows(row_type, key, reader.toml(images / f"{name}.toml"), f"images/{name}.toml"))
 
     bases = table("bases", Base, "base")
+    base_images = table("base-images", BaseImage, "base_image")
+    artifacts = table("artifacts", Artifact, "artifact")
+    rules = table("compatibility", Rule, "rule")
     cudas = table("cuda", Cuda, "cuda")
     components = table("components", Component, "component")
     stacks = table("stacks", Stack, "stack")
@@ -187,10 +247,8 @@ def load(root: Path) -> Facts:
     generated_files = table("generated-files", GeneratedFiles, "generated")
     privileged_files = table("privileged-files", PrivilegedFiles, "privileged")
     targets: list[TargetRow] = []
-    fixed = {"bases", "cuda", "components", "stacks", "instances", "families", "storage", "fabric"}
-    fixed |= {"generated-files", "privileged-files"}
     for path in sorted(images.glob("*.toml")):
-        if path.stem not in fixed:
+        if path.stem not in NO_FRAMEWORKS:
             content = reader.toml(path)
             framework = content.pop("framework", None)
             content.pop("summary", None)
@@ -199,7 +257,10 @@ def load(root: Path) -> Facts:
             targets += reader.rows(TargetRow, "target", content, f"images/{path.name}", framework=path.stem)
     facts = Facts(
         bases=bases,
+        base_images=base_images,
         cudas=cudas,
+        artifacts=artifacts,
+        rules=rules,
         components=components,
         stacks=stacks,
         instances=instances,
@@ -213,6 +274,8 @@ def load(root: Path) -> Facts:
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
         files=_files(root),
         locks=_locks(reader, images / "lock"),
+        locked_artifacts=_locked(reader, images / "lock" / LOCKED_ARTIFACTS, LockedArtifact, "artifact"),
+        locked_base_images=_locked(reader, images / "lock" / LOCKED_BASE_IMAGES, LockedBaseImage, "base_image"),
     )
     _relate(facts, reader.malformed, reader.problems)
     if reader.problems:
@@ -237,6 +300,7 @@ def _recipes(reader: _Reader, templates: Path) -> dict[str, Recipe]:
             name=path.stem,
             text=text,
             environment=content.environment,
+            path=content.path,
             programs=content.programs,
             checks=tuple(
                 CheckRow(
@@ -267,9 +331,18 @@ def _files(root: Path) -> tuple[SourceFile, ...]:
 def _locks(reader: _Reader, folder: Path) -> dict[str, Lock]:
     locks: dict[str, Lock] = {}
     for path in sorted(folder.glob("*.toml")):
+        if path.name in {LOCKED_ARTIFACTS, LOCKED_BASE_IMAGES}:
+            continue
         packages = reader.rows(LockedPackage, "package", reader.toml(path), f"images/lock/{path.name}")
         locks[path.stem] = Lock(target=path.stem, packages=tuple(packages))
     return locks
+
+
+def _locked(reader: _Reader, path: Path, row_type: type[Row], key: str) -> tuple[Row, ...]:
+    """Read a lock that all targets share; it may not be there yet."""
+    if not path.exists():
+        return ()
+    return tuple(reader.rows(row_type, key, reader.toml(path), f"images/lock/{path.name}"))
 
 
 def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -> None:
@@ -281,7 +354,9 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
     for kind, names in (
         ("base", [row.name for row in facts.bases]),
         ("cuda", [row.name for row in facts.cudas]),
-        ("component", [row.name for row in facts.components]),
+        ("base_image", [row.name for row in facts.base_images]),
+        ("rule", [row.name for row in facts.rules]),
+        ("component", [f"{row.name} ({source})" for row in facts.components for source in row.sources]),
         ("stack", [row.name for row in facts.stacks]),
         ("instance", [row.name for row in facts.instances]),
         ("family", [row.name for row in facts.families]),
@@ -291,25 +366,31 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("privileged", [row.package for row in facts.privileged_files]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
-    known = names_of("component", facts.component_by_name)
+    component_names = {component.name for component in facts.components}
+    known = names_of("component", component_names)
     problems.extend(
         f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
         for recipe in facts.recipes.values()
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
     )
+    recipes = {component.recipe_name for component in facts.components}
     for component in facts.components:
         problems.extend(
-            f"images/components.toml: component {component.name!r}: needs unknown {need!r}"
-            for need in component.needs
+            f"images/components.toml: component {component.name!r}: {key} unknown {need!r}"
+            for key, needs in (("needs", component.needs), ("builds_with", component.builds_with))
+            for need in needs
             if need not in known
         )
-        if not component.vendor and component.name not in facts.recipes:
-            problems.append(f"templates/components/{component.name}.j2 is missing: the component has a row")
+        if component.recipe_name not in facts.recipes:
+            problems.append(
+                f"templates/components/{component.recipe_name}.j2 is missing: the component {component.name} has a row"
+            )
     problems.extend(
         f"templates/components/{name}.j2: no row of this name in images/components.toml"
-        for name in sorted(set(facts.recipes) - known)
+        for name in sorted(set(facts.recipes) - recipes - known)
     )
+    _relate_artifacts(facts, problems)
     problems.extend(
         f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
         for stack in facts.stacks
@@ -325,15 +406,17 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
                 ("cuda", target.cuda, facts.cuda_by_name, "images/cuda.toml"),
                 ("base", target.base, facts.base_by_name, "images/bases.toml"),
                 ("stack", target.stack, facts.stack_by_name, "images/stacks.toml"),
+                ("image", target.image, facts.base_image_by_name, "images/base-images.toml"),
+                ("builder_image", target.builder_image, facts.base_image_by_name, "images/base-images.toml"),
             )
-            if value not in names_of(key, rows)
+            if value and value not in names_of("base_image" if key.endswith("image") else key, rows)
         ]
         broken += [
             f"{where}: key 'versions': unknown component {name!r}" for name in target.versions if name not in known
         ]
         problems.extend(broken)
-        # A malformed base is in its file, and has no Python to name the target by.
-        if not broken and target.base in facts.base_by_name:
+        # A malformed base is in its file, and has no Python to name the target by; nor has a stack its sources.
+        if not broken and target.base in facts.base_by_name and target.stack in facts.stack_by_name:
             target_names.append(facts.name_of(target))
     problems.extend(f"images: target {name} stands in two rows" for name in _repeated(target_names))
     if len(target_names) == len(facts.targets) and not names_of("target", ()):
@@ -349,6 +432,24 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         )
 
 
+def _relate_artifacts(facts: Facts, problems: list[str]) -> None:
+    """Check that each artifact is one file or one commit, and that what it brings along has a row."""
+    versions = {(row.name, row.version) for row in facts.artifacts}
+    for row in facts.artifacts:
+        where = f"images/artifacts.toml: artifact {row.name} {row.version}"
+        if bool(row.url) == bool(row.git):
+            problems.append(f"{where}: must have either `url` or `git`")
+        if bool(row.git) != bool(row.commit):
+            problems.append(f"{where}: `git` and `commit` belong together: a tag alone can be moved")
+        if len({bool(row.signature), bool(row.key), bool(row.fingerprint)}) > 1:
+            problems.append(f"{where}: `signature`, `key` and `fingerprint` belong together")
+        problems.extend(
+            f"{where}: key 'together': no artifact {name} {version}"
+            for name, version in row.together.items()
+            if (name, version) not in versions
+        )
+
+
 def _repeated(names: Iterable[str]) -> list[str]:
     seen: set[str] = set()
     return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
@@ -357,7 +458,10 @@ def _repeated(names: Iterable[str]) -> list[str]:
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON schema of each kind of file in ``images``, by name, for editors: ``images/schema/NAME.json``."""
     files: Mapping[str, tuple[str, type[Any]]] = {
+        "artifacts": ("artifact", Artifact),
+        "base-images": ("base_image", BaseImage),
         "bases": ("base", Base),
+        "compatibility": ("rule", Rule),
         "cuda": ("cuda", Cuda),
         "components": ("component", Component),
         "stacks": ("stack", Stack),
@@ -369,6 +473,8 @@ def schemas() -> dict[str, dict[str, Any]]:
         "privileged-files": ("privileged", PrivilegedFiles),
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
+        "lock-artifacts": ("artifact", LockedArtifact),
+        "lock-base-images": ("base_image", LockedBaseImage),
     }
     return {name: _schema(name, key, row_type) for name, (key, row_type) in files.items()}
 

@@ -10,23 +10,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
+from urllib.parse import unquote
 
 Source = Literal["packages", "vendor"]
 """Where a target's parts come from: Debian and Python packages only, or the vendors' own installers."""
 
 
+PackageManager = Literal["apt", "dnf"]
+"""What installs a distribution's packages."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A base image.
+    """An operating system that images stand on.
 
     Attributes:
         name: What a target calls it, for example ``debian12``.
-        suite: The distribution's code name, for bootstrapping.
+        suite: The distribution's code name: for bootstrapping, and in the names of package caches.
         version: The distribution's version.
         glibc: The newest C library level that wheels are chosen for; at most its own.
-        python: Its Python, ``MAJOR.MINOR``.
+        python: Its ``/usr/bin/python3``, ``MAJOR.MINOR``; the launcher runs on it.
         image: The reference to pull where a registry answers.
-        digest: ``sha256:...`` of that image; without one it is not pulled but bootstrapped.
+        digest: ``sha256:...`` of that image.
+        package_manager: What installs its packages.
+        bootstrap: Whether it can be made from its package archive where nothing can be pulled.
+        pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
     """
 
     name: str
@@ -37,17 +45,131 @@ class Base:
     image: str
     source: str
     digest: str = ""
+    package_manager: PackageManager = "apt"
+    bootstrap: bool = False
+    pythons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseImage:
+    """An image that a vendor builds on an operating system, such as NVIDIA's with CUDA.
+
+    Attributes:
+        name: The reference to pull, with its tag.
+        base: Name of the base row whose operating system it has.
+        provides: Versions of what it brings, by component or ``cuda`` and ``cudnn``.
+        digest: ``sha256:...``, where it is known without a lock.
+    """
+
+    name: str
+    base: str
+    source: str
+    provides: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """One input that is downloaded: a file by its hash, or a git repository by its commit.
+
+    Attributes:
+        name: The component that it is, or what another artifact brings ``together`` with itself.
+        version: Exact version. Rows of one name and version differ in what they require.
+        url: Where the file is.
+        sha256: The file's hash as its vendor (or a package collection that checks it) publishes it.
+        size: The file's size in bytes, where it is published; 0 where not.
+        git: The repository, instead of a file.
+        tag: The tag that points at the commit: git servers hand out tags sooner than commits.
+        commit: 40 hexadecimal digits. Git names contents by hashes, so this verifies every byte.
+        signature: Where the file's detached OpenPGP signature is; ``build.py lock`` checks it.
+        key: Where the key that signs is.
+        fingerprint: That key's fingerprint, 40 hexadecimal digits.
+        provides: Versions of what it installs besides itself, by component.
+        requires: What must hold for it: subject to range (``plan.compatibility``).
+        flags: What its recipe has to pass on, for example ``--disable-ngc``.
+        together: Further artifacts that its recipe needs: name to exact version.
+    """
+
+    name: str
+    version: str
+    source: str
+    url: str = ""
+    sha256: str = ""
+    size: int = 0
+    git: str = ""
+    tag: str = ""
+    commit: str = ""
+    signature: str = ""
+    key: str = ""
+    fingerprint: str = ""
+    provides: Mapping[str, str] = field(default_factory=dict)
+    requires: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    together: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The name of its file: in a mirror, in a build context, in a build stage."""
+        if self.git:
+            return f"{self.name}-{self.commit}.bundle"
+        return unquote(self.url.rsplit("/", 1)[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedArtifact:
+    """What ``build.py lock`` found a file to be: its hash and its size in bytes."""
+
+    url: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedBaseImage:
+    """What ``build.py lock`` found a base image to be."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A fact about what goes together; see the head of ``images/compatibility.toml``.
+
+    Attributes:
+        name: What an error calls it.
+        when: Subject to range: the rule speaks about plans for which all of these hold.
+        require: Subject to range: all of these must hold then; with none the combination itself is bad.
+        reason: Why.
+        instead: What to do.
+    """
+
+    name: str
+    when: Mapping[str, str]
+    reason: str
+    source: str
+    require: Mapping[str, str] = field(default_factory=dict)
+    instead: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda:
-    """One value of ``--cuda``; ``cpu`` has neither version nor wheels nor driver."""
+    """One value of ``--cuda``; ``cpu`` and ``neuron`` have neither version nor wheels nor driver.
+
+    ``architectures`` are those that code is compiled for, as nvcc names them without the dot: ``80`` is 8.0.
+    """
 
     name: str
     source: str
     version: str = ""
     wheel_suffix: str = ""
     minimum_driver: str = ""
+    architectures: tuple[str, ...] = ()
+
+    @property
+    def neuron(self) -> bool:
+        """Whether this cell is AWS Trainium's."""
+        return self.name == "neuron"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +179,38 @@ class Component:
     name: str
     summary: str
     source: str
+    sources: tuple[Source, ...] = ("packages", "vendor")
+    frameworks: tuple[str, ...] = ()
+    recipe: str = ""
+    artifact: bool = False
     debian: tuple[str, ...] = ()
+    rpm: tuple[str, ...] = ()
+    build_debian: tuple[str, ...] = ()
+    build_rpm: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    builds_with: tuple[str, ...] = ()
+    build_only: bool = False
     needs_cuda: bool = False
+    needs_neuron: bool = False
     required: bool = False
     default: bool = False
-    vendor: bool = False
     without: str = ""
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe, ``templates/components/NAME.j2``; two rows of one name have two."""
+        return self.recipe or self.name
+
+    def fits(self, framework: str, sources: Source, cuda: Cuda) -> bool:
+        """Whether a target of this framework, of these sources and this cell can have it."""
+        return (
+            sources in self.sources
+            and (not self.frameworks or framework in self.frameworks)
+            and (not self.needs_cuda or bool(cuda.version))
+            and (not self.needs_neuron or cuda.neuron)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +352,9 @@ class TargetRow:
         stack: Name of a stack row.
         versions: Versions of this cell's own (framework, CUDA, cuDNN, NCCL), by component.
         size_budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
+        python: ``MAJOR.MINOR``; default: the base's own.
+        image: Name of a base image row; default: the base's own image.
+        builder_image: The one that its build stages stand on, where that has more (compilers, headers).
         wheel_index: A vendor's own index, used when the host names none of its own.
         built: The last real build, absent where there was none.
     """
@@ -218,6 +367,9 @@ class TargetRow:
     versions: Mapping[str, str]
     size_budget_megabytes: int
     source: str
+    python: str = ""
+    image: str = ""
+    builder_image: str = ""
     wheel_index: str = ""
     built: Built | None = None
 
@@ -271,6 +423,7 @@ class Recipe:
         name: The component.
         text: The whole template.
         environment: Variables of the image that this component sets.
+        path: Folders for the front of the image's PATH.
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
@@ -279,6 +432,7 @@ class Recipe:
     name: str
     text: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckRow, ...] = ()
     owns: tuple[str, ...] = ()
@@ -298,7 +452,10 @@ class Facts:
     """Everything that was read: rows, recipes, and the files that recipes copy."""
 
     bases: tuple[Base, ...]
+    base_images: tuple[BaseImage, ...]
     cudas: tuple[Cuda, ...]
+    artifacts: tuple[Artifact, ...]
+    rules: tuple[Rule, ...]
     components: tuple[Component, ...]
     stacks: tuple[Stack, ...]
     instances: tuple[Instance, ...]
@@ -312,6 +469,8 @@ class Facts:
     templates: Mapping[str, str]
     files: tuple[SourceFile, ...]
     locks: Mapping[str, Lock]
+    locked_artifacts: tuple[LockedArtifact, ...]
+    locked_base_images: tuple[LockedBaseImage, ...]
 
     @cached_property
     def base_by_name(self) -> Mapping[str, Base]:
@@ -329,15 +488,47 @@ class Facts:
         return {row.name: row for row in self.stacks}
 
     @cached_property
-    def component_by_name(self) -> Mapping[str, Component]:
-        """Components by name, in the order of their layers."""
-        return {row.name: row for row in self.components}
+    def base_image_by_name(self) -> Mapping[str, BaseImage]:
+        """Base images by name."""
+        return {row.name: row for row in self.base_images}
+
+    @cached_property
+    def artifacts_by_name(self) -> Mapping[str, tuple[Artifact, ...]]:
+        """Artifacts by name, in the order of their file."""
+        found: dict[str, tuple[Artifact, ...]] = {}
+        for row in self.artifacts:
+            found[row.name] = (*found.get(row.name, ()), row)
+        return found
+
+    @cached_property
+    def locked_artifact_by_url(self) -> Mapping[str, LockedArtifact]:
+        """What the lock says of a file, by its URL."""
+        return {row.url: row for row in self.locked_artifacts}
+
+    @cached_property
+    def digest_by_image(self) -> Mapping[str, str]:
+        """Digests of base images by name: those of the lock, and those that rows themselves say."""
+        rows = {row.name: row.digest for row in self.base_images if row.digest}
+        return {row.name: row.digest for row in self.locked_base_images} | rows
+
+    def components_of(self, row: TargetRow) -> Mapping[str, Component]:
+        """Return what a target can have, by name, in the order of their layers."""
+        sources, cuda = self.sources_of(row), self.cuda_by_name[row.cuda]
+        return {each.name: each for each in self.components if each.fits(row.framework, sources, cuda)}
 
     def sources_of(self, row: TargetRow) -> Source:
         """Return the sources of a target: those of its stack."""
         return self.stack_by_name[row.stack].sources
 
+    def python_of(self, row: TargetRow) -> str:
+        """Return a target's Python, ``MAJOR.MINOR``."""
+        return row.python or self.base_by_name[row.base].python
+
     def name_of(self, row: TargetRow) -> str:
-        """Return a target's name, ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``: unique, and the name of its lock."""
-        python = self.base_by_name[row.base].python.replace(".", "")
-        return f"{row.framework}-{row.version}-{row.cuda}-py{python}-{row.base}"
+        """Return a target's name: unique, and the name of its lock.
+
+        ``FRAMEWORK-VERSION-CUDA-pyXY-BASE``, with ``-vendor`` behind it where its sources are the vendors.
+        """
+        vendor = "-vendor" if self.sources_of(row) == "vendor" else ""
+        python = self.python_of(row).replace(".", "")
+        return f"{row.framework}-{row.version}-{row.cuda}-py{python}-{row.base}{vendor}"

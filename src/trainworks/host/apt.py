@@ -116,9 +116,11 @@ def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tup
     """Return the lines of a ``sources.list`` that serve ``suite`` from the archives that this machine uses.
 
     Only archives of the machine's own Debian suite are taken (``bookworm``, ``bookworm-updates``, ...), with the suite
-    replaced; vendors' archives that a machine may have besides say nothing about Debian. Empty where none fits: then
-    the bootstrap tool's and the base image's own defaults hold.
+    replaced; vendors' archives that a machine may have besides say nothing about Debian. Empty where none fits, and
+    for another distribution (``suite`` is ``""``): then the bootstrap tool's and the base image's own defaults hold.
     """
+    if not suite:
+        return ()
     lines = []
     for source in sources:
         if own_suite and (source.suite == own_suite or source.suite.startswith(f"{own_suite}-")):

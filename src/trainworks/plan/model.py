@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from trainworks.facts.rows import Base, LockedPackage, Source
+from trainworks.facts.rows import Artifact, Base, LockedPackage, Source
 from trainworks.plan.checks import Check
 
 
@@ -56,6 +56,11 @@ class Step:
         summary: What it is, for people.
         debian: Packages of the distribution (the step ``system`` has those of all steps).
         python: Files of the package index, in the lock's order (those of ``builder`` serve all build stages).
+        recipe: Its recipe.
+        artifacts: What it downloads by itself, its own artifact first; hashes are those of the row or of the lock.
+        build_packages: Packages of the distribution that only building needs (``builder`` has those of all steps).
+        builds_with: Steps whose stages its own stage copies from.
+        in_image: Whether anything of it is in the image, or it only serves other stages.
     """
 
     component: str
@@ -63,6 +68,11 @@ class Step:
     summary: str
     debian: tuple[str, ...] = ()
     python: tuple[LockedPackage, ...] = ()
+    recipe: str = ""
+    artifacts: tuple[Artifact, ...] = ()
+    build_packages: tuple[str, ...] = ()
+    builds_with: tuple[str, ...] = ()
+    in_image: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +109,12 @@ class ImagePlan:
 
     Attributes:
         target: Which cell.
-        base: The base image's row.
+        base: The operating system's row.
+        image: Reference of the base image, with its digest where that is known.
+        builder_image: Reference of the image that build stages stand on; ``""`` where that is the base image.
+        interpreter: Path of the target's Python, which ``/opt/venv`` is made from.
+        cuda_home: Folder of the CUDA toolkit; ``""`` where the image has none.
+        cuda_architectures: What code is compiled for, as nvcc names it: ``80`` is 8.0.
         steps: Components, in the order of their layers.
         environment: Variables of the image.
         labels: Labels of the image.
@@ -111,10 +126,16 @@ class ImagePlan:
         fabric: What hosts with EFA need, for this image's versions.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
+        unlocked: Inputs whose hash or digest nobody has recorded yet: what has any is shown, and never built.
     """
 
     target: Target
     base: Base
+    image: str
+    builder_image: str
+    interpreter: str
+    cuda_home: str
+    cuda_architectures: tuple[str, ...]
     steps: tuple[Step, ...]
     environment: Mapping[str, str]
     labels: Mapping[str, str]
@@ -126,6 +147,7 @@ class ImagePlan:
     fabric: tuple[FabricVariable, ...]
     budget_megabytes: int
     wheel_index: str
+    unlocked: tuple[str, ...]
 
     def as_json(self) -> str:
         """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, get_args
 
-from trainworks.errors import FactsError, LockError
-from trainworks.facts.rows import Base, CheckRow, Component, Cuda, Facts, LockedPackage, Recipe, TargetRow
+from trainworks.errors import CompatibilityError, FactsError, LockError
+from trainworks.facts.rows import (
+    Artifact,
+    Base,
+    CheckRow,
+    Component,
+    Cuda,
+    Facts,
+    LockedPackage,
+    Recipe,
+    TargetRow,
+)
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
+from trainworks.plan.compatibility import Subjects, all_hold, conflicts, describe
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.select import select_components, select_row
+from trainworks.plan.versions import declared_versions, versions_of
 
 IMAGE = "image"
 """The name under which promises that belong to no single component are reported."""
@@ -25,8 +37,7 @@ CHECK_TYPES: Mapping[str, type[Any]] = {check_type.kind: check_type for check_ty
 """Kinds of promises that a front matter may declare, by the word it uses."""
 
 ENVIRONMENT: Mapping[str, str] = {
-    "PATH": "/opt/trainworks/bin:/opt/venv/bin:/opt/ml/code"
-    ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PATH": "/opt/trainworks/bin:/opt/venv/bin",
     "LANG": "C.UTF-8",
     "PYTHONUNBUFFERED": "1",
     "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
@@ -72,34 +83,40 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
         framework=row.framework,
         version=row.version,
         cuda=row.cuda,
-        python=base.python,
+        python=facts.python_of(row),
         base=base.name,
         sources=facts.sources_of(row),
     )
-    versions = {**facts.stack_by_name[row.stack].components, **row.versions}
-    steps = _steps(components, row, cuda, versions, _lock_of(row, facts), facts)
-    recipes = [facts.recipes[step.component] for step in steps]
-    labels = _labels(target, base.image)
+    versions = versions_of(row, facts)
+    subjects = _subjects(components, versions, target, base, cuda)
+    artifacts = _choose_artifacts(components, declared_versions(row, facts), versions, subjects, target, facts)
+    subjects |= {f"{name}.flags": frozenset(chosen[0].flags) for name, chosen in artifacts.items()}
+    if broken := conflicts(facts.rules, subjects):
+        raise CompatibilityError(target.name, [str(conflict) for conflict in broken])
+    steps = _steps(components, row, cuda, versions, artifacts, facts)
+    recipes = [facts.recipes[step.recipe] for step in steps]
+    image = _reference(row.image, base, facts)
+    labels = _labels(target, row.image or base.image)
     plan_checks = (
         *_declared_checks(steps, facts.recipes),
-        *_image_checks(steps, labels, row, cuda),
+        *_image_checks(steps, labels, row, base, cuda),
         *_file_checks(recipes, facts),
     )
-    chosen = {step.component for step in steps}
     return ImagePlan(
         target=target,
         base=base,
+        image=image,
+        builder_image=_reference(row.builder_image, base, facts) if row.builder_image else "",
+        interpreter=_interpreter(row, base, facts),
+        cuda_home=CUDA_HOME if cuda.version and row.image else "",
+        cuda_architectures=cuda.architectures,
         steps=steps,
         environment=_environment(cuda, recipes),
         labels=labels,
         tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, row, facts)}",),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
-        missing=tuple(
-            Missing(component=component.name, cost=component.without)
-            for component in facts.components
-            if component.name not in chosen and component.without and (row.cuda != "cpu" or not component.needs_cuda)
-        ),
+        missing=_missing(components, row, cuda, facts),
         instances={
             row.name: InstanceShape(gpus=row.gpus, neuron_cores=row.neuron_cores, efa=row.efa, efa_rdma=row.efa_rdma)
             for row in facts.instances
@@ -111,11 +128,141 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
         ),
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
+        unlocked=_unlocked(steps, row, base, facts),
     )
 
 
+CUDA_HOME = "/usr/local/cuda"
+"""Where NVIDIA's images and installers put the toolkit."""
+
+OWN_PYTHON = "cpython"
+"""The component that compiles a Python which the base does not have."""
+
+
+def _interpreter(row: TargetRow, base: Base, facts: Facts) -> str:
+    """Return the path of a target's Python: the distribution's own, one more of its packages, or the compiled one."""
+    python = facts.python_of(row)
+    if python == base.python:
+        return "/usr/bin/python3"
+    return base.pythons.get(python, f"/opt/python/bin/python{python}")
+
+
+def _reference(image: str, base: Base, facts: Facts) -> str:
+    """Return what a stage stands on: a local name for what can be bootstrapped, else a reference with its digest."""
+    if not image and base.bootstrap:
+        return base_reference(base)
+    name = image or base.image
+    digest = facts.digest_by_image.get(name, "" if image else base.digest)
+    return f"{name}@{digest}" if digest else name
+
+
+def _unlocked(steps: Sequence[Step], row: TargetRow, base: Base, facts: Facts) -> tuple[str, ...]:
+    images = [row.image] if row.image else [] if base.bootstrap else [base.image]
+    images += [row.builder_image] if row.builder_image else []
+    return (
+        *(f"base image {name}: no digest" for name in images if "@" not in _reference(name, base, facts)),
+        *(
+            f"{artifact.name} {artifact.version}: no sha256 of {artifact.url}"
+            for step in steps
+            for artifact in step.artifacts
+            if artifact.url and not artifact.sha256
+        ),
+    )
+
+
+def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts: Facts) -> tuple[Missing, ...]:
+    """Return what images of this framework and cell could have, from whatever sources, and this one has not."""
+    chosen = {component.name for component in components}
+    possible = {
+        component.name: component
+        for component in facts.components
+        if any(component.fits(row.framework, sources, cuda) for sources in component.sources)
+    }
+    return tuple(
+        Missing(component=name, cost=component.without)
+        for name, component in (possible | dict(facts.components_of(row))).items()
+        if component.without and name not in chosen
+    )
+
+
+# What decides about versions.
+
+
+def _subjects(
+    components: Sequence[Component], versions: Mapping[str, str], target: Target, base: Base, cuda: Cuda
+) -> dict[str, str | frozenset[str]]:
+    """Return what rules and artifacts can ask about."""
+    subjects: dict[str, str | frozenset[str]] = {
+        component.name: versions[component.name] for component in components if component.name in versions
+    }
+    subjects |= {target.framework: target.version, "python": target.python, "glibc": base.glibc, "base": base.name}
+    subjects["sources"] = target.sources
+    if cuda.version:
+        subjects |= {"cuda": versions.get("cuda", cuda.version), "driver": cuda.minimum_driver}
+        if "cudnn" in versions:
+            subjects["cudnn"] = versions["cudnn"]
+    return subjects
+
+
+def _choose_artifacts(
+    components: Sequence[Component],
+    declared: Mapping[str, str],
+    versions: Mapping[str, str],
+    subjects: Subjects,
+    target: Target,
+    facts: Facts,
+) -> dict[str, tuple[Artifact, ...]]:
+    """Return what each component downloads: the row of its version that fits this target, and what that row brings.
+
+    A component whose version is not declared but brought by another part downloads nothing.
+
+    Raises:
+        CompatibilityError: No row, or more than one, of a version fits; with what each of them requires.
+    """
+    found: dict[str, tuple[Artifact, ...]] = {}
+    problems: list[str] = []
+    for component in components:
+        if component.name in versions and component.name not in declared:
+            continue
+        version = versions.get(component.name, "")
+        rows = [row for row in facts.artifacts_by_name.get(component.name, ()) if row.version == version]
+        fitting = [row for row in rows if all_hold(row.requires, subjects)]
+        if len(fitting) == 1:
+            own = fitting[0]
+            brought = [
+                row
+                for name, wanted in own.together.items()
+                for row in facts.artifacts_by_name[name]
+                if row.version == wanted
+            ]
+            found[component.name] = tuple(_with_lock(row, facts) for row in (own, *brought))
+        elif fitting:
+            problems.append(f"{component.name} {version}: {len(fitting)} rows of images/artifacts.toml fit")
+        elif rows:
+            problems += [
+                f"{component.name} {version}: requires "
+                + ", ".join(f"{name} {allowed}" for name, allowed in row.requires.items())
+                + f"; this target has {describe(row.requires, subjects)} (source: {row.source})"
+                for row in rows
+            ]
+        elif component.artifact:
+            known = ", ".join(row.version for row in facts.artifacts_by_name.get(component.name, ())) or "none"
+            problems.append(f"{component.name} {version or 'without a version'}: no artifact row; there is: {known}")
+    if problems:
+        raise CompatibilityError(target.name, problems)
+    return found
+
+
+def _with_lock(artifact: Artifact, facts: Facts) -> Artifact:
+    """Return an artifact with the hash and size that the lock knows, where its own row has none."""
+    locked = facts.locked_artifact_by_url.get(artifact.url)
+    if locked is None:
+        return artifact
+    return replace(artifact, sha256=artifact.sha256 or locked.sha256, size=artifact.size or locked.size)
+
+
 def _tag(target: Target) -> str:
-    return f"{target.version}-{target.cuda}-py{target.python.replace('.', '')}-{target.base}"
+    return target.name.removeprefix(f"{target.framework}-")
 
 
 def _variant(components: Sequence[Component], row: TargetRow, facts: Facts) -> str:
@@ -138,7 +285,12 @@ def _environment(cuda: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:
         environment |= CUDA_ENVIRONMENT
     for recipe in recipes:
         environment |= recipe.environment
+    folders = [folder for recipe in recipes for folder in recipe.path]
+    environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
     return environment
+
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def _labels(target: Target, base_image: str) -> dict[str, str]:
@@ -180,35 +332,65 @@ def _steps(
     row: TargetRow,
     cuda: Cuda,
     versions: Mapping[str, str],
-    lock: Sequence[LockedPackage],
+    artifacts: Mapping[str, tuple[Artifact, ...]],
     facts: Facts,
 ) -> tuple[Step, ...]:
-    shares = share_packages(components, cuda, lock)
+    apt = facts.base_by_name[row.base].package_manager == "apt"
+    shares = share_packages(components, cuda, _lock_of(row, facts), fetched=artifacts.keys())
+    chosen = {component.name for component in components}
     steps = [
         Step(
             component=component.name,
             version=versions.get(component.name, ""),
             summary=component.summary,
-            debian=component.debian,
+            debian=component.debian if apt else component.rpm,
             python=shares[component.name],
+            recipe=component.recipe_name,
+            artifacts=artifacts.get(component.name, ()),
+            builds_with=tuple(name for name in component.builds_with if name in chosen),
+            in_image=component.name != BUILDER and not component.build_only,
         )
         for component in components
     ]
-    every_debian = tuple(sorted({package for component in components for package in component.debian}))
-    steps = [replace(step, debian=every_debian) if step.component == "system" else step for step in steps]
+    every_package = tuple(sorted({package for step in steps for package in step.debian}))
+    # Those of every component that the target could have: a target's variants share one builder.
+    building = tuple(
+        dict.fromkeys(
+            package
+            for each in facts.components_of(row).values()
+            for package in (each.build_debian if apt else each.build_rpm)
+        )
+    )
+    steps = [
+        replace(step, debian=every_package)
+        if step.component == "system"
+        else replace(step, build_packages=building)
+        if step.component == BUILDER
+        else step
+        for step in steps
+    ]
     _compare_versions(steps, {component.name: component for component in components}, row, cuda, facts)
     return tuple(steps)
 
 
 def share_packages(
-    components: Sequence[Component], cuda: Cuda, lock: Sequence[LockedPackage]
+    components: Sequence[Component], cuda: Cuda, lock: Sequence[LockedPackage], *, fetched: Set[str] = frozenset()
 ) -> dict[str, tuple[LockedPackage, ...]]:
     """Share the files of a lock out among components: every file belongs to exactly one, in the order of components.
 
     Each component takes what its row names (exact names before patterns); what is left goes to the first component
     that depends on it. What no chosen component needs is left out. Build files belong to ``builder``, and only they
     do: a distribution that is needed both while building and in the image (``setuptools``) stands in the lock twice.
+    What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken.
     """
+    lock = [
+        package
+        for package in lock
+        if not any(fnmatchcase(package.name, pattern) for each in components for pattern in each.replaces)
+    ]
+    own_names = {
+        name for each in components if each.name in fetched for name in python_patterns(each, cuda) if "*" not in name
+    }
     runtime = {package.name: package for package in lock if not package.build}
     owners = [component for component in components if component.name != BUILDER]
     roots = {
@@ -229,7 +411,10 @@ def share_packages(
             owner.setdefault(name, component.name)
     return {
         component.name: tuple(
-            package for package in lock if (BUILDER if package.build else owner.get(package.name)) == component.name
+            package
+            for package in lock
+            if package.name not in own_names
+            and (BUILDER if package.build else owner.get(package.name)) == component.name
         )
         for component in components
     }
@@ -254,7 +439,7 @@ def _compare_versions(
     problems = []
     for step in steps:
         patterns = python_patterns(components[step.component], cuda)
-        if not patterns or not step.version:
+        if not patterns or not step.version or step.artifacts:
             continue
         # The first distribution that a component's row names is the one whose version is the component's.
         locked = {package.name: package.version for package in step.python if fnmatchcase(package.name, patterns[0])}
@@ -277,10 +462,10 @@ def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> li
     problems: list[str] = []
     chosen = {step.component for step in steps}
     for step in steps:
-        for number, check_row in enumerate(recipes[step.component].checks, start=1):
+        for number, check_row in enumerate(recipes[step.recipe].checks, start=1):
             if check_row.beside and check_row.beside not in chosen:
                 continue
-            where = f"templates/components/{step.component}.j2: check {number} (kind = {check_row.kind!r})"
+            where = f"templates/components/{step.recipe}.j2: check {number} (kind = {check_row.kind!r})"
             try:
                 found.append(_check(check_row, step))
             except TypeError as error:
@@ -308,18 +493,21 @@ def _fill(value: object, version: str) -> object:
     return value
 
 
-def _image_checks(steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, cuda: Cuda) -> list[Check]:
+def _image_checks(
+    steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, base: Base, cuda: Cuda
+) -> list[Check]:
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
     found: list[Check] = []
     for step in steps:
-        if step.component == BUILDER:
+        if not step.in_image:
             continue
         found += [
             checks.PythonPackageCheck(component=step.component, distribution=package.name, version=package.version)
             for package in step.python
         ]
     system = next(step for step in steps if step.component == "system")
-    found += [checks.DebianPackageCheck(component="system", package=package) for package in system.debian]
+    if base.package_manager == "apt":
+        found += [checks.DebianPackageCheck(component="system", package=package) for package in system.debian]
     found += [
         checks.SharedLibrariesCheck(
             component=IMAGE,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import get_args
 
 from trainworks.errors import UnknownNameError
-from trainworks.facts.rows import Component, Facts, TargetRow
+from trainworks.facts.rows import Component, Facts, Source, TargetRow
 from trainworks.plan.model import Request
 from trainworks.plan.names import unknown
+from trainworks.plan.versions import components_of
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -26,10 +30,23 @@ def select_row(request: Request, facts: Facts) -> TargetRow:
         UnknownNameError: When a value is unknown, or known but not together with the others; the hint has the nearest
             value and everything that exists.
     """
+    try:
+        return _select_row(request, facts)
+    except UnknownNameError as error:
+        for sources in get_args(Source):
+            if sources != request.sources and _exists(replace(request, sources=sources), facts):
+                raise UnknownNameError(error.message, hint=f"--sources {sources} has it; {error.hint}") from None
+        raise
 
-    def python_of(row: TargetRow) -> str:
-        return facts.base_by_name[row.base].python
 
+def _exists(request: Request, facts: Facts) -> bool:
+    with suppress(UnknownNameError):
+        _select_row(request, facts)
+        return True
+    return False
+
+
+def _select_row(request: Request, facts: Facts) -> TargetRow:
     rows = list(facts.targets)
     rows = _narrow(rows, "framework", request.framework, lambda row: row.framework, "")
     rows = _narrow(rows, "--sources", request.sources, facts.sources_of, "")
@@ -40,10 +57,10 @@ def select_row(request: Request, facts: Facts) -> TargetRow:
         rows = _narrow(rows, "--framework-version", request.version, lambda row: row.version, described)
         described += f" {request.version}"
     if request.python is not None:
-        rows = _narrow(rows, "--python", request.python, python_of, described)
+        rows = _narrow(rows, "--python", request.python, facts.python_of, described)
     newest = max(version_key(row.version) for row in rows)
     rows = [row for row in rows if version_key(row.version) == newest]
-    return min(rows, key=lambda row: version_key(python_of(row)))
+    return min(rows, key=lambda row: version_key(facts.python_of(row)))
 
 
 def _narrow(
@@ -64,33 +81,21 @@ def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[C
         UnknownNameError: For names that do not exist, do not fit the target, are required, or are needed by others;
             all such problems at once.
     """
-    cuda = row.cuda != "cpu"
-    available = {
-        component.name: component
-        for component in facts.components
-        if not component.vendor and (cuda or not component.needs_cuda)
-    }
+    available = components_of(row, facts)
+    everywhere = {component.name: component for component in facts.components}
     chosen = {name for name, component in available.items() if component.required or component.default}
     problems: list[UnknownNameError] = []
     for flag, names in (("--with", request.with_components), ("--without", request.without_components)):
         for name in names:
-            known = facts.component_by_name.get(name)
-            if known is None:
-                problems.append(unknown(f"component in {flag}:", name, available, hidden=facts.component_by_name))
-            elif known.vendor:
+            if name not in everywhere:
+                problems.append(unknown(f"component in {flag}:", name, available, hidden=everywhere))
+            elif name not in available:
+                problems.append(_unavailable(flag, everywhere[name], row, facts))
+            elif flag == "--without" and available[name].required:
                 problems.append(
                     UnknownNameError(
-                        f"{flag} {name}: only its vendor serves it",
-                        hint=f"it comes with vendor sources, which no target has yet; without it: {known.without}",
+                        f"--without {name}: no image works without it", hint=f"it is {available[name].summary}"
                     )
-                )
-            elif name not in available:
-                problems.append(
-                    UnknownNameError(f"{flag} {name}: needs CUDA, and {row.cuda} has none", hint="choose a --cuda cell")
-                )
-            elif flag == "--without" and known.required:
-                problems.append(
-                    UnknownNameError(f"--without {name}: no image works without it", hint=f"it is {known.summary}")
                 )
     both = set(request.with_components) & set(request.without_components)
     problems += [UnknownNameError(f"{name}: both --with and --without", hint="say one") for name in sorted(both)]
@@ -110,3 +115,25 @@ def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[C
     if problems:
         raise UnknownNameError("\n".join(str(problem) for problem in problems))
     return tuple(component for name, component in available.items() if name in chosen)
+
+
+def _unavailable(flag: str, component: Component, row: TargetRow, facts: Facts) -> UnknownNameError:
+    """Return why a target cannot have a component that others have."""
+    name, sources, cuda = component.name, facts.sources_of(row), facts.cuda_by_name[row.cuda]
+    if component.needs_cuda and not cuda.version:
+        return UnknownNameError(f"{flag} {name}: needs CUDA, and {row.cuda} has none", hint="choose a --cuda cell")
+    if component.needs_neuron and not cuda.neuron:
+        return UnknownNameError(f"{flag} {name}: is for AWS Trainium", hint="choose --cuda neuron")
+    if component.frameworks and row.framework not in component.frameworks:
+        return UnknownNameError(
+            f"{flag} {name}: is for {', '.join(component.frameworks)}", hint=f"this image is for {row.framework}"
+        )
+    if sources in component.sources:
+        return UnknownNameError(
+            f"{flag} {name}: no version of it is known to fit this target",
+            hint=f"its row or stack would name one; without it: {component.without}",
+        )
+    return UnknownNameError(
+        f"{flag} {name}: not with --sources {sources}",
+        hint=f"it comes with --sources {', '.join(component.sources)}; without it: {component.without}",
+    )

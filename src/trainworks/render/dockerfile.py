@@ -16,9 +16,9 @@ from functools import cached_property
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, meta
 
 from trainworks.errors import RecipeError
-from trainworks.facts.rows import Facts, Recipe, SourceFile
+from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.plan.model import ImagePlan, Step
-from trainworks.plan.resolve import base_reference
+from trainworks.plan.resolve import BUILDER, OWN_PYTHON
 from trainworks.render.manifest import render_manifest
 
 INPUTS_LABEL = "trainworks.inputs"
@@ -83,8 +83,8 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
     layers: list[str] = []
     for step in plan.steps:
         values = _values(step, plan)
-        _check_signature(environment, facts.recipes[step.component], values)
-        blocks = _blocks(environment, step.component, values)
+        _check_signature(environment, facts.recipes[step.recipe], values)
+        blocks = _blocks(environment, step.recipe, values)
         if "stage" in blocks:
             stages.append(
                 _Stage(component=step.component, version=step.version, summary=step.summary, text=blocks["stage"])
@@ -115,22 +115,41 @@ def _requirements_path(step: Step) -> str:
     return f"requirements/{step.component}.txt"
 
 
+def _artifacts_path(step: Step) -> str:
+    return f"artifacts/{step.component}.txt"
+
+
 def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
-    """Return what a recipe may read. ``requirements`` and ``debian`` are there only where the step has any."""
+    """Return what a recipe may read; some are there only where the step has any."""
     values: dict[str, object] = {
         "component": step.component,
         "version": step.version,
         "suite": plan.base.suite,
-        "base_reference": base_reference(plan.base),
+        "package_manager": plan.base.package_manager,
+        "base_reference": plan.image,
+        "builder_reference": plan.builder_image,
+        "python": plan.interpreter,
+        "own_python": any(other.component == OWN_PYTHON for other in plan.steps),
+        "cuda_home": plan.cuda_home,
+        "cuda_architectures": plan.cuda_architectures,
+        "flags": step.artifacts[0].flags if step.artifacts else (),
+        "fetched": f"/opt/fetched/{step.component}",
+        "together": tuple(artifact.name for artifact in step.artifacts[1:]),
+        "site_packages": f"/opt/venv/lib/python{plan.target.python}/site-packages",
     }
     if step.python:
         values["requirements"] = _requirements_path(step)
+    values["artifacts"] = _artifacts_path(step) if step.artifacts else ""
     if step.component == "system":
-        values["debian"] = step.debian
+        values["packages"] = step.debian
+    if step.component == BUILDER:
+        system = next(other for other in plan.steps if other.component == "system")
+        # A builder of its own does not stand on `system`: what other parts need at run time, they need while building.
+        values["packages"] = (*(system.debian if plan.builder_image else ()), *step.build_packages)
     return values
 
 
-MUST_BE_READ = frozenset({"requirements", "debian"})
+MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 """Values that a recipe must not ignore: they stand for packages that the plan promises."""
 
 
@@ -139,7 +158,7 @@ def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[s
     with _blaming(name):
         signature = meta.find_undeclared_variables(environment.parse(recipe.text))
     missing = sorted(signature - values.keys() - environment.globals.keys())
-    unused = sorted((MUST_BE_READ & values.keys()) - signature)
+    unused = sorted(name for name in MUST_BE_READ - signature if values.get(name))
     problems = [f"it reads `{name}`, which its component does not have" for name in missing]
     problems += [f"it ignores `{name}`, which its row gives" for name in unused]
     if problems:
@@ -185,12 +204,24 @@ def _context_files(plan: ImagePlan, facts: Facts) -> tuple[SourceFile, ...]:
             files.append(SourceFile(path=_requirements_path(step), content="".join(lines).encode()))
             # The folder must exist to be mounted; local copies of the step's files are put there before a build.
             files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))
-    chosen = {step.component for step in plan.steps}
+        if step.artifacts:
+            text = "".join(f"{' '.join(_artifact_words(artifact))}\n" for artifact in step.artifacts)
+            files.append(SourceFile(path=_artifacts_path(step), content=text.encode()))
+            files.append(SourceFile(path=f"artifacts/{step.component}/.keep", content=b""))
+    chosen = {name for step in plan.steps for name in (step.component, step.recipe)}
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
         if (top == "files" and name in chosen) or (top == "launcher" and name in LAUNCHER_FOLDERS):
             files.append(file)
     return tuple(sorted(files, key=lambda file: file.path))
+
+
+def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
+    """Return one line of a step's download list; ``-`` stands for what nobody has recorded yet."""
+    what = (artifact.name, artifact.version, artifact.file)
+    if artifact.git:
+        return ("git", *what, artifact.git, artifact.tag or "-", artifact.commit)
+    return ("file", *what, artifact.url, artifact.sha256 or "-", str(artifact.size or "-"))
 
 
 LAUNCHER_FOLDERS = frozenset({"trainworks_launcher", "entrypoint", "hostname_shim"})
