@@ -119,3 +119,9 @@ class CompatibilityError(TrainworksError):
         super().__init__(
             f"{target}: its parts do not go together:{lines}", hint="change the versions in its row or stack"
         )
+
+
+class LintError(TrainworksError):
+    """A Dockerfile has findings that are more than advice."""
+
+    exit_status = 14

@@ -21,7 +21,7 @@ Builds a container image for training on Amazon SageMaker and clusters like it, 
 EPILOG = """\
 Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
 4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
-12 extension, 130 interrupted.
+12 extension, 13 incompatible parts, 14 findings of lint, 130 interrupted.
 """
 
 
@@ -106,5 +106,18 @@ def schema_parser() -> argparse.ArgumentParser:
         description="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows.",
         allow_abbrev=False,
     )
+    parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser
+
+
+def lint_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py lint``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py lint",
+        description="Finds defects in Dockerfiles, and shows hadolint's findings beside them; see docs/lint.md.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a Dockerfile, ours or any other")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the findings on stdout")
     parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     return parser

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from trainworks.cli.arguments import build_parser, extend_parser, lock_parser, schema_parser
+from trainworks.cli.arguments import build_parser, extend_parser, lint_parser, lock_parser, schema_parser
 from trainworks.cli.listing import list_json, list_text
-from trainworks.errors import ImageTestError, OutputError, TrainworksError
+from trainworks.errors import ImageTestError, LintError, OutputError, TrainworksError
 from trainworks.facts.load import load
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
@@ -37,13 +37,21 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         The exit status; see the end of ``--help``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    command = words.pop(0) if words[:1] in (["lock"], ["schema"], ["extend"]) else "build"
-    parsers = {"lock": lock_parser, "schema": schema_parser, "extend": extend_parser, "build": build_parser}
+    parsers = {
+        "build": build_parser,
+        "extend": extend_parser,
+        "lint": lint_parser,
+        "lock": lock_parser,
+        "schema": schema_parser,
+    }
+    command = words.pop(0) if words and words[0] in parsers and words[0] != "build" else "build"
     parser = parsers[command]()
     options = parser.parse_args(words)
     checkout = options.root or root or Path.cwd()
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if command == "lint":
+            return _lint(options)
         if command == "lock":
             return _lock(options, checkout)
         if command == "schema":
@@ -52,9 +60,9 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             return _extend(options, checkout)
         return _main(options, parser, checkout)
     except TrainworksError as error:
-        # Whose image tests failed has a report on stdout already, and that is one JSON text.
-        wants_json = command in ("build", "extend") and options.format == "json"
-        _say_error(error, as_json=wants_json and not isinstance(error, ImageTestError))
+        # Failed image tests and findings of lint are on stdout already, and that is one JSON text.
+        wants_json = command in ("build", "extend", "lint") and options.format == "json"
+        _say_error(error, as_json=wants_json and not isinstance(error, (ImageTestError, LintError)))
         return error.exit_status
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted: everything that was started has been stopped\n")
@@ -233,6 +241,17 @@ def _lock(options: Namespace, root: Path) -> int:
     for row in chosen:
         for path in write_locks([row], facts, settings, os.environ, root):
             _put(f"{path}\n")
+    return 0
+
+
+def _lint(options: Namespace) -> int:
+    from trainworks.cli.lint import as_error, as_json, as_text, lint_files
+
+    report = lint_files(options.files)
+    _put(as_json(report) if options.format == "json" else as_text(report))
+    findings = as_error(report)
+    if findings is not None:
+        raise findings
     return 0
 
 

@@ -1,0 +1,130 @@
+"""Suppressions, places, and texts of every kind: whatever stands in a file, there are findings and no crash."""
+
+from __future__ import annotations
+
+import dockerfile
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trainworks.lint.checks.images import KEYWORDS
+from trainworks.lint.document import SyntaxProblem, parse
+from trainworks.lint.linter import lint
+
+HEAD = "FROM debian@sha256:0\n"
+
+
+def found(text: str) -> list[tuple[int, str]]:
+    return [(finding.line, finding.rule) for finding in lint(HEAD + text)]
+
+
+# Suppressions.
+
+
+def test_a_suppression_holds_for_the_next_instruction_with_all_its_lines() -> None:
+    text = "# trainworks: ignore=failure-hidden its tests need a GPU\nRUN make \\\n && make check || true\n"
+    assert found(text) == []
+    assert found(text + "RUN make || true\n") == [(5, "failure-hidden")]
+
+
+def test_a_suppression_inside_an_instruction_holds_for_the_next_line() -> None:
+    text = "RUN a || true; \\\n # trainworks: ignore=failure-hidden why not\n b || true; \\\n c || true\n"
+    assert found(text) == [(2, "failure-hidden"), (5, "failure-hidden")]
+
+
+def test_one_comment_suppresses_several_rules_and_other_comments_may_follow() -> None:
+    text = (
+        "# trainworks: ignore=key-made-in-build,failure-hidden a test image that nobody can reach\n"
+        "# hadolint ignore=DL3000\n"
+        "RUN ssh-keygen -A || true\n"
+    )
+    assert found(text) == []
+
+
+@pytest.mark.parametrize(
+    ("comment", "what"),
+    [
+        ("# trainworks: ignore=failure-hidden", "it gives no reason, and does not hold"),
+        ("# trainworks: ignore=failure-hiden typing error", "there is no rule failure-hiden"),
+        ("# trainworks: ignore=, nothing", "it names no rule"),
+        ("# trainworks: ignore=key-copied there was one", "key-copied finds nothing here: it is not needed any more"),
+    ],
+)
+def test_a_wrong_suppression_is_a_finding_and_suppresses_nothing(comment: str, what: str) -> None:
+    findings = lint(f"{HEAD}{comment}\nRUN a || true\n")
+    assert [(finding.line, finding.rule) for finding in findings] == [(2, "suppression"), (3, "failure-hidden")]
+    assert findings[0].what == what
+
+
+# Places.
+
+
+def test_every_finding_says_where_why_and_what_to_do() -> None:
+    (finding,) = lint(f"{HEAD}RUN pip install 'a==1' b>=2 -c c.txt\n")
+    assert (finding.line, finding.rule, finding.severity) == (2, "unquoted-version-operator", "error")
+    assert finding.what == "`b>=2` writes the file `=2` and names no version"
+    assert "redirection" in finding.reason
+    assert "quotes" in finding.fix
+
+
+def test_another_escape_character_and_windows_line_ends() -> None:
+    text = "# escape=`\r\nFROM debian@sha256:0\r\nRUN a `\r\n  && b || true\r\n"
+    assert [(finding.line, finding.rule) for finding in lint(text)] == [(4, "failure-hidden")]
+
+
+def test_two_here_documents_of_one_instruction() -> None:
+    text = "RUN <<A\nmake\nA\nCOPY <<B <<C /x/\nb || true\nB\n-----BEGIN PRIVATE KEY-----\nC\nRUN a || true\n"
+    assert found(text) == [(8, "private-key-text"), (10, "failure-hidden")]
+
+
+# Texts of every kind.
+
+WORDS = st.sampled_from(
+    [
+        *("FROM", "RUN", "ARG", "ENV", "COPY", "ADD", "ONBUILD", "SHELL", "LABEL", "from", "AS", "a", "scratch"),
+        *("\\\n", "\n", "\n\n", "\r\n", "<<EOF", "EOF\n", "<<-'X'", "X\n", "# c\n", "# escape=`\n", "`\n", "\t", " "),
+        *("--from=a:latest", "--mount=type=bind,from=b", "--mount=", '["a"', '"]', '["a", "-c", "b>=1"]', "$(", ")"),
+        *("$V", "${V:-", "}", "V=1", "'", '"', "\\", "`", "[[", "]]", "[", "]", "((", ">", ">=1", "<", "|", "||"),
+        *("&&", ";", "if", "then", "fi", "for", "do", "done", "case", "esac", "{", "true", "sh -c", "bash -ec '"),
+        *("pip install", "git clone", "git checkout", "curl", "-o", "-", "--", "https://a/b", "http://a", "sudo -u"),
+        *("env", "xargs", "timeout", "é", "\0", "\ud800", "\u2028", "# trainworks: ignore=", "syntax", "reason"),
+    ]
+)
+TEXTS = st.one_of(st.lists(WORDS, max_size=25).map(" ".join), st.lists(WORDS, max_size=25).map("".join), st.text())
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS)
+@example("")
+@example("FROM")
+@example("RUN")
+@example("RUN \\")
+@example("FROM a\nCOPY --from=\n")
+@example("FROM a\nENV\nARG\nADD\nSHELL []\nONBUILD")
+def test_no_text_is_too_odd(text: str) -> None:
+    last = text.replace("\r\n", "\n").count("\n") + 1
+    for finding in lint(text):
+        assert 1 <= finding.line <= last
+        assert finding.rule
+        assert finding.what
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXTS)
+@example("FROM a\nRUN a \\\n  # comment\n\n  b\n")
+@example("FROM a\nRUN --mount=type=bind,from=b   a \\\\\\\nb")
+@example("# escape=`\nFROM a\nRUN a `\n b \\\n")
+def test_continued_lines_are_joined_as_buildkit_joins_them(text: str) -> None:
+    """Our text knows its lines and BuildKit's does not: they have to be the same text."""
+    try:
+        document = parse(text)
+    except SyntaxProblem:
+        return
+    commands = dockerfile.parse_string(
+        text.replace("\r\n", "\n").replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    )
+    for instruction, command in zip(document.instructions, commands, strict=True):
+        if not command.heredocs and instruction.keyword in KEYWORDS:
+            assert command.original.strip().endswith(instruction.source.text.strip())
+        assert len(instruction.source.lines) == len(instruction.source.text)
+        assert all(instruction.line <= line <= instruction.end_line for line in instruction.source.lines)
