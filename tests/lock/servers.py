@@ -52,13 +52,16 @@ class Request(BaseHTTPRequestHandler):
     server: Listener
     protocol_version = "HTTP/1.0"
 
-    def do_GET(self) -> None:  # noqa: N802 - the base class's name
+    def do_GET(self) -> None:
         """Let the path's answer do what it does."""
         mine = self.server.mine
         path = self.path.split("?")[0]
-        mine.seen.append(Seen(path=path, range=self.headers.get("Range", ""), user=self.headers.get("Authorization", "")))
+        mine.seen.append(
+            Seen(path=path, range=self.headers.get("Range", ""), user=self.headers.get("Authorization", ""))
+        )
         answer = mine.answers.get(unquote(path)) or next(
-            (answer for prefix, answer in mine.answers.items() if prefix.endswith("/") and path.startswith(prefix)), None
+            (answer for prefix, answer in mine.answers.items() if prefix.endswith("/") and path.startswith(prefix)),
+            None,
         )
         if answer is None:
             self.send_error(404)
@@ -67,7 +70,9 @@ class Request(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
             answer(self)
 
-    do_POST = do_GET
+    def do_POST(self) -> None:
+        """Do as for GET: only git's protocol posts."""
+        self.do_GET()
 
     def start_of(self, content: bytes) -> int:
         """Send the head of an answer for these bytes, or for those that a Range asks for; return where it begins."""
@@ -118,7 +123,7 @@ class Listener(ThreadingHTTPServer):
             contextlib.suppress(ssl.SSLError, ConnectionResetError),
             self._context.wrap_socket(request, server_side=True) as wrapped,  # type: ignore[arg-type]
         ):
-            super().finish_request(wrapped, client_address)  # type: ignore[arg-type]
+            super().finish_request(wrapped, client_address)
             with contextlib.suppress(OSError):
                 wrapped.unwrap()
 

@@ -29,6 +29,7 @@ from lock.servers import (
     serving,
     silent,
     trickling,
+    whole,
 )
 
 FETCH = Path(__file__).resolve().parents[2] / "templates" / "files" / "builder" / "fetch"
@@ -224,8 +225,6 @@ def test_a_server_that_cannot_resume_sends_everything_again(stage: Stage, server
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_is_busy_is_asked_again(stage: Stage, server: Server, status: int) -> None:
-    from lock.servers import whole
-
     done = stage.fetch(metis(server.serve("/metis-5.1.0.tar.gz", failing(status, then=whole(METIS)))))
     assert done.errors == ""
     assert unpacked(stage)
@@ -381,8 +380,10 @@ def test_the_whole_list_is_looked_at_before_anything_is_downloaded(stage: Stage,
     listing = f"{stage.run_folder}/artifacts.txt"
     assert done.status == 1
     assert re.sub(r"^error: ", "", done.errors, flags=re.MULTILINE).splitlines() == [
-        "smp 1.15.0: no sha256 is recorded for https://vendor.invalid/smp.whl, and nothing unverified is used; "
-        "python build.py lock --only TARGET records it",
+        (
+            "smp 1.15.0: no sha256 is recorded for https://vendor.invalid/smp.whl, and nothing unverified is used; "
+            "python build.py lock --only TARGET records it"
+        ),
         f"../smp 1.15.0: {listing}: '../smp' is no name of a file",
         f"smp 1: {listing}: '../../etc/passwd' is no name of a file",
         f"smp 1: {listing}: '.netrc' is no name of a file",
