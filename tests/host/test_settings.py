@@ -12,7 +12,7 @@ from trainworks.host.pip import PipSettings, default_index
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.host.trust import CA_VARIABLES, ca_bundle, proxy_arguments
 
-NAMES = ["apt.conf", "ca.pem", "netrc", "pip.conf", "sources.list", "timeout", "uv.toml"]
+NAMES = ["apt.conf", "ca.pem", "mirror", "netrc", "pip.conf", "sources.list", "timeout", "uv.toml"]
 
 MACHINE = HostSettings(
     pip=PipSettings(

@@ -26,6 +26,8 @@ class HostSettings:
         ca: Content of the CA bundle, empty where there is none.
         netrc: Content of ``~/.netrc`` (credentials of private indexes), empty where there is none.
         proxies: Proxy variables as build arguments.
+        mirror: Address below which the files of components lie by their names, ``""`` where each is asked for where
+            its row says. It may have a password in it.
     """
 
     pip: PipSettings
@@ -34,6 +36,7 @@ class HostSettings:
     ca: bytes = field(default=b"", repr=False)
     netrc: bytes = field(default=b"", repr=False)
     proxies: Mapping[str, str] = field(default_factory=dict)
+    mirror: str = field(default="", repr=False)
 
     def secrets(self, suite: str, vendor_index: str) -> dict[str, bytes]:
         """Return the secrets of a build: file name below ``/run/secrets`` to content, all present, some empty."""
@@ -49,6 +52,7 @@ class HostSettings:
             "netrc": self.netrc,
             "pip.conf": pip_configuration(self.pip).encode(),
             "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
+            "mirror": f"{self.mirror}\n".encode() if self.mirror else b"",
             "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
         }
 
@@ -59,7 +63,7 @@ class HostSettings:
         program may name.
         """
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
-        addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links)
+        addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links, self.mirror)
         public = {default_index(), vendor_index.rstrip("/")}
         texts = {text for text in (*proxies, *addresses) if text.rstrip("/") not in public}
         return tuple(sorted(text for text in texts if len(text) > 8 and "/" in text))
