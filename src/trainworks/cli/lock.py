@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from trainworks.cli.sizes import file_sizes
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Base, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
@@ -40,22 +42,23 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
             if "*" not in name:
                 version = versions.get(component.name, "") if number == 0 else ""
                 (build if component.name == "builder" else runtime).append(f"{name}=={version}" if version else name)
-    tags = {tag: rank for rank, tag in enumerate(_tags(base))}
+    python = facts.python_of(row)
+    tags = {tag: rank for rank, tag in enumerate(_tags(base, python))}
     packages = [
-        *_resolve(runtime, base, tags, row, settings, environment, build=False),
-        *_resolve(build, base, tags, row, settings, environment, build=True),
+        *_resolve(runtime, base, python, tags, row, settings, environment, build=False),
+        *_resolve(build, base, python, tags, row, settings, environment, build=True),
     ]
     return HEADER + "".join(map(_as_toml, packages))
 
 
-def _tags(base: Base) -> list[Tag]:
+def _tags(base: Base, python: str) -> list[Tag]:
     """Return the wheel tags that a base can load, best first: from its own C library down to the oldest one."""
     major, minor = (int(part) for part in base.glibc.split("."))
     platforms = [f"manylinux_{major}_{number}_x86_64" for number in range(minor, 4, -1)]
     for number, legacy in ((17, "manylinux2014_x86_64"), (12, "manylinux2010_x86_64"), (5, "manylinux1_x86_64")):
         platforms.insert(platforms.index(f"manylinux_{major}_{number}_x86_64") + 1, legacy)
-    version = tuple(int(part) for part in base.python.split("."))
-    interpreter = f"cp{base.python.replace('.', '')}"
+    version = tuple(int(part) for part in python.split("."))
+    interpreter = f"cp{python.replace('.', '')}"
     tags = list(cpython_tags(version, platforms=[*platforms, "linux_x86_64"]))
     tags.append(Tag(interpreter, "none", "any"))
     tags += [Tag(f"py3{number}", "none", "any") for number in range(version[1], -1, -1)]
@@ -67,6 +70,7 @@ def _tags(base: Base) -> list[Tag]:
 def _resolve(
     requirements: Sequence[str],
     base: Base,
+    python: str,
     tags: Mapping[Tag, int],
     row: TargetRow,
     settings: HostSettings,
@@ -82,7 +86,7 @@ def _resolve(
         (folder / "uv.toml").write_text(configuration, encoding="utf-8")
         arguments = (
             *("uv", "pip", "compile", "requirements.in", "--quiet", "--no-header"),
-            *("--python-version", base.python),
+            *("--python-version", python),
             *("--python-platform", f"x86_64-manylinux_{base.glibc.replace('.', '_')}"),
             *("--config-file", "uv.toml"),
         )
@@ -97,21 +101,23 @@ def _resolve(
         if match:
             for parent in match["via"].split(", "):
                 requires.setdefault(canonicalize_name(parent), []).append(canonicalize_name(match["name"]))
-    found = []
+    found, urls = [], []
     for package in content["packages"]:
         name = canonicalize_name(package["name"])
-        file, sha256 = _best_file(package, tags)
+        url, sha256 = _best_file(package, tags)
+        urls.append(url)
         found.append(
             LockedPackage(
                 name=name,
                 version=package["version"],
-                file=file,
+                file=unquote(url).rsplit("/", 1)[-1],
                 sha256=sha256,
                 requires=tuple(sorted(requires.get(name, ()))),
                 build=build,
             )
         )
-    return found
+    sizes = file_sizes(urls, settings)
+    return [replace(package, size=sizes.get(url, 0)) for package, url in zip(found, urls, strict=True)]
 
 
 def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]) -> str:
@@ -133,21 +139,21 @@ def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mappi
 
 
 def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
-    """Return name and hash of the file that an installer on the base would take: the best wheel, else the source."""
-    ranked: list[tuple[int, str, str]] = []
+    """Return URL and hash of the file that an installer on the base would take: the best wheel, else the source."""
+    ranked: list[tuple[int, str, str, str]] = []
     for wheel in package.get("wheels", ()):
         file = unquote(wheel["url"]).rsplit("/", 1)[-1]
         try:
             ranks = [tags[tag] for tag in parse_wheel_filename(file)[3] if tag in tags]
         except InvalidWheelFilename:
             continue
-        ranked += [(min(ranks), file, wheel["hashes"]["sha256"])] if ranks else []
+        ranked += [(min(ranks), file, wheel["url"], wheel["hashes"]["sha256"])] if ranks else []
     if ranked:
-        return min(ranked)[1:]
+        return min(ranked)[2:]
     source = package.get("sdist")
     if source is None:
         raise LockError(f"{package['name']} {package['version']} has no file for this Python and C library")
-    return unquote(source["url"]).rsplit("/", 1)[-1], source["hashes"]["sha256"]
+    return source["url"], source["hashes"]["sha256"]
 
 
 def _as_toml(package: LockedPackage) -> str:
@@ -155,6 +161,7 @@ def _as_toml(package: LockedPackage) -> str:
     return (
         f'\n[[package]]\nname = "{package.name}"\nversion = "{package.version}"\nfile = "{package.file}"\n'
         f'sha256 = "{package.sha256}"\n'
+        + (f"size = {package.size}\n" if package.size else "")
         + (f"requires = [{requires}]\n" if requires else "")
         + ("build = true\n" if package.build else "")
     )

@@ -383,6 +383,7 @@ class LockedPackage:
         version: Exact version.
         file: File name (a wheel, or a source distribution that its stage compiles).
         sha256: The file's hash, as the index publishes it.
+        size: The file's size in bytes; 0 where the index does not say it.
         requires: Names of the locked packages that it depends on.
         build: Needed only while building: uv itself, and what compiles the source distributions of this lock.
     """
@@ -391,6 +392,7 @@ class LockedPackage:
     version: str
     file: str
     sha256: str
+    size: int = 0
     requires: tuple[str, ...] = ()
     build: bool = False
 
