@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.cli.lint import LintReport, as_text, lint_files
+from trainworks.cli.lint import LintReport, as_text, find_hadolint, lint_files
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def report(root: Path) -> LintReport:
     """Give the report on all golden Dockerfiles: hadolint is started once."""
     paths = sorted((root / "tests" / "golden" / "render").glob("*/Dockerfile"))
     assert paths
-    return lint_files(paths)
+    return lint_files(paths, find_hadolint())
 
 
 def test_hadolint_is_there(report: LintReport) -> None:

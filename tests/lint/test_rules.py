@@ -79,6 +79,15 @@ BAD: list[tuple[str, str, list[int]]] = [
     ("secret-in-variable", "ENV AWS_SECRET_ACCESS_KEY=abc", [2]),
     ("secret-in-variable", 'ARG HF_TOKEN="hf_1"\nFROM debian:12', [1]),
     ("secret-in-variable", "ARG GITHUB_TOKEN\nENV GITHUB_TOKEN=$GITHUB_TOKEN", [3]),
+    ("wheel-without-hash", "ARG SMP=https://a.example/smp-1.0-cp38-cp38-linux_x86_64.whl\nRUN pip install ${SMP}", [3]),
+    ("plain-http", "ENV SITE=http://a.example METIS=$SITE/metis.tar.gz\nRUN wget ${SITE}/metis.tar.gz", [3]),
+    (
+        "git-requirement-of-branch",
+        "ARG REF=main\nFROM debian:12\nARG REF\nRUN pip install git+https://a.example/b@$REF",
+        [4],
+    ),
+    ("command-outside-run", 'ENV A=1 \\\n  CMAKE_PREFIX_PATH="$(dirname $(which conda))/.."', [3]),
+    ("command-outside-run", "ARG DATE=`date`", [2]),
     ("stray-brace-in-path", "ENV LD_LIBRARY_PATH=/a/lib}:/b/lib", [2]),
     ("stray-brace-in-path", "ENV A=1 \\\n  PATH=/a:${PATH}}", [3]),
     (
@@ -153,6 +162,8 @@ BAD: list[tuple[str, str, list[int]]] = [
 ]
 
 GOOD: list[tuple[str, str]] = [
+    ("command-outside-run", "ENV A='x' B=${A} C=\\$(x)\nRUN echo $(date) `date`\nLABEL a='`b`'"),
+    ("upgrade-in-build", "RUN apt-get -y upgrade --only-upgrade systemd && dnf upgrade -y openssl"),
     ("syntax", "run echo keywords may be small"),
     ("unquoted-version-operator", "RUN pip install \"jinja2>=3.1.6\" 'numpy<2' a~=1.0 b!=2"),
     (

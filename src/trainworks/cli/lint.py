@@ -42,8 +42,12 @@ class LintReport:
     hadolint: str
 
 
-def lint_files(paths: Sequence[Path]) -> LintReport:
+def lint_files(paths: Sequence[Path], program: str) -> LintReport:
     """Lint Dockerfiles.
+
+    Args:
+        paths: The files.
+        program: hadolint, see ``find_hadolint``; empty to do without.
 
     Raises:
         OutputError: When files cannot be read; names all of them.
@@ -58,7 +62,6 @@ def lint_files(paths: Sequence[Path]) -> LintReport:
             problems.append(f"{path} cannot be read: {error.strerror}")
     if problems:
         raise OutputError("\n".join(problems), hint="name Dockerfiles: build.py lint FILE...")
-    program = find_hadolint()
     version = _run(program, "--version").split()[-1] if program else ""
     theirs = _hadolint(program, list(texts)) if program else {}
     files = [FileReport(str(path), lint(text), tuple(theirs.get(str(path), ()))) for path, text in texts.items()]

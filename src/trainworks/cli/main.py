@@ -245,9 +245,9 @@ def _lock(options: Namespace, root: Path) -> int:
 
 
 def _lint(options: Namespace) -> int:
-    from trainworks.cli.lint import as_error, as_json, as_text, lint_files
+    from trainworks.cli.lint import as_error, as_json, as_text, find_hadolint, lint_files
 
-    report = lint_files(options.files)
+    report = lint_files(options.files, find_hadolint())
     _put(as_json(report) if options.format == "json" else as_text(report))
     findings = as_error(report)
     if findings is not None:

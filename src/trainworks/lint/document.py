@@ -51,6 +51,7 @@ class Instruction:
         heredocs: Its here-documents.
         shell: The SHELL that holds here; empty: Docker's own, ``/bin/sh -c``.
         deferred: It stands behind ONBUILD, and runs in another build.
+        values: The variables that hold here as far as the file tells: ARG with a default, ENV.
     """
 
     keyword: str
@@ -63,6 +64,11 @@ class Instruction:
     heredocs: tuple[Heredoc, ...]
     shell: tuple[str, ...]
     deferred: bool
+    values: dict[str, str] = field(default_factory=dict)
+
+    def resolved(self, text: str) -> str:
+        """Return a text with the variables replaced that hold here and are known."""
+        return replaced(text, self.values)
 
     def flag(self, name: str) -> str:
         """Return the value of a flag; empty where it is not given."""
@@ -263,11 +269,26 @@ def _with_stages(lines: tuple[str, ...], instructions: list[Instruction]) -> Doc
             parent = next((stage for stage in stages if stage.name and stage.name == image.lower()), None)
             stages.append(Stage(instruction, name, image, parent))
         elif stages:
-            stages[-1].instructions.append(instruction)
+            stage = stages[-1]
+            before = stage.instructions[-1] if stage.instructions else None
+            if before is not None:
+                instruction.values = _values_after(before, values)
+            elif stage.parent is not None and stage.parent.instructions:
+                instruction.values = _values_after(stage.parent.instructions[-1], values)
+            stage.instructions.append(instruction)
         elif instruction.keyword == "ARG":
             global_arguments.append(instruction)
             values.update((name, replaced(value, values)) for name, value in instruction.assignments() if value)
     return Document(lines, tuple(instructions), tuple(global_arguments), tuple(stages))
+
+
+def _values_after(instruction: Instruction, global_values: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that hold for the instruction after this one."""
+    values = dict(instruction.values)
+    for name, value in instruction.assignments():
+        # An ARG without a default takes that of the ARG before the first FROM.
+        values[name] = replaced(value, values) if value else global_values.get(name, values.get(name, ""))
+    return values
 
 
 def replaced(text: str, values: Mapping[str, str]) -> str:

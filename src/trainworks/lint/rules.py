@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="version-compared-as-text",
         severity="error",
-        summary='`[[ "$VERSION" > "1.44.0" ]]`, `[ "$VERSION" \\> ... ]`',
+        summary='`[[ "$VERSION" > "1.44" ]]`, `[ "$VERSION" \\> ... ]`',
         reason="< and > order texts letter by letter, so it is wrong as soon as a part of the version has more digits",
         fix='compare with `sort -V`: [ "$(printf "%s\\n" 1.44 "$VERSION" | sort -V | head -n 1)" = 1.44 ]',
         check=steps.version_compared_as_text,
@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="wheel-without-hash",
         severity="error",
-        summary="`pip install https://...whl` without `#sha256=`",
+        summary="a file that pip installs by its address, without `#sha256=`",
         reason="pip installs whatever stands under the address, and runs it",
         fix="append #sha256=DIGEST to the address, or use a requirements file with --require-hashes",
         check=downloads.wheel_without_hash,
@@ -117,6 +117,14 @@ RULES: tuple[Rule, ...] = (
         reason="`docker history` and `docker inspect` show values of ARG and ENV",
         fix="RUN --mount=type=secret,id=NAME,env=NAME for a step; the platform's own secrets at run time",
         check=keys.secret_in_variable,
+    ),
+    Rule(
+        name="command-outside-run",
+        severity="error",
+        summary="$(...) or backticks in ENV, ARG, COPY and other instructions that no shell runs",
+        reason="the text itself becomes the value, dollar sign and all",
+        fix="write the value, or do it in a RUN",
+        check=images.command_outside_run,
     ),
     Rule(
         name="stray-brace-in-path",

@@ -128,7 +128,7 @@ def remote_add(document: Document) -> Iterator[Hit]:
     for instruction in document.instructions:
         if instruction.keyword != "ADD" or instruction.flag("checksum"):
             continue
-        for source in instruction.arguments[:-1]:
+        for source in map(instruction.resolved, instruction.arguments[:-1]):
             if ADDRESS.match(source) and not _is_git(source):
                 yield Hit(instruction.line, f"ADD {source} has no --checksum")
 
@@ -234,7 +234,7 @@ def plain_http_download(document: Document) -> Iterator[Hit]:
     """Find downloads over plain http of which nothing checks the content."""
     for instruction in document.instructions:
         if instruction.keyword == "ADD" and not instruction.flag("checksum"):
-            for source in instruction.arguments[:-1]:
+            for source in map(instruction.resolved, instruction.arguments[:-1]):
                 if source.lower().startswith("http://") and not LOCAL.search(source):
                     yield Hit(instruction.line, f"{source} comes over plain http")
         commands = instruction.script.commands
@@ -247,8 +247,8 @@ def plain_http_download(document: Document) -> Iterator[Hit]:
             if not fetching or any(verifies(later) for later in commands[number:]):
                 continue
             for word in command.arguments:
-                match = re.search(r"\bhttp://[^\s'\"]+", word.value)
-                if match and not LOCAL.search(match[0]):
+                match = ADDRESS.search(instruction.resolved(word.value))
+                if match and match[0].lower().startswith("http:") and not LOCAL.search(match[0]):
                     yield Hit(word.line, f"{match[0]} comes over plain http")
 
 
@@ -274,11 +274,12 @@ def wheel_without_hash(document: Document) -> Iterator[Hit]:
             if arguments is None or any(word.value == "--require-hashes" for word in arguments):
                 continue
             for source in _requirements(arguments):
-                address = ADDRESS.search(source.value)
+                value = run.resolved(source.value)
+                address = ADDRESS.search(value)
                 if (
                     address
-                    and not re.search(r"\bgit\+", source.value)
-                    and not re.search(r"#(?:.*&)?sha(?:256|384|512)=", source.value)
+                    and not re.search(r"\bgit\+", value)
+                    and not re.search(r"#(?:.*&)?sha(?:256|384|512)=", value)
                 ):
                     yield Hit(source.line, f"pip installs {_short(address[0])} without #sha256=")
 
@@ -310,12 +311,13 @@ def git_requirement_moving(document: Document) -> Iterator[Hit]:
     for run in document.runs():
         for command in run.script.commands:
             for word in install_arguments(command) or ():
-                match = re.search(r"\bgit\+\w+://(?:[^/\s@]+@)?(?P<rest>[^\s#]+)", word.value)
+                value = run.resolved(word.value)
+                match = re.search(r"\bgit\+\w+://(?:[^/\s@]+@)?(?P<rest>[^\s#]+)", value)
                 if match is None:
                     continue
                 reference = match["rest"].rpartition("@")[2] if "@" in match["rest"] else ""
                 if moves(reference):
-                    yield Hit(word.line, f"`{_short(word.value)}` is whatever its branch holds on that day")
+                    yield Hit(word.line, f"`{_short(value)}` is whatever its branch holds on that day")
 
 
 def moves(reference: str) -> bool:

@@ -184,10 +184,20 @@ def cuda_versions_differ(document: Document) -> Iterator[Hit]:
                 if install_arguments(command) is None:
                     continue
                 for word in command.arguments:
-                    for digits in re.findall(r"(?:\+|/)cu(\d{2,3})\b", word.value):
+                    for digits in re.findall(r"(?i)(?:\+|%2B|/)cu(\d{2,3})\b", instruction.resolved(word.value)):
                         wheel = f"{digits[:-1]}.{digits[-1]}"
                         if wheel != base:
                             yield Hit(word.line, f"cu{digits} is for CUDA {wheel}, the base image has CUDA {base}")
+
+
+def command_outside_run(document: Document) -> Iterator[Hit]:
+    """Find $(...) and backticks where no shell runs."""
+    for instruction in document.instructions:
+        if instruction.keyword in ("ENV", "ARG", "COPY", "ADD", "WORKDIR", "USER", "EXPOSE", "VOLUME"):
+            match = re.search(r"(?<![\\$])\$\(.*\)|(?<!\\)`[^`]+`", instruction.source.text)
+            if match:
+                what = f"{instruction.keyword} takes `{match[0]}` as it stands: no shell runs it"
+                yield Hit(instruction.source.line(match.start()), what)
 
 
 def _cuda_of(stage: Stage) -> str | None:

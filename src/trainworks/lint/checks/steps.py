@@ -80,12 +80,11 @@ def upgrade_in_build(document: Document) -> Iterator[Hit]:
         for command in run.script.commands:
             words = [word.value for word in command.arguments if not word.value.startswith("-")]
             verb = words[0] if words else ""
-            if (command.program in ("apt", "apt-get") and verb in ("upgrade", "dist-upgrade", "full-upgrade")) or (
-                command.program in ("yum", "dnf", "microdnf", "apk", "zypper")
-                and verb in ("upgrade", "update", "dist-upgrade")
-                and len(words) == 1
-                and not (command.program == "apk" and verb == "update")
-            ):
+            debian = command.program in ("apt", "apt-get") and verb in ("upgrade", "dist-upgrade", "full-upgrade")
+            rpm = command.program in ("yum", "dnf", "microdnf", "zypper") and verb in ("upgrade", "update", "dup")
+            alpine = command.program == "apk" and verb == "upgrade"
+            # Those that name packages upgrade these only.
+            if len(words) == 1 and (debian or rpm or alpine):
                 yield Hit(command.line, f"`{command.program} {verb}` installs what is newest on the day of the build")
 
 
