@@ -12,7 +12,7 @@ from trainworks.cli.lint import LintReport, as_text, find_hadolint, lint_files
 @pytest.fixture(scope="module")
 def report(root: Path) -> LintReport:
     """Give the report on all golden Dockerfiles: hadolint is started once."""
-    paths = sorted((root / "tests" / "golden" / "render").glob("*/Dockerfile"))
+    paths = sorted((root / "tests" / "golden").rglob("Dockerfile*"))
     assert paths
     return lint_files(paths, find_hadolint())
 
@@ -22,7 +22,8 @@ def test_hadolint_is_there(report: LintReport) -> None:
 
 
 def test_nothing_is_found_in_what_we_render(report: LintReport) -> None:
-    # A vendor's base image whose digest is not locked yet is named by its tag; no build is started with such a one.
+    # An image is named by its tag alone where a user of `extend` does so, or where a vendor's base is not locked yet (and
+    # then no build is started).
     findings = [
         (file.path, finding.line, finding.rule, finding.what)
         for file in report.files

@@ -162,6 +162,8 @@ BAD: list[tuple[str, str, list[int]]] = [
 ]
 
 GOOD: list[tuple[str, str]] = [
+    ("version-compared-as-text", "RUN [[ $SERVER < m && $OVER > $UNDER ]] && echo x"),
+    ("arg-not-declared-in-stage", "ARG https_proxy\nFROM debian:12\nRUN curl --proxy $https_proxy"),
     ("command-outside-run", "ENV A='x' B=${A} C=\\$(x)\nRUN echo $(date) `date`\nLABEL a='`b`'"),
     ("upgrade-in-build", "RUN apt-get -y upgrade --only-upgrade systemd && dnf upgrade -y openssl"),
     ("syntax", "run echo keywords may be small"),

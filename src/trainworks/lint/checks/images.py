@@ -19,6 +19,12 @@ KEYWORDS = frozenset(
 PLATFORM_ARGUMENTS = frozenset(
     f"{prefix}{suffix}" for prefix in ("TARGET", "BUILD") for suffix in ("PLATFORM", "OS", "ARCH", "VARIANT")
 )
+# BuildKit gives these to every RUN, declared or not.
+PROXY_ARGUMENTS = frozenset(
+    name
+    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+    for name in (upper, upper.lower())
+)
 # EFA's installer puts NCCL's plugin elsewhere from this version on; images.md and components.md of the reference.
 EFA_MOVED_PLUGIN = (1, 44)
 OLD_PLUGIN_FOLDER = re.compile(r"/opt/amazon/ofi-nccl/lib/[^:\s\"']*-linux-gnu")
@@ -39,7 +45,8 @@ def argument_not_declared(document: Document) -> Iterator[Hit]:
         for instruction in document.instructions
         if instruction.keyword == "ARG"
         for name, _ in instruction.assignments()
-    } | PLATFORM_ARGUMENTS
+    }
+    everywhere = (everywhere | PLATFORM_ARGUMENTS) - PROXY_ARGUMENTS
     declared_by_stage: dict[int, set[str]] = {}
     for stage in document.stages:
         for name, line in stage.start.variable_uses():

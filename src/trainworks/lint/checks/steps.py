@@ -12,7 +12,7 @@ from trainworks.lint.shell import Command
 
 INSTALLERS = frozenset({"conda", "mamba", "micromamba", "poetry", "uv", "pipx", "pdm"})
 VERSION_TEXT = re.compile(r"^['\"]?v?\d+(?:\.\d+)+")
-VERSION_NAME = re.compile(r"(?i)ver(?:sion)?s?\b|_ver(?:sion)?_|VERSION")
+VERSION_NAME = re.compile(r"(?i)version|(?:^|[^a-z])vers?(?![a-z])")
 
 
 def _installs(command: Command) -> bool:
