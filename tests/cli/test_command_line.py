@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -17,7 +18,12 @@ from typing import Any
 import pytest
 
 from trainworks.cli import main
+from trainworks.cli.history import record_build
 from trainworks.facts.rows import Facts
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+from trainworks.render.dockerfile import render
+from trainworks.render.forecast import inputs_of
 
 CPU = ("--framework", "pytorch", "--cuda", "cpu")
 NO_ENGINE = {"PATH": "", "DOCKER_HOST": "unix:///nonexistent/docker.sock"}
@@ -79,7 +85,8 @@ def test_list_for_programs(call: Call, facts: Facts) -> None:
     assert all("torch" in row["versions"] for row in rows)
 
 
-def test_plan_for_people(call: Call) -> None:
+def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     done = call("--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(
@@ -87,7 +94,39 @@ def test_plan_for_people(call: Call) -> None:
     )
     assert "  torch               2.4.1       PyTorch" in done.stdout
     assert "  without aws-ofi-nccl: NCCL talks TCP between hosts" in done.stdout
-    assert done.stdout.endswith("at most 6000 MB\n")
+    assert "checks after the build; at most 6000 MB\n" in done.stdout
+    assert "  not built on this machine yet: everything is built\n" in done.stdout
+    assert re.search(
+        r"  downloads about [23],\d{3} MB, what caches lack of it\n  image: about [56],\d{3} MB", done.stdout
+    )
+
+
+def test_plan_says_what_changed_since_the_last_build(
+    call: Call, facts: Facts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    inputs = inputs_of(plan, render(plan, facts))
+    words = (*CPU, "--until", "plan")
+    record_build(plan.tags[0], inputs, os.environ)
+    assert re.search(r"\n  nothing changed since the build of 20\S+\n  downloads about 0 MB", call(*words).stdout)
+    record_build(plan.tags[0], {**inputs, "mpi4py": {**inputs["mpi4py"], "version": "3.0"}}, os.environ)
+    said = call(*words).stdout
+    assert re.search(r"\n  since the build of 20\S+:\n    mpi4py  version: 3.0 -> \S+\n", said)
+    assert "    layers of the image are written again from mpi4py on\n" in said
+    content = json.loads(call(*words, "--format", "json").stdout)
+    assert [rebuild["component"] for rebuild in content["forecast"]["rebuilds"]] == ["mpi4py"]
+
+
+def test_a_spoiled_memory_of_the_last_build_is_none(
+    call: Call, facts: Facts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    record_build(plan.tags[0], {}, os.environ)
+    (path,) = (tmp_path / "trainworks" / "builds").iterdir()
+    path.write_text("{")
+    assert "not built on this machine yet" in call(*CPU, "--until", "plan").stdout
 
 
 def test_plan_for_programs_is_the_same_in_every_run(root: Path) -> None:

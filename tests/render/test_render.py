@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from trainworks.facts.rows import Facts, LockedPackage, TargetRow
+from render.bumps import bumped, request_for
+from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import base_reference, make_plan, python_patterns
+from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.render.dockerfile import Rendering, render
-
-
-def request_for(row: TargetRow, facts: Facts) -> Request:
-    return Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -180,29 +170,6 @@ def test_the_manifest_says_what_the_launcher_reads(
 
 
 # A bump touches only its dependents.
-
-
-def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
-    """Return facts in which one component of one target has another version, in the row and in the lock."""
-    name, cuda = facts.name_of(row), facts.cuda_by_name[row.cuda]
-    lock = facts.locks[name]
-    own = make_plan(request_for(row, facts), facts)
-    step = next(step for step in own.steps if step.component == component)
-    versions = {package.version for package in step.python}
-
-    def other(package: LockedPackage) -> LockedPackage:
-        if package not in step.python:
-            return package
-        return replace(package, version=f"{package.version}.post9", sha256=package.sha256[::-1])
-
-    changed = replace(row, versions={**row.versions, component: f"{step.version}.post9"})
-    assert python_patterns(facts.components_of(row)[component], cuda)
-    assert step.version in versions
-    return replace(
-        facts,
-        targets=tuple(changed if other_row == row else other_row for other_row in facts.targets),
-        locks={**facts.locks, name: replace(lock, packages=tuple(map(other, lock.packages)))},
-    )
 
 
 def sections(dockerfile: str) -> dict[str, str]:

@@ -21,7 +21,9 @@ from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 
 if TYPE_CHECKING:
+    from trainworks.facts.rows import Facts
     from trainworks.render.dockerfile import Rendering
+    from trainworks.render.forecast import Forecast
 
 INTERRUPTED = 130
 
@@ -131,16 +133,48 @@ def _main(options: Namespace, parser: ArgumentParser, root: Path) -> int:
     )
     facts = load(root)
     plan = make_plan(request, facts)
-    if options.until == "plan":
-        _put(plan.as_json() if options.format == "json" else describe_plan(plan))
-        return 0
     # Each later layer is imported when it is reached: planning stays quick, and needs no engine's libraries.
     from trainworks.render.dockerfile import render
 
     rendering = render(plan, facts)
+    if options.until == "plan":
+        return _show_plan(plan, rendering, facts, options)
     if options.until == "render":
         return _show_rendering(plan, rendering, options)
     return _build(plan, rendering, options)
+
+
+def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Namespace) -> int:
+    from trainworks.cli.history import last_build
+    from trainworks.render.forecast import forecast
+
+    last = last_build(plan.tags[0], os.environ)
+    expected = forecast(plan, rendering, facts, last.inputs if last else None, last.ended if last else "")
+    if options.format == "json":
+        _put(json.dumps({**json.loads(plan.as_json()), "forecast": expected.as_values()}, indent=2) + "\n")
+    else:
+        _put(describe_plan(plan) + describe_forecast(expected))
+    return 0
+
+
+def describe_forecast(expected: Forecast) -> str:
+    """Return for people what a build would do: what is built again and why, the download, the size."""
+    if not expected.since:
+        lines = ["  not built on this machine yet: everything is built"]
+    elif not expected.rebuilds:
+        lines = [f"  nothing changed since the build of {expected.since}"]
+    else:
+        lines = [f"  since the build of {expected.since}:"]
+        width = max(len(rebuild.component) for rebuild in expected.rebuilds)
+        lines += [f"    {each.component:<{width}}  {'; '.join(each.reasons)}" for each in expected.rebuilds]
+        lines.append(f"    layers of the image are written again from {expected.layers_from} on")
+        if expected.kept:
+            lines.append(f"    from the engine's cache: {', '.join(expected.kept)}")
+    unknown = f" and {expected.unknown_sizes} files of unknown size" if expected.unknown_sizes else ""
+    lines.append(f"  downloads about {expected.download_bytes / 1e6:,.0f} MB{unknown}, what caches lack of it")
+    size = f"about {expected.image_megabytes:,} MB, going by" if expected.image_megabytes else "size not known:"
+    lines.append(f"  image: {size} {expected.basis}")
+    return "\n".join(lines) + "\n"
 
 
 def describe_plan(plan: ImagePlan) -> str:
@@ -149,6 +183,7 @@ def describe_plan(plan: ImagePlan) -> str:
     width = max(len(step.component) for step in plan.steps)
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
+    lines += [f"  not locked: {what}" for what in plan.unlocked]
     lines.append(f"  {len(plan.checks)} checks after the build; at most {plan.budget_megabytes} MB")
     return "\n".join(lines) + "\n"
 
@@ -176,9 +211,11 @@ def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -
 
 def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
     from trainworks.cli.build import broken_promises, build_image, check_image, describe_result, say
+    from trainworks.cli.history import record_build
     from trainworks.cli.report import BuildProgress
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
+    from trainworks.render.forecast import inputs_of
 
     settings = read_host_settings(os.environ)
     engine = choose(options.engine)
@@ -186,6 +223,7 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
     say(f"{plan.target.name}: building with {information.name} {information.version}")
     progress = BuildProgress(verbose=options.verbose)
     result = build_image(plan, rendering, engine, settings, progress, output=options.output, no_cache=options.no_cache)
+    record_build(plan.tags[0], inputs_of(plan, rendering), os.environ)
     say(describe_result(plan, result, engine))
     report: dict[str, object] = {
         "name": plan.target.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, meta
@@ -37,11 +37,13 @@ class Rendering:
         dockerfile: Its text.
         files: Every other file of the context, sorted by path.
         stage_components: Stage name to component.
+        texts: Component to what its recipe says, for its stage and for the image together.
     """
 
     dockerfile: str
     files: tuple[SourceFile, ...]
     stage_components: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -81,10 +83,12 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
         environment.globals.update(_public(environment.get_template(MACROS).module))
     stages: list[_Stage] = []
     layers: list[str] = []
+    texts: dict[str, str] = {}
     for step in plan.steps:
         values = _values(step, plan)
         _check_signature(environment, facts.recipes[step.recipe], values)
         blocks = _blocks(environment, step.recipe, values)
+        texts[step.component] = "\n".join(blocks.values())
         if "stage" in blocks:
             stages.append(
                 _Stage(component=step.component, version=step.version, summary=step.summary, text=blocks["stage"])
@@ -103,6 +107,7 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
         dockerfile=dockerfile,
         files=_context_files(plan, facts),
         stage_components={stage.component: stage.component for stage in stages} | {"image": "image"},
+        texts=texts,
     )
 
 

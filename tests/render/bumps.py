@@ -1,0 +1,50 @@
+"""Facts in which one component of one target has another version: what a person changes, and what a new lock says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+
+NEWER = ".99"
+"""Behind a version it makes one that no row has, which is newer than it and older than the next one."""
+
+
+def request_for(row: TargetRow, facts: Facts) -> Request:
+    """Return the request that means exactly this row."""
+    return Request(
+        framework=row.framework,
+        cuda=row.cuda,
+        version=row.version,
+        python=facts.python_of(row),
+        sources=facts.sources_of(row),
+    )
+
+
+def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
+    """Return facts in which one component of one target has another version, in its row and in what is downloaded."""
+    name = facts.name_of(row)
+    lock = facts.locks[name]
+    step = next(step for step in make_plan(request_for(row, facts), facts).steps if step.component == component)
+    version = f"{step.version}{NEWER}"
+
+    def other_file(package: LockedPackage) -> LockedPackage:
+        if step.artifacts or package not in step.python:
+            return package
+        return replace(package, version=f"{package.version}{NEWER}", sha256=package.sha256[::-1])
+
+    changed = replace(row, versions={**row.versions, component: version})
+    return replace(
+        facts,
+        targets=tuple(changed if other_row == row else other_row for other_row in facts.targets),
+        artifacts=(*facts.artifacts, *(_newer(artifact, version) for artifact in step.artifacts[:1])),
+        locks={**facts.locks, name: replace(lock, packages=tuple(map(other_file, lock.packages)))},
+    )
+
+
+def _newer(artifact: Artifact, version: str) -> Artifact:
+    if artifact.git:
+        return replace(artifact, version=version, commit=artifact.commit[::-1])
+    return replace(artifact, version=version, sha256=artifact.sha256[::-1])
