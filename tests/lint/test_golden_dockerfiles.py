@@ -22,8 +22,8 @@ def test_hadolint_is_there(report: LintReport) -> None:
 
 
 def test_nothing_is_found_in_what_we_render(report: LintReport) -> None:
-    # An image is named by its tag alone where a user of `extend` does so, or where a vendor's base is not locked yet (and
-    # then no build is started).
+    # An image is named by its tag alone where a user of `extend` does so, or where a vendor's base is not locked yet
+    # (and then no build is started).
     findings = [
         (file.path, finding.line, finding.rule, finding.what)
         for file in report.files

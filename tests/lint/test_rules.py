@@ -128,6 +128,8 @@ BAD: list[tuple[str, str, list[int]]] = [
     ("failure-hidden", "RUN make install || exit 0", [2]),
     ("host-key-check-off", "RUN echo '    StrictHostKeyChecking no' >> /etc/ssh/ssh_config", [2]),
     ("host-key-check-off", "RUN printf 'Host *\\n StrictHostKeyChecking no\\n' | tee -a /root/.ssh/config", [2]),
+    ("host-key-check-off", "RUN echo 'UserKnownHostsFile /dev/null' >> /etc/ssh/ssh_config", [2]),
+    ("host-key-check-off", "RUN sed -i 's/#\\(StrictHostKeyChecking \\).*/\\1no/g' /etc/ssh/ssh_config", [2]),
     ("host-key-check-off", "RUN scp -o StrictHostKeyChecking=no a@b:c .", [2]),
     ("host-key-check-off", "COPY <<EOF /root/.ssh/config\nHost *\nStrictHostKeyChecking no\nEOF", [3]),
     ("image-without-fixed-tag", "FROM debian", [1]),
@@ -158,10 +160,15 @@ BAD: list[tuple[str, str, list[int]]] = [
     ("image-without-digest", "FROM debian:12.1", [1]),
     ("pip-without-versions", "RUN pip install -U numpy scipy==1.1", [2]),
     ("upgrade-in-build", "RUN apt-get update && apt-get -y upgrade", [2]),
-    ("upgrade-in-build", "RUN dnf upgrade -y", [2]),
+    ("upgrade-in-build", "RUN dnf upgrade -y --security --releasever latest", [2]),
 ]
 
 GOOD: list[tuple[str, str]] = [
+    ("host-key-check-off", "RUN sed -i '/StrictHostKeyChecking/d; s/^Port 22$/Port 23/' /etc/ssh/ssh_config"),
+    (
+        "plugin-path-of-old-efa",
+        "ARG EFA_VERSION=1.50.0\nENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+    ),
     ("version-compared-as-text", "RUN [[ $SERVER < m && $OVER > $UNDER ]] && echo x"),
     ("arg-not-declared-in-stage", "ARG https_proxy\nFROM debian:12\nRUN curl --proxy $https_proxy"),
     ("command-outside-run", "ENV A='x' B=${A} C=\\$(x)\nRUN echo $(date) `date`\nLABEL a='`b`'"),

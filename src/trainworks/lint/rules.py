@@ -201,7 +201,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="host-key-check-off",
         severity="warning",
-        summary="StrictHostKeyChecking no",
+        summary="StrictHostKeyChecking no, UserKnownHostsFile /dev/null",
         reason="ssh sends its work, or its password, to whoever answers",
         fix="write known_hosts for the hosts of the job when it starts, or accept-new",
         check=keys.host_key_check_off,

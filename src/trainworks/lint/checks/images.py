@@ -27,6 +27,7 @@ PROXY_ARGUMENTS = frozenset(
 )
 # EFA's installer puts NCCL's plugin elsewhere from this version on; images.md and components.md of the reference.
 EFA_MOVED_PLUGIN = (1, 44)
+NEW_PLUGIN_FOLDER = re.compile(r"/opt/amazon/ofi-nccl/lib(?:64)?/?(?=[:\s\"']|$)")
 OLD_PLUGIN_FOLDER = re.compile(r"/opt/amazon/ofi-nccl/lib/[^:\s\"']*-linux-gnu")
 
 
@@ -176,7 +177,8 @@ def plugin_path_of_old_efa(document: Document) -> Iterator[Hit]:
         return
     for line, name, value in _path_values(document):
         match = OLD_PLUGIN_FOLDER.search(value)
-        if name == "LD_LIBRARY_PATH" and match:
+        # Whoever names the new folder too has both kinds of installers in mind.
+        if name == "LD_LIBRARY_PATH" and match and not NEW_PLUGIN_FOLDER.search(value):
             yield Hit(line, f"{match[0]} is empty with this EFA installer: NCCL falls back to TCP without a word")
 
 

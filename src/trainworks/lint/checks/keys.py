@@ -22,7 +22,11 @@ SECRET_NAME = re.compile(
     r"(?i)(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_KEY|ACCESS_KEY_ID|SECRET_KEY|PRIVATE_KEY|"
     r"CREDENTIALS)$"
 )
-HOST_KEYS_OFF = re.compile(r"(?i)StrictHostKeyChecking(?:\s+|\s*=\s*)(?:no|off)\b")
+HOST_KEYS_OFF = re.compile(
+    r"(?i)StrictHostKeyChecking(?:\s+|\s*=\s*)(?:no|off)\b|UserKnownHostsFile(?:\s+|\s*=\s*)/dev/null"
+)
+# `sed -i 's/#\(StrictHostKeyChecking \).*/\1no/'`
+HOST_KEYS_EDITED = re.compile(r"(?i)s(.)[^\n]*StrictHostKeyChecking[^\n]*?\1[^\n]*?no\s*\1")
 SEARCHERS = frozenset({"grep", "egrep", "fgrep", "rg", "ag", "awk"})
 
 
@@ -93,7 +97,7 @@ def host_key_check_off(document: Document) -> Iterator[Hit]:
             for command in instruction.script.commands:
                 if not command.prints_to_terminal and command.program not in SEARCHERS:
                     for line, text in mentions(command):
-                        if HOST_KEYS_OFF.search(text):
+                        if HOST_KEYS_OFF.search(text) or (command.program == "sed" and HOST_KEYS_EDITED.search(text)):
                             yield Hit(line, "ssh connects to whoever answers under the host's name")
         else:
             texts = [(instruction.line, value) for _, value in instruction.assignments()]

@@ -78,7 +78,12 @@ def upgrade_in_build(document: Document) -> Iterator[Hit]:
     """Find upgrades of all packages."""
     for run in document.runs():
         for command in run.script.commands:
-            words = [word.value for word in command.arguments if not word.value.startswith("-")]
+            values = [word.value for word in command.arguments]
+            words = [
+                value
+                for before, value in zip(["", *values], values, strict=False)
+                if not value.startswith("-") and before not in ("--releasever", "-o", "-c", "-t")
+            ]
             verb = words[0] if words else ""
             debian = command.program in ("apt", "apt-get") and verb in ("upgrade", "dist-upgrade", "full-upgrade")
             rpm = command.program in ("yum", "dnf", "microdnf", "zypper") and verb in ("upgrade", "update", "dup")
