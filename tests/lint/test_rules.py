@@ -167,7 +167,7 @@ GOOD: list[tuple[str, str]] = [
     ("host-key-check-off", "RUN sed -i '/StrictHostKeyChecking/d; s/^Port 22$/Port 23/' /etc/ssh/ssh_config"),
     (
         "plugin-path-of-old-efa",
-        "ARG EFA_VERSION=1.50.0\nENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
+        "ARG EFA_VERSION=1.50.0\nENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/ofi-nccl/lib/x86-linux-gnu",
     ),
     ("version-compared-as-text", "RUN [[ $SERVER < m && $OVER > $UNDER ]] && echo x"),
     ("arg-not-declared-in-stage", "ARG https_proxy\nFROM debian:12\nRUN curl --proxy $https_proxy"),
