@@ -98,7 +98,7 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
     image = _reference(row.image, base, facts)
     labels = _labels(target, row.image or base.image)
     plan_checks = (
-        *_declared_checks(steps, facts.recipes),
+        *_declared_checks(steps, facts.recipes, target.python),
         *_image_checks(steps, labels, row, base, cuda),
         *_file_checks(recipes, facts),
     )
@@ -352,25 +352,36 @@ def _steps(
         )
         for component in components
     ]
-    every_package = tuple(sorted({package for step in steps for package in step.debian}))
+    more, more_to_build = _more_python(row, facts)
+    every_package = tuple(sorted({*more, *(package for step in steps for package in step.debian)}))
+    building = {each.name: each.build_debian if apt else each.build_rpm for each in facts.components_of(row).values()}
+    # The builder's environment is made with the compiled Python, so that one is built on its own.
+    own_python = building.pop(OWN_PYTHON, ())
     # Those of every component that the target could have: a target's variants share one builder.
-    building = tuple(
-        dict.fromkeys(
-            package
-            for each in facts.components_of(row).values()
-            for package in (each.build_debian if apt else each.build_rpm)
-        )
-    )
+    builder = tuple(dict.fromkeys([package for packages in building.values() for package in packages]))
     steps = [
         replace(step, debian=every_package)
         if step.component == "system"
-        else replace(step, build_packages=building)
+        else replace(step, build_packages=(*builder, *more_to_build))
         if step.component == BUILDER
+        else replace(step, build_packages=own_python)
+        if step.component == OWN_PYTHON
         else step
         for step in steps
     ]
     _compare_versions(steps, {component.name: component for component in components}, row, cuda, facts)
     return tuple(steps)
+
+
+def _more_python(row: TargetRow, facts: Facts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the packages of a further Python of the distribution, for running and for building."""
+    base = facts.base_by_name[row.base]
+    interpreter = base.pythons.get(facts.python_of(row), "")
+    if not interpreter:
+        return (), ()
+    # Debian, Ubuntu and Amazon Linux all name the package after the program.
+    name = interpreter.rsplit("/", 1)[-1]
+    return (name,), (f"{name}-dev" if base.package_manager == "apt" else f"{name}-devel",)
 
 
 def share_packages(
@@ -457,7 +468,7 @@ def _compare_versions(
 # Promises.
 
 
-def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> list[Check]:
+def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str) -> list[Check]:
     found: list[Check] = []
     problems: list[str] = []
     chosen = {step.component for step in steps}
@@ -467,7 +478,7 @@ def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> li
                 continue
             where = f"templates/components/{step.recipe}.j2: check {number} (kind = {check_row.kind!r})"
             try:
-                found.append(_check(check_row, step))
+                found.append(_check(check_row, step, python))
             except TypeError as error:
                 problems.append(f"{where}: {error}")
     if problems:
@@ -475,21 +486,24 @@ def _declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe]) -> li
     return found
 
 
-def _check(row: CheckRow, step: Step) -> Check:
+def _check(row: CheckRow, step: Step, python: str) -> Check:
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
         raise TypeError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
-    values = {key: _fill(value, step.version) for key, value in row.values.items()}
+    known = {"version": step.version, "version_major": _major(step.version), "python": python}
+    values = {key: _fill(value, known) for key, value in row.values.items()}
     check: Check = check_type(component=step.component, **values)
     return check
 
 
-def _fill(value: object, version: str) -> object:
-    """Put the component's version into a text, and make lists of TOML the tuples of our values."""
+def _fill(value: object, known: Mapping[str, str]) -> object:
+    """Put versions into a text in the place of their names in braces, and make lists of TOML tuples."""
     if isinstance(value, str):
-        return value.replace("{version}", version)
+        for name, text in known.items():
+            value = value.replace(f"{{{name}}}", text)
+        return value
     if isinstance(value, list):
-        return tuple(_fill(item, version) for item in value)
+        return tuple(_fill(item, known) for item in value)
     return value
 
 
@@ -506,8 +520,8 @@ def _image_checks(
             for package in step.python
         ]
     system = next(step for step in steps if step.component == "system")
-    if base.package_manager == "apt":
-        found += [checks.DebianPackageCheck(component="system", package=package) for package in system.debian]
+    package_check = checks.DebianPackageCheck if base.package_manager == "apt" else checks.RpmPackageCheck
+    found += [package_check(component="system", package=package) for package in system.debian]
     found += [
         checks.SharedLibrariesCheck(
             component=IMAGE,

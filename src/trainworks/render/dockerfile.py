@@ -129,6 +129,7 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
     values: dict[str, object] = {
         "component": step.component,
         "version": step.version,
+        "framework": plan.target.framework,
         "suite": plan.base.suite,
         "package_manager": plan.base.package_manager,
         "base_reference": plan.image,
@@ -151,6 +152,8 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         system = next(other for other in plan.steps if other.component == "system")
         # A builder of its own does not stand on `system`: what other parts need at run time, they need while building.
         values["packages"] = (*(system.debian if plan.builder_image else ()), *step.build_packages)
+    if step.component == OWN_PYTHON:
+        values["packages"] = step.build_packages
     return values
 
 
