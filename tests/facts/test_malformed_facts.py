@@ -231,6 +231,47 @@ DAMAGES = (
         "{#\n#}\n",
         "templates/components/horovod.j2: no row of this name in images/components.toml",
     ),
+    Damage(
+        "a rule about nothing that exists",
+        "images/compatibility.toml",
+        'when = { gdrcopy = "<2.2" }',
+        'when = { gdrcopi = "<2.2" }',
+        "compatibility.toml: rule 'gdrcopy-prefix': key 'when': unknown subject 'gdrcopi'; did you mean gdrcopy?",
+    ),
+    Damage(
+        "a rule that refers to nothing that exists",
+        "images/compatibility.toml",
+        'require = { "image.base" = "{base}" }',
+        'require = { "image.base" = "{bass}" }',
+        "rule 'image-is-of-base': key 'require': unknown subject 'bass'; did you mean base?",
+    ),
+    Damage(
+        "a range that cannot be read",
+        "images/compatibility.toml",
+        'require = { nccl = ">=2.4.8" }',
+        'require = { nccl = "=>2.4.8" }',
+        "rule 'aws-ofi-nccl-nccl-2.4.8': key 'require': nccl: '=>2.4.8' is no condition; there is: >= <=",
+    ),
+    Damage(
+        "a rule about every plan",
+        "images/compatibility.toml",
+        'when = { smp = ">=2" }',
+        "when = {}",
+        "rule 'smp-2': key 'when' is empty: it must say which plans it speaks about",
+    ),
+    appended(
+        "an artifact that requires what cannot be read",
+        "images/artifacts.toml",
+        """
+[[artifact]]
+name = "bost"
+version = "1"
+url = "https://example.com/bost"
+requires = { python = "3.8 or 3.9" }
+source = "test"
+""",
+        "images/artifacts.toml: artifact bost 1: key 'requires': python: '3.8 or 3.9' is no condition",
+    ),
 )
 
 

@@ -110,6 +110,21 @@ def schema_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py check``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py check",
+        description="Plans targets without building anything, and says which parts do not go together, and why; "
+        "see docs/compatibility.md.",
+        epilog="Exit status: 0 all fit, 3 malformed facts, 4 unknown name, 11 a lock does not fit, 13 parts do not.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
+    parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser
+
+
 def lint_parser() -> argparse.ArgumentParser:
     """Return the parser of ``build.py lint``."""
     parser = argparse.ArgumentParser(

@@ -13,7 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from trainworks.cli.arguments import build_parser, extend_parser, lint_parser, lock_parser, schema_parser
+from trainworks.cli.arguments import (
+    build_parser,
+    check_parser,
+    extend_parser,
+    lint_parser,
+    lock_parser,
+    schema_parser,
+)
 from trainworks.cli.listing import list_json, list_text
 from trainworks.errors import ImageTestError, LintError, OutputError, TrainworksError
 from trainworks.facts.load import load
@@ -41,6 +48,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     words = list(sys.argv[1:] if arguments is None else arguments)
     parsers = {
         "build": build_parser,
+        "check": check_parser,
         "extend": extend_parser,
         "lint": lint_parser,
         "lock": lock_parser,
@@ -52,6 +60,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     checkout = options.root or root or Path.cwd()
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if command == "check":
+            return _check(options, checkout)
         if command == "lint":
             return _lint(options)
         if command == "lock":
@@ -63,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         return _main(options, parser, checkout)
     except TrainworksError as error:
         # Failed image tests and findings of lint are on stdout already, and that is one JSON text.
-        wants_json = command in ("build", "extend", "lint") and options.format == "json"
+        wants_json = command in ("build", "check", "extend", "lint") and options.format == "json"
         _say_error(error, as_json=wants_json and not isinstance(error, (ImageTestError, LintError)))
         return error.exit_status
     except KeyboardInterrupt:
@@ -184,6 +194,7 @@ def describe_plan(plan: ImagePlan) -> str:
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
     lines += [f"  not locked: {what}" for what in plan.unlocked]
+    lines += [f"  advice: {advice}" for advice in plan.advice]
     lines.append(f"  {len(plan.checks)} checks after the build; at most {plan.budget_megabytes} MB")
     return "\n".join(lines) + "\n"
 
@@ -280,6 +291,14 @@ def _lock(options: Namespace, root: Path) -> int:
         for path in write_locks([row], facts, settings, os.environ, root):
             _put(f"{path}\n")
     return 0
+
+
+def _check(options: Namespace, root: Path) -> int:
+    from trainworks.cli.check import as_json, as_text, check, exit_status_of
+
+    findings = check(load(root), options.only)
+    _put(as_json(findings) if options.format == "json" else as_text(findings))
+    return exit_status_of(findings)
 
 
 def _lint(options: Namespace) -> int:

@@ -10,12 +10,14 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from trainworks.errors import FactsError, OutputError
+from trainworks.facts.ranges import SUBJECTS, problem_of, references
 from trainworks.facts.rows import (
     Artifact,
     Base,
@@ -391,6 +393,7 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         for name in sorted(set(facts.recipes) - recipes - known)
     )
     _relate_artifacts(facts, problems)
+    _relate_ranges(facts, known | names_of("artifact", [row.name for row in facts.artifacts]), problems)
     problems.extend(
         f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
         for stack in facts.stacks
@@ -448,6 +451,37 @@ def _relate_artifacts(facts: Facts, problems: list[str]) -> None:
             for name, version in row.together.items()
             if (name, version) not in versions
         )
+
+
+def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
+    """Check that rules and artifacts ask about what there is, in ranges that can be read."""
+    provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
+    versions = {*parts, *(name for each in provided for name in each)}
+    known = {*SUBJECTS, *versions, *(row.framework for row in facts.targets)}
+    known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
+    ranges = [
+        (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
+        for row in facts.rules
+        for key, written in (("when", row.when), ("require", row.require))
+    ]
+    ranges += [
+        (f"images/artifacts.toml: artifact {row.name} {row.version}: key 'requires'", row.requires)
+        for row in facts.artifacts
+    ]
+    for where, written in ranges:
+        for name, allowed in written.items():
+            for asked in (name, *references(allowed)):
+                if asked not in known:
+                    near = get_close_matches(asked, sorted(known), n=1)
+                    advice = f"; did you mean {near[0]}?" if near else ""
+                    problems.append(f"{where}: unknown subject {asked!r}{advice}")
+            if problem := problem_of(allowed):
+                problems.append(f"{where}: {name}: {problem}")
+    problems.extend(
+        f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say which plans it speaks about"
+        for row in facts.rules
+        if not row.when
+    )
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

@@ -132,6 +132,10 @@ class LockedBaseImage:
     digest: str
 
 
+Severity = Literal["refuse", "advise"]
+"""What a rule that does not hold does: the plan is refused, or says so and is built."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """A fact about what goes together; see the head of ``images/compatibility.toml``.
@@ -139,17 +143,19 @@ class Rule:
     Attributes:
         name: What an error calls it.
         when: Subject to range: the rule speaks about plans for which all of these hold.
-        require: Subject to range: all of these must hold then; with none the combination itself is bad.
+        require: Subject to range: all of these must hold then; with none the combination itself is meant.
         reason: Why.
         instead: What to do.
+        severity: Whether a plan that breaks it is refused.
     """
 
     name: str
     when: Mapping[str, str]
     reason: str
+    instead: str
     source: str
     require: Mapping[str, str] = field(default_factory=dict)
-    instead: str = ""
+    severity: Severity = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,7 @@ class ImagePlan:
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
         unlocked: Inputs whose hash or digest nobody has recorded yet: what has any is shown, and never built.
+        advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
     """
 
     target: Target
@@ -148,6 +149,7 @@ class ImagePlan:
     budget_megabytes: int
     wheel_index: str
     unlocked: tuple[str, ...]
+    advice: tuple[str, ...]
 
     def as_json(self) -> str:
         """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""

@@ -22,10 +22,9 @@ from trainworks.facts.rows import (
 )
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
-from trainworks.plan.compatibility import Subjects, all_hold, conflicts, describe
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
+from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.select import select_components, select_row
-from trainworks.plan.versions import declared_versions, versions_of
 
 IMAGE = "image"
 """The name under which promises that belong to no single component are reported."""
@@ -68,6 +67,7 @@ def make_plan(request: Request, facts: Facts) -> ImagePlan:
 
     Raises:
         UnknownNameError: See ``plan.select``.
+        CompatibilityError: Its parts do not go together.
         LockError: The target has no lock, or the lock does not fit the row.
         FactsError: A promise in a recipe's front matter is malformed.
     """
@@ -77,6 +77,19 @@ def make_plan(request: Request, facts: Facts) -> ImagePlan:
 
 def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> ImagePlan:
     """Return the plan of one row of the matrix with these components; raises as ``make_plan`` does."""
+    parts = parts_of(row, components, facts)
+    if parts.unfit or parts.broken:
+        raise CompatibilityError(facts.name_of(row), [*parts.unfit, *map(str, parts.broken)])
+    return assemble(row, components, parts, facts)
+
+
+def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, facts: Facts) -> ImagePlan:
+    """Return the plan that these parts make.
+
+    Raises:
+        LockError: The target has no lock, or the lock does not fit the row.
+        FactsError: A promise in a recipe's front matter is malformed.
+    """
     base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
     target = Target(
         name=facts.name_of(row),
@@ -87,13 +100,7 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
         base=base.name,
         sources=facts.sources_of(row),
     )
-    versions = versions_of(row, facts)
-    subjects = _subjects(components, versions, target, base, cuda)
-    artifacts = _choose_artifacts(components, declared_versions(row, facts), versions, subjects, target, facts)
-    subjects |= {f"{name}.flags": frozenset(chosen[0].flags) for name, chosen in artifacts.items()}
-    if broken := conflicts(facts.rules, subjects):
-        raise CompatibilityError(target.name, [str(conflict) for conflict in broken])
-    steps = _steps(components, row, cuda, versions, artifacts, facts)
+    steps = _steps(components, row, cuda, parts.versions, parts.artifacts, facts)
     recipes = [facts.recipes[step.recipe] for step in steps]
     image = _reference(row.image, base, facts)
     labels = _labels(target, row.image or base.image)
@@ -129,6 +136,7 @@ def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> I
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
         unlocked=_unlocked(steps, row, base, facts),
+        advice=tuple(str(conflict) for conflict in parts.advice),
     )
 
 
@@ -183,82 +191,6 @@ def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts:
         for name, component in (possible | dict(facts.components_of(row))).items()
         if component.without and name not in chosen
     )
-
-
-# What decides about versions.
-
-
-def _subjects(
-    components: Sequence[Component], versions: Mapping[str, str], target: Target, base: Base, cuda: Cuda
-) -> dict[str, str | frozenset[str]]:
-    """Return what rules and artifacts can ask about."""
-    subjects: dict[str, str | frozenset[str]] = {
-        component.name: versions[component.name] for component in components if component.name in versions
-    }
-    subjects |= {target.framework: target.version, "python": target.python, "glibc": base.glibc, "base": base.name}
-    subjects["sources"] = target.sources
-    if cuda.version:
-        subjects |= {"cuda": versions.get("cuda", cuda.version), "driver": cuda.minimum_driver}
-        if "cudnn" in versions:
-            subjects["cudnn"] = versions["cudnn"]
-    return subjects
-
-
-def _choose_artifacts(
-    components: Sequence[Component],
-    declared: Mapping[str, str],
-    versions: Mapping[str, str],
-    subjects: Subjects,
-    target: Target,
-    facts: Facts,
-) -> dict[str, tuple[Artifact, ...]]:
-    """Return what each component downloads: the row of its version that fits this target, and what that row brings.
-
-    A component whose version is not declared but brought by another part downloads nothing.
-
-    Raises:
-        CompatibilityError: No row, or more than one, of a version fits; with what each of them requires.
-    """
-    found: dict[str, tuple[Artifact, ...]] = {}
-    problems: list[str] = []
-    for component in components:
-        if component.name in versions and component.name not in declared:
-            continue
-        version = versions.get(component.name, "")
-        rows = [row for row in facts.artifacts_by_name.get(component.name, ()) if row.version == version]
-        fitting = [row for row in rows if all_hold(row.requires, subjects)]
-        if len(fitting) == 1:
-            own = fitting[0]
-            brought = [
-                row
-                for name, wanted in own.together.items()
-                for row in facts.artifacts_by_name[name]
-                if row.version == wanted
-            ]
-            found[component.name] = tuple(_with_lock(row, facts) for row in (own, *brought))
-        elif fitting:
-            problems.append(f"{component.name} {version}: {len(fitting)} rows of images/artifacts.toml fit")
-        elif rows:
-            problems += [
-                f"{component.name} {version}: requires "
-                + ", ".join(f"{name} {allowed}" for name, allowed in row.requires.items())
-                + f"; this target has {describe(row.requires, subjects)} (source: {row.source})"
-                for row in rows
-            ]
-        elif component.artifact:
-            known = ", ".join(row.version for row in facts.artifacts_by_name.get(component.name, ())) or "none"
-            problems.append(f"{component.name} {version or 'without a version'}: no artifact row; there is: {known}")
-    if problems:
-        raise CompatibilityError(target.name, problems)
-    return found
-
-
-def _with_lock(artifact: Artifact, facts: Facts) -> Artifact:
-    """Return an artifact with the hash and size that the lock knows, where its own row has none."""
-    locked = facts.locked_artifact_by_url.get(artifact.url)
-    if locked is None:
-        return artifact
-    return replace(artifact, sha256=artifact.sha256 or locked.sha256, size=artifact.size or locked.size)
 
 
 def _tag(target: Target) -> str:

@@ -1,0 +1,148 @@
+"""Which versions and downloads the parts of a target are, and whether they go together: known before all else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from trainworks.facts.ranges import Subjects, Value
+from trainworks.facts.rows import Artifact, Component, Facts, TargetRow
+from trainworks.plan.compatibility import Conflict, all_hold, conflicts, describe
+from trainworks.plan.versions import declared_versions, versions_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a target.
+
+    Attributes:
+        versions: What has which version, by component.
+        artifacts: What each component downloads: its own artifact first, then what that brings together with itself.
+        unfit: Components for which no artifact row fits, or more than one; each with what its rows require.
+        broken: Rules that do not hold.
+        advice: The same of rules that only advise.
+    """
+
+    versions: Mapping[str, str]
+    artifacts: Mapping[str, tuple[Artifact, ...]]
+    unfit: tuple[str, ...]
+    broken: tuple[Conflict, ...]
+    advice: tuple[Conflict, ...]
+
+
+def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> Parts:
+    """Return the parts of a target with these components, and every way in which they do not go together."""
+    versions = versions_of(row, facts)
+    subjects = subjects_of(row, components, versions, facts)
+    artifacts, unfit = _choose_artifacts(row, components, subjects, facts)
+    subjects |= subjects_of_artifacts(artifacts)
+    unknown = {f"{name}.flags" for name in unfit}
+    unknown |= {other for name in unfit for each in facts.artifacts_by_name.get(name, ()) for other in each.together}
+    # What nobody can know before its artifact is right is no second problem.
+    found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), subjects)
+    advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
+    return Parts(
+        versions=versions,
+        artifacts=artifacts,
+        unfit=tuple(problem for problems in unfit.values() for problem in problems),
+        broken=tuple(conflict for conflict in found if conflict.rule not in advising),
+        advice=tuple(conflict for conflict in found if conflict.rule in advising),
+    )
+
+
+def subjects_of(
+    row: TargetRow, components: Iterable[Component], versions: Mapping[str, str], facts: Facts
+) -> dict[str, Value]:
+    """Return what rules and artifacts can ask about a target with these components (``facts.ranges.SUBJECTS``)."""
+    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
+    image, builder_image = (facts.base_image_by_name.get(name) for name in (row.image, row.builder_image))
+    subjects: dict[str, Value] = {
+        component.name: versions[component.name] for component in components if component.name in versions
+    }
+    for name, value in tuple(subjects.items()):
+        if isinstance(value, str) and "+" in value:
+            subjects[f"{name}.build"] = value.partition("+")[2]
+    subjects |= {
+        row.framework: row.version,
+        "framework": row.framework,
+        "cell": cuda.name,
+        "python": facts.python_of(row),
+        "base": base.name,
+        "base.python": base.python,
+        "glibc": base.glibc,
+        "sources": facts.sources_of(row),
+    }
+    if image:
+        subjects["image.base"] = image.base
+    if builder_image:
+        subjects["builder.base"] = builder_image.base
+        if "cuda" in builder_image.provides:
+            subjects["builder.cuda"] = builder_image.provides["cuda"]
+    if cuda.version:
+        subjects |= {
+            "cell.cuda": cuda.version,
+            "cuda": versions.get("cuda", cuda.version),
+            "driver": cuda.minimum_driver,
+        }
+        if "cudnn" in versions:
+            subjects["cudnn"] = versions["cudnn"]
+        if cuda.architectures:
+            subjects["architectures"] = frozenset(cuda.architectures)
+    return subjects
+
+
+def subjects_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
+    """Return what can be asked about the artifacts that components download: their flags, and what comes together."""
+    return {
+        **{f"{name}.flags": frozenset(own.flags) for name, (own, *_) in artifacts.items()},
+        **{brought.name: brought.version for _, *others in artifacts.values() for brought in others},
+    }
+
+
+def _choose_artifacts(
+    row: TargetRow, components: Sequence[Component], subjects: Subjects, facts: Facts
+) -> tuple[dict[str, tuple[Artifact, ...]], dict[str, list[str]]]:
+    """Return what each component downloads, and the problems of each component for which not exactly one row fits.
+
+    A component whose version is not declared but brought by another part downloads nothing.
+    """
+    declared, versions = declared_versions(row, facts), versions_of(row, facts)
+    found: dict[str, tuple[Artifact, ...]] = {}
+    problems: dict[str, list[str]] = {}
+    for component in components:
+        name = component.name
+        if name in versions and name not in declared:
+            continue
+        version = versions.get(name, "")
+        rows = [each for each in facts.artifacts_by_name.get(name, ()) if each.version == version]
+        fitting = [each for each in rows if all_hold(each.requires, subjects)]
+        if len(fitting) == 1:
+            own = fitting[0]
+            brought = [
+                each
+                for other, wanted in own.together.items()
+                for each in facts.artifacts_by_name[other]
+                if each.version == wanted
+            ]
+            found[name] = tuple(_with_lock(each, facts) for each in (own, *brought))
+        elif fitting:
+            problems[name] = [f"{name} {version}: {len(fitting)} rows of images/artifacts.toml fit"]
+        elif rows:
+            problems[name] = [
+                f"{name} {version}: requires "
+                + ", ".join(f"{other} {allowed}" for other, allowed in each.requires.items())
+                + f"; this target has {describe(each.requires, subjects)} (source: {each.source})"
+                for each in rows
+            ]
+        elif component.artifact:
+            known = ", ".join(each.version for each in facts.artifacts_by_name.get(name, ())) or "none"
+            problems[name] = [f"{name} {version or 'without a version'}: no artifact row; there is: {known}"]
+    return found, problems
+
+
+def _with_lock(artifact: Artifact, facts: Facts) -> Artifact:
+    """Return an artifact with the hash and size that the lock knows, where its own row has none."""
+    locked = facts.locked_artifact_by_url.get(artifact.url)
+    if locked is None:
+        return artifact
+    return replace(artifact, sha256=artifact.sha256 or locked.sha256, size=artifact.size or locked.size)

@@ -1,0 +1,217 @@
+"""``build.py check`` as a person runs it: over the whole matrix, and over facts that somebody spoiled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from trainworks.cli import main
+from trainworks.facts.rows import Facts
+
+SECONDS = 3.0
+"""The whole matrix has to be checked in this time, the start of Python included."""
+
+CPU = "pytorch-2.13.0-cpu-py311-debian12"
+CU121 = "pytorch-2.4.1-cu121-py311-debian12"
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Give the command inside this process: its exit status and what it printed."""
+
+    def call(root: Path, *words: str) -> tuple[int, str]:
+        status = main(("check", "--root", str(root), *words))
+        output, errors = capsys.readouterr()
+        return status, output + errors
+
+    return call
+
+
+@pytest.fixture
+def add_rule(checkout: Path) -> Callable[..., None]:
+    """Give a function that writes a rule into the copy of the facts."""
+
+    def add(name: str, when: str, require: str = "", severity: str = "refuse") -> None:
+        with (checkout / "images" / "compatibility.toml").open("a", encoding="utf-8") as file:
+            file.write(
+                f'\n[[rule]]\nname = "{name}"\nseverity = "{severity}"\n'
+                f"when = {{ {when} }}\nrequire = {{ {require} }}\n"
+                f'reason = "the reason of {name}"\nsource = "the source of {name}"\n'
+                f'instead = "what to do about {name}"\n'
+            )
+
+    return add
+
+
+def test_the_whole_matrix_fits_and_is_checked_in_time(root: Path, facts: Facts) -> None:
+    """A process of its own, as a person starts it; the time is the requirement's, not a benchmark's."""
+    started = perf_counter()
+    done = subprocess.run(
+        [sys.executable, "build.py", "check"], cwd=root, capture_output=True, text=True, check=False, timeout=60
+    )
+    seconds = perf_counter() - started
+    assert (done.returncode, done.stderr) == (0, "")
+    count = len(facts.targets)
+    assert f"{count} targets: {count} fit, 0 do not" in done.stdout
+    assert seconds < SECONDS
+
+
+def test_for_programs(root: Path, facts: Facts, run: Run) -> None:
+    status, output = run(root, "--format", "json")
+    rows = json.loads(output)
+    assert status == 0
+    assert {row["target"] for row in rows} == {facts.name_of(row) for row in facts.targets}
+    assert all(row["fits"] and not row["broken"] and not row["unfit"] and not row["lock"] for row in rows)
+    assert {row["target"] for row in rows if row["built"]} == {facts.name_of(row) for row in facts.targets if row.built}
+
+
+def test_a_broken_rule_is_named_with_all_that_it_says(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
+    add_rule("no-old-torch", 'torch = "<2.5"', 'nccl = ">=2.21"')
+    status, output = run(checkout)
+    assert status == 13
+    assert output.splitlines()[:5] == [
+        CU121,
+        "  no-old-torch: torch 2.4.1, nccl 2.20.5 (required: nccl >=2.21)",
+        "    reason:  the reason of no-old-torch",
+        "    instead: what to do about no-old-torch",
+        "    source:  the source of no-old-torch",
+    ]
+    assert "fit, 1 do not" in output
+
+
+def test_all_problems_are_said_at_once(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
+    """Rules, artifacts, locks; of several targets."""
+    add_rule("one", 'cell = "cpu"')
+    add_rule("two", 'base = "debian12"', 'python = "3.12"')
+    lock = checkout / "images" / "lock" / f"{CPU}.toml"
+    lock.write_text(lock.read_text().replace('version = "2.13.0+cpu"', 'version = "2.12.0+cpu"'))
+    status, output = run(checkout, "--format", "json", "--only", CPU, "--only", CU121)
+    rows = {row["target"]: row for row in json.loads(output)}
+    assert status == 13
+    assert [conflict["rule"] for conflict in rows[CPU]["broken"]] == ["one", "two"]
+    assert "torch: the rows say 2.13.0+cpu, the lock has torch 2.12.0+cpu" in rows[CPU]["lock"]
+    assert [conflict["rule"] for conflict in rows[CU121]["broken"]] == ["two"]
+    assert rows[CU121]["broken"][0]["found"] == "base debian12, python 3.11"
+
+
+def test_only_a_lock_that_does_not_fit_is_a_lock_error(checkout: Path, run: Run) -> None:
+    (checkout / "images" / "lock" / f"{CPU}.toml").unlink()
+    status, output = run(checkout)
+    assert status == 11
+    assert f"{CPU}\n  target {CPU} has no lock\n  hint: `python build.py lock --only {CPU}`" in output
+
+
+def test_advice_is_said_once_and_refuses_nothing(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
+    add_rule("careful", 'base = "debian12"', severity="advise")
+    status, output = run(checkout)
+    assert status == 0
+    (line,) = [line for line in output.splitlines() if "careful" in line]
+    assert line.startswith("advice careful (")
+    assert line.endswith("targets): the reason of careful; what to do about careful")
+
+
+def test_a_plan_that_is_refused_says_the_same_as_check(
+    checkout: Path, capsys: pytest.CaptureFixture[str], add_rule: Callable[..., None]
+) -> None:
+    add_rule("no-old-torch", 'torch = "<2.5"', 'nccl = ">=2.21"')
+    words = ("--root", str(checkout), "--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
+    assert main(words) == 13
+    said = capsys.readouterr().err
+    for part in (CU121, "no-old-torch", "nccl 2.20.5", "the reason of", "the source of", "what to do about"):
+        assert part in said
+
+
+def test_an_unknown_target_is_refused_with_the_nearest(root: Path, run: Run) -> None:
+    status, output = run(root, "--only", "pytorch-2.13.0-cpu-py311-debian1")
+    assert status == 4
+    assert f"did you mean {CPU}?" in output
+    assert json.loads(run(root, "--only", "nothing", "--format", "json")[1].split("\nerror")[0])["exit_status"] == 4
+
+
+# A vendor target that breaks every known-bad combination, made of rows.
+
+BAD = """
+[[target]]
+version = "2.1.0"
+cuda = "{cuda}"
+base = "{base}"
+stack = "bad"
+image = "nvidia/cuda:bad"
+versions = {{ torch = "2.1.0" }}
+size_budget_megabytes = 1
+source = "test"
+"""
+
+
+def write_vendor_target(checkout: Path, stack: Mapping[str, str], *, base: str, cuda: str, version: str) -> None:
+    images = checkout / "images"
+    (images / "pytorch.toml").write_text('framework = "pytorch"\n' + BAD.format(cuda=cuda, base=base))
+    for path in (images / "lock").glob("*.toml"):
+        path.unlink()
+    (images / "stacks.toml").write_text(
+        '[[stack]]\nname = "bad"\nsources = "vendor"\nsource = "test"\n[stack.components]\n'
+        + "".join(f'{name} = "{value}"\n' for name, value in stack.items())
+    )
+    (images / "base-images.toml").write_text(
+        f'[[base_image]]\nname = "nvidia/cuda:bad"\nbase = "{base}"\nsource = "test"\n'
+        f'provides = {{ cuda = "{version}" }}\n'
+    )
+    components = tomllib.loads((images / "components.toml").read_text())["component"]
+    downloaded = {row["name"] for row in components if row.get("artifact")}
+    (images / "artifacts.toml").write_text(
+        "".join(
+            f'[[artifact]]\nname = "{name}"\nversion = "{value}"\nurl = "https://example.com/{name}"\nsource = "test"\n'
+            + ('provides = { libfabric = "2.4.0amzn1.0" }\n' if name == "efa-installer" else "")
+            for name, value in stack.items()
+            if name in downloaded
+        )
+    )
+
+
+def broken_rules(output: str) -> set[str]:
+    (row,) = json.loads(output)
+    return {conflict["rule"] for conflict in row["broken"]} | {f"needs: {text}" for text in row["unfit"]}
+
+
+KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
+    "the plugin that hangs, inside its installer": (
+        {"efa-installer": "1.47.0", "aws-ofi-nccl": "1.18.0", "nccl": "2.29.2", "open-mpi": "4.1.7"},
+        {"efa-installer-1.47.0", "aws-ofi-nccl-broadcast-hang"},
+    ),
+    "an installer that takes the image for an NGC container": (
+        {"efa-installer": "1.49.0", "nccl": "2.29.7", "open-mpi": "4.1.7"},
+        {"efa-installer-ngc"},
+    ),
+    "old NCCL without architectures of its own": (
+        {"nccl": "2.10.3", "open-mpi": "4.1.7"},
+        {"nccl-architectures-cuda-12"},
+    ),
+    "smp without smddp": (
+        {"smp": "1.15.0", "metis": "5.1.0", "rmm": "0.15.0", "cmake": "3.24.3", "open-mpi": "4.1.7"},
+        {"needs: smp needs smddp, which is not in the image"},
+    ),
+    "RMM with an old CMake": (
+        {"rmm": "0.15.0", "cmake": "3.13.5", "open-mpi": "4.1.7"},
+        {"rmm-cmake-3.14"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_BAD)
+def test_known_bad_versions_are_refused_by_name(name: str, checkout: Path, run: Run) -> None:
+    stack, expected = KNOWN_BAD[name]
+    base = "amzn2023" if "efa-installer" in stack else "ubuntu22.04"
+    write_vendor_target(checkout, stack, base=base, cuda="cu121", version="12.1.0")
+    status, output = run(checkout, "--format", "json")
+    assert status == 13
+    assert expected <= broken_rules(output)

@@ -1,0 +1,297 @@
+"""Rules: each with the smallest plan that breaks it and the nearest one that keeps it; known-bad sets of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+
+from trainworks.errors import CompatibilityError
+from trainworks.facts.ranges import SUBJECTS, Subjects, Value, references
+from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
+from trainworks.plan.compatibility import all_hold, conflicts
+from trainworks.plan.model import Request
+from trainworks.plan.parts import parts_of, subjects_of, subjects_of_artifacts
+from trainworks.plan.resolve import plan_row
+from trainworks.plan.select import select_components
+
+
+@dataclass(frozen=True)
+class Case:
+    """The smallest plan that breaks a rule, and what to change in it to keep the rule."""
+
+    rule: str
+    broken: Subjects
+    change: Mapping[str, Value | None]
+
+
+def case(rule: str, broken: Mapping[str, Value], **change: Value | None) -> Case:
+    return Case(rule, broken, {name.replace("_", "-").replace("--", "."): value for name, value in change.items()})
+
+
+def gpus(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+CASES = (
+    case("image-is-of-base", {"image.base": "ubuntu20.04", "base": "ubuntu22.04"}, base="ubuntu20.04"),
+    case("builder-image-is-of-base", {"builder.base": "ubuntu22.04", "base": "ubuntu20.04"}, base="ubuntu22.04"),
+    case("builder-cuda-is-image-cuda", {"builder.cuda": "12.8.0", "cuda": "12.8.1"}, cuda="12.8.0"),
+    case("cuda-is-the-cells", {"cell.cuda": "11.6", "cuda": "11.3.1"}, cuda="11.6.2"),
+    case("driver-cuda-11", {"cuda": "11.8.0", "driver": "450.80"}, driver="450.80.02"),
+    case("driver-cuda-12", {"cuda": "12.0.0", "driver": "520.61.05"}, driver="525.60.13"),
+    case("driver-cuda-13", {"cuda": "13.0.0", "driver": "575.57.08"}, driver="580.65.06"),
+    case("launcher-python", {"base": "debian10", "base.python": "3.7"}, base__python="3.8"),
+    case("architectures-cuda-11", {"cuda": "11.8", "architectures": gpus("90", "100")}, architectures=gpus("90")),
+    case(
+        "architectures-before-cuda-11.8",
+        {"cuda": "11.7.1", "architectures": gpus("80", "90")},
+        architectures=gpus("80"),
+    ),
+    case(
+        "architectures-before-cuda-12.8",
+        {"cuda": "12.6.3", "architectures": gpus("90", "120")},
+        architectures=gpus("90"),
+    ),
+    case("architectures-cuda-12", {"cuda": "12.0", "architectures": gpus("35", "80")}, architectures=gpus("80")),
+    case(
+        "architectures-cuda-13", {"cuda": "13.0.2", "architectures": gpus("70", "80")}, architectures=gpus("75", "80")
+    ),
+    case("cudnn-cuda-11", {"cuda": "11.0", "cudnn": "7.6.5.32"}, cudnn="8.0.4.30"),
+    case("cudnn-cuda-13", {"cuda": "13.0", "cudnn": "8.9.7.29"}, cudnn="9.13.0.50"),
+    case("torch-cudnn-8", {"torch": "2.3.1", "cudnn": "9.1.0.70"}, cudnn="8.9.2.26"),
+    case("torch-cudnn-9", {"torch": "2.4.0", "cudnn": "8.9.2.26"}, cudnn="9.1.0.70"),
+    case(
+        "torch-build-is-the-cells", {"torch.build": "cu113", "cell": "cu116", "cell.cuda": "11.6"}, torch__build="cu116"
+    ),
+    case("torch-build-cpu", {"torch.build": "cu121", "cell": "cpu"}, torch__build="cpu"),
+    case("torch-1.8-cuda", {"torch": "1.9.1", "cuda": "11.3.1"}, cuda="11.1.1"),
+    case("torch-1.10-cuda", {"torch": "1.10.2", "cuda": "11.6.2"}, cuda="11.3.1"),
+    case("torch-1.11-cuda", {"torch": "1.11.0", "cuda": "11.6.2"}, cuda="11.5.2"),
+    case("torch-1.12-cuda", {"torch": "1.12.1", "cuda": "11.5.2"}, cuda="11.6.2"),
+    case("torch-1.13-cuda", {"torch": "1.13.1", "cuda": "11.3.1"}, cuda="11.7.1"),
+    case("torch-2.0-cuda", {"torch": "2.0.1", "cuda": "12.1.0"}, cuda="11.8.0"),
+    case("torch-2.1-cuda", {"torch": "2.3.1", "cuda": "12.4.1"}, cuda="12.1.1"),
+    case("torch-2.4-cuda", {"torch": "2.5.1", "cuda": "12.6.3"}, cuda="12.4.1"),
+    case("torch-2.6-cuda", {"torch": "2.6.0", "cuda": "12.1.1"}, cuda="12.6.3"),
+    case("torch-2.7-cuda", {"torch": "2.7.1", "cuda": "12.4.1"}, cuda="12.8.1"),
+    case("torch-2.8-cuda", {"torch": "2.8.0", "cuda": "11.8.0"}, cuda="12.9.1"),
+    case("torch-2.9-cuda", {"torch": "2.10.0", "cuda": "12.9.1"}, cuda="13.0.2"),
+    case("torch-2.11-cuda", {"torch": "2.11.0", "cuda": "12.4.1"}, cuda="12.9.1"),
+    case("torch-python-3.10", {"torch": "1.10.2", "python": "3.10"}, python="3.9"),
+    case("torch-python-3.11", {"torch": "1.13.1", "python": "3.11"}, python="3.10"),
+    case("torch-python-3.12", {"torch": "2.1.2", "python": "3.12"}, python="3.11"),
+    case("torch-python-3.13", {"torch": "2.5.1", "python": "3.13"}, python="3.12"),
+    case("torch-python-3.14", {"torch": "2.8.0", "python": "3.14"}, python="3.13"),
+    case(
+        "nccl-architectures-cuda-12",
+        {"nccl": "2.10.3", "cuda": "12.0.0", "sources": "vendor"},
+        architectures=gpus("70", "80"),
+    ),
+    case("nccl-build-is-the-cells", {"nccl.build": "cuda12.9", "cell.cuda": "12.5"}, nccl__build="cuda12.5"),
+    case("efa-installer-base", {"efa-installer": "1.22.0", "base": "ubuntu18.04"}, base="ubuntu22.04"),
+    case("efa-installer-ubuntu20.04", {"efa-installer": "1.43.0", "base": "ubuntu20.04"}, efa_installer="1.42.0"),
+    case("efa-installer-ubuntu22.04", {"efa-installer": "1.17.3", "base": "ubuntu22.04"}, efa_installer="1.18.0"),
+    case("efa-installer-ubuntu24.04", {"efa-installer": "1.32.0", "base": "ubuntu24.04"}, efa_installer="1.33.0"),
+    case("efa-installer-amzn2023", {"efa-installer": "1.24.1", "base": "amzn2023"}, efa_installer="1.25.0"),
+    case("efa-installer-debian12", {"efa-installer": "1.35.0", "base": "debian12"}, efa_installer="1.36.0"),
+    case("efa-installer-debian13", {"efa-installer": "1.45.1", "base": "debian13"}, efa_installer="1.46.0"),
+    case(
+        "efa-installer-ngc",
+        {"efa-installer": "1.48.0", "base": "amzn2023", "cuda": "13.0.2", "efa-installer.flags": frozenset()},
+        efa_installer__flags=frozenset({"--disable-ngc"}),
+    ),
+    case("efa-installer-1.47.0", {"efa-installer": "1.47.0", "aws-ofi-nccl": "1.18.0"}, aws_ofi_nccl="1.20.0"),
+    case("aws-ofi-nccl-broadcast-hang", {"aws-ofi-nccl": "1.18.0"}, aws_ofi_nccl="1.20.0"),
+    case("aws-ofi-nccl-needs-libfabric", {"aws-ofi-nccl": "1.7.4", "nccl": "2.19.3"}, libfabric="1.18.1"),
+    case("aws-ofi-nccl-nccl-2.4.8", {"aws-ofi-nccl": "1.1.1", "nccl": "2.4.7"}, nccl="2.4.8"),
+    case("aws-ofi-nccl-nccl-2.17.1", {"aws-ofi-nccl": "1.10.0", "nccl": "2.16.5"}, nccl="2.17.1"),
+    case("aws-ofi-nccl-libfabric-1.18", {"aws-ofi-nccl": "1.8.1", "libfabric": "1.17.1"}, libfabric="1.18.0amzn1.0"),
+    case(
+        "aws-ofi-nccl-libfabric-1.22-amzn4",
+        {"aws-ofi-nccl": "1.13.2", "libfabric": "1.22.0amzn3.0"},
+        libfabric="1.22.0amzn4.0",
+    ),
+    case("aws-ofi-nccl-libfabric-1.22", {"aws-ofi-nccl": "1.14.2", "libfabric": "1.21.0amzn1.0"}, libfabric="1.22.0"),
+    case("nccl-2.19-sync-memops", {"efa-installer": "1.28.0", "nccl": "2.19.3"}, efa_installer="1.29.1"),
+    case("aws-ofi-nccl-gpudirect", {"aws-ofi-nccl": "1.7.4"}, aws_ofi_nccl="1.7.3"),
+    case("gdrcopy-prefix", {"gdrcopy": "2.1"}, gdrcopy="2.2"),
+    case("smp-open-mpi", {"smp": "1.7.0", "open-mpi": "5.0.3"}, open_mpi="4.1.1"),
+    case("smddp-open-mpi", {"smddp": "1.4.0", "open-mpi": "5.0.3"}, open_mpi="4.1.1"),
+    case("metis-5.1.0-cmake-4", {"metis": "5.1.0", "sources": "vendor", "cmake": "4.0.0"}, cmake="3.31.6"),
+    case("rmm-cmake-3.14", {"rmm": "0.15.0", "sources": "vendor", "cmake": "3.13.5"}, cmake="3.14.0"),
+    case("rmm-cmake-3.18", {"rmm": "21.06.00", "sources": "vendor", "cmake": "3.17.5"}, cmake="3.18.2.post1"),
+    case("rmm-cmake-3.23", {"rmm": "22.12.00", "sources": "vendor", "cmake": "3.23.0"}, cmake="3.23.1"),
+    case("rmm-nvtx", {"rmm": "0.15.0", "sources": "vendor", "cuda": "12.9.1"}, cuda="12.8.1"),
+    case("smp-smddp", {"smp": "1.7.0"}, smddp="1.4.0"),
+    case("smp-libraries", {"smp": "1.7.0", "rmm": "0.15.0"}, metis="5.1.0"),
+    case("smp-torch", {"smp": "1.15.0", "torch": "2.1.0"}, torch="2.0.1"),
+    case("smp-cuda", {"smp": "1.15.0", "cuda": "12.1.0"}, cuda="11.8.0"),
+    case("smp-2", {"smp": "2.8.0"}, smp="1.15.0"),
+    case("smddp-cuda", {"smddp": "2.6.0", "cuda": "13.0.0"}, cuda="12.4.1"),
+    case("smddp-torch", {"smddp": "2.6.0", "torch": "2.6.0"}, torch="2.5.1"),
+    case("smddp-boost", {"smddp": "1.4.0", "boost": "1.74.0"}, boost="1.73.0"),
+    case("smddp-openssl", {"smddp": "2.3.0", "base": "ubuntu22.04"}, base="ubuntu20.04"),
+    case("smddp-gdrcopy", {"smddp": "1.7.0"}, gdrcopy="2.3.1"),
+    case("smddp-libfabric", {"smddp": "1.2.0"}, libfabric="1.14.1"),
+    case("smddp-instance-type", {"smddp": "2.3.0"}, smddp="2.2.0"),
+    case("smddp-smdebug", {"smddp": "1.4.0"}, smddp=None),
+)
+
+
+def kept(each: Case) -> Subjects:
+    changed = {**each.broken, **each.change}
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+def rule_of(name: str, facts: Facts) -> Rule:
+    return next(rule for rule in facts.rules if rule.name == name)
+
+
+def test_every_rule_has_its_two_cases(facts: Facts) -> None:
+    assert [each.rule for each in CASES] == [rule.name for rule in facts.rules]
+
+
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each.rule)
+def test_rule(each: Case, facts: Facts) -> None:
+    rule = rule_of(each.rule, facts)
+    written = {**rule.when, **rule.require}
+    asked = {*written, *(name for allowed in written.values() for name in references(allowed))}
+    assert each.broken.keys() | each.change.keys() <= asked, (
+        "a smallest plan has nothing that the rule does not ask about"
+    )
+    assert [conflict.rule for conflict in conflicts([rule], each.broken)] == [each.rule]
+    assert conflicts([rule], kept(each)) == ()
+    if rule.require:
+        assert all_hold(rule.when, kept(each)), "the rule has to speak about the plan that keeps it"
+
+
+@pytest.mark.parametrize("each", CASES, ids=lambda each: each.rule)
+def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
+    rule = rule_of(each.rule, facts)
+    (conflict,) = conflicts([rule], each.broken)
+    for part in (rule.name, rule.reason, rule.source, rule.instead, *rule.when, *rule.require):
+        assert part in str(conflict)
+
+
+def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
+    subjects: Subjects = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
+    found = {conflict.rule for conflict in conflicts(facts.rules, subjects)}
+    assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
+
+
+# From rows to subjects.
+
+
+@pytest.fixture
+def row_facts(facts: Facts) -> Facts:
+    """Give the facts with a vendor target that has everything a rule can ask about."""
+    image = BaseImage(
+        name="nvidia/cuda:base", base="ubuntu20.04", source="test", provides={"cuda": "11.3.1", "cudnn": "8.2.0"}
+    )
+    devel = replace(image, name="nvidia/cuda:devel")
+    cuda = replace(facts.cudas[1], name="cu113", version="11.3", architectures=("70", "80"))
+    stack = replace(facts.stacks[0], name="test", sources="vendor", components={"efa-installer": "1.15.2"})
+    artifacts = (
+        Artifact(
+            name="efa-installer",
+            version="1.15.2",
+            source="test",
+            url="https://example.com/e",
+            sha256="0" * 64,
+            provides={"libfabric": "1.14.1"},
+            flags=("--minimal",),
+        ),
+        Artifact(name="metis", version="5.2.1", source="test", url="https://example.com/m", together={"gklib": "1"}),
+        Artifact(name="gklib", version="1", source="test", url="https://example.com/g"),
+    )
+    row = replace(
+        facts.targets[0],
+        version="1.10.2",
+        cuda="cu113",
+        base="ubuntu20.04",
+        stack="test",
+        image=image.name,
+        builder_image=devel.name,
+        versions={"torch": "1.10.2+cu113", "metis": "5.2.1"},
+    )
+    return replace(
+        facts, base_images=(image, devel), cudas=(cuda,), stacks=(stack,), artifacts=artifacts, targets=(row,)
+    )
+
+
+def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
+    (row,) = row_facts.targets
+    components = [
+        each for each in row_facts.components if each.name in {"efa-installer", "libfabric", "torch", "metis"}
+    ]
+    parts = parts_of(row, components, row_facts)
+    subjects = subjects_of(row, components, parts.versions, row_facts) | subjects_of_artifacts(parts.artifacts)
+    assert subjects == {
+        "framework": "pytorch",
+        "pytorch": "1.10.2",
+        "torch": "1.10.2+cu113",
+        "torch.build": "cu113",
+        "metis": "5.2.1",
+        "gklib": "1",
+        "metis.flags": frozenset(),
+        "efa-installer": "1.15.2",
+        "efa-installer.flags": frozenset({"--minimal"}),
+        "libfabric": "1.14.1",
+        "cell": "cu113",
+        "cell.cuda": "11.3",
+        "cuda": "11.3.1",
+        "cudnn": "8.2.0",
+        "driver": row_facts.cudas[0].minimum_driver,
+        "architectures": frozenset({"70", "80"}),
+        "python": "3.8",
+        "base": "ubuntu20.04",
+        "base.python": "3.8",
+        "glibc": "2.31",
+        "sources": "vendor",
+        "image.base": "ubuntu20.04",
+        "builder.base": "ubuntu20.04",
+        "builder.cuda": "11.3.1",
+    }
+    assert subjects.keys() >= SUBJECTS.keys(), "every subject that the documentation names is one"
+
+
+def test_a_target_without_cuda_has_none_of_its_subjects(facts: Facts) -> None:
+    row = next(row for row in facts.targets if row.cuda == "cpu")
+    subjects = subjects_of(row, (), {"cudnn": "9"}, facts)
+    assert not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"} & subjects.keys()
+
+
+def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts) -> None:
+    (row,) = row_facts.targets
+    installer, *others = row_facts.artifacts
+    spoiled = replace(
+        row_facts,
+        artifacts=(replace(installer, requires={"base": "ubuntu22.04"}), *others),
+        rules=(
+            Rule(name="flags", when={"efa-installer.flags": "!--x"}, reason="", instead="", source=""),
+            Rule(name="image", when={"image.base": "present"}, reason="why", instead="else", source="who"),
+        ),
+    )
+    components = [each for each in spoiled.components if each.name == "efa-installer"]
+    with pytest.raises(CompatibilityError) as caught:
+        plan_row(row, components, spoiled)
+    unfit, broken = caught.value.problems
+    assert unfit == "efa-installer 1.15.2: requires base ubuntu22.04; this target has base ubuntu20.04 (source: test)"
+    assert broken.startswith("image: image.base ubuntu20.04: why")
+
+
+def test_every_target_of_the_matrix_fits(facts: Facts) -> None:
+    for row in facts.targets:
+        components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
+        parts = parts_of(row, components, facts)
+        assert (parts.unfit, parts.broken) == ((), ()), facts.name_of(row)
+
+
+def test_advice_is_part_of_the_plan_and_refuses_nothing(facts: Facts) -> None:
+    row = facts.targets[0]
+    rule = Rule(name="hint", when={"sources": "packages"}, reason="r", instead="i", source="s", severity="advise")
+    advised = replace(facts, rules=(rule,))
+    components = select_components(Request(framework=row.framework, cuda=row.cuda), row, advised)
+    assert plan_row(row, components, advised).advice == ("hint: sources packages: r; instead: i (source: s)",)
