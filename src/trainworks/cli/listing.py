@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.select import version_key
+from trainworks.plan.versions import components_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
 
@@ -17,8 +18,6 @@ def sorted_rows(facts: Facts) -> list[TargetRow]:
 
 
 def _cells(row: TargetRow, facts: Facts) -> tuple[str, ...]:
-    built = row.built
-    real = f"{built.date}, {built.engine}, {built.seconds} s, {built.megabytes} MB" if built else "no: rendered only"
     return (
         row.framework,
         row.version,
@@ -26,8 +25,16 @@ def _cells(row: TargetRow, facts: Facts) -> tuple[str, ...]:
         facts.python_of(row),
         row.base,
         facts.sources_of(row),
-        real,
+        _proof(row, facts),
     )
+
+
+def _proof(row: TargetRow, facts: Facts) -> str:
+    """Return what of a target was really built: the image, parts of it by their recipes, or nothing."""
+    if built := row.built:
+        return f"{built.date}, {built.engine}, {built.seconds} s, {built.megabytes} MB"
+    parts = [component.name for component in components_of(row, facts).values() if component.proved]
+    return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
 
 
 def list_text(facts: Facts) -> str:

@@ -203,6 +203,7 @@ class Component:
     required: bool = False
     default: bool = False
     without: str = ""
+    proved: str = ""
 
     @property
     def recipe_name(self) -> str:
