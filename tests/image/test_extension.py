@@ -130,6 +130,29 @@ def test_a_promise_that_is_broken_fails_the_command(image: BuiltByCommand, proje
     assert broken == ["train.py compiles with the image's Python"]
 
 
+@pytest.mark.parametrize(
+    ("program", "files"),
+    [
+        ("-m package.train", {"package/train.py": "print('started')\n"}),
+        ("-m einops._torch_specific", {"unused.py": ""}),
+        ("run.sh", {"run.sh": "echo started\n"}),
+        ("tool", {"tool": "#!/bin/sh\necho started\n"}),
+    ],
+)
+def test_every_kind_of_entry_point_is_what_the_launcher_starts(
+    image: BuiltByCommand, project: Project, program: str, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (project.folder / "src" / name).parent.mkdir(exist_ok=True)
+        (project.folder / "src" / name).write_text(text)
+        (project.folder / "src" / name).chmod(0o644 if "." in name else 0o755)
+    done = project.extend(image.engine, image.reference, "--entry-point", program)
+    assert done.returncode == 0, done.stderr
+    job = image.engine.run(project.tag, ("train",), timeout=120)
+    assert job.status == 0, job.output
+    assert ("started" in job.output) == ("einops" not in program)
+
+
 def test_an_unknown_base(image: BuiltByCommand, project: Project) -> None:
     done = project.extend(image.engine, "localhost:9/trainworks-test/none:1")
     assert done.returncode == 4

@@ -146,6 +146,11 @@ class EntryPoint:
     name: str
     file: str
 
+    @property
+    def program(self) -> str:
+        """The name without ``-m``."""
+        return self.name.removeprefix("-m").strip() if self.kind == "module" else self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExtensionPlan:
@@ -480,12 +485,12 @@ def _entry_point_promises(entry_point: EntryPoint, base: BaseImage, command: _Ma
         yield command(f"{entry_point.file} compiles with the image's Python", base.python, "-c", _COMPILES, path)
     elif entry_point.kind == "shell":
         yield command(f"{entry_point.file} is read by the image's bash", "bash", "-n", path)
-    elif entry_point.kind == "module":
-        module = entry_point.name.split()[-1]
-        yield command(f"the image's Python finds the module {module}", base.python, "-c", _FOUND, module)
+    if entry_point.kind == "module":
+        title = f"the image's Python finds the module {entry_point.program}"
+        yield command(title, base.python, "-c", _FOUND, entry_point.program)
     if base.launcher:
         yield command(
             f"`train --plan` would start {entry_point.name}",
             *("train", "--plan"),
-            expect=f'"SM_USER_ENTRY_POINT": "{entry_point.name}"',
+            expect=f'"SM_USER_ENTRY_POINT": "{entry_point.program}"',
         )
