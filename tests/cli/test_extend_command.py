@@ -101,7 +101,7 @@ def test_what_is_missing(refused: Refused, words: tuple[str, ...], reason: str) 
 def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> None:
     status, text = refused("--source", code, "--entry-point", "train.py")
     assert status == 6, text
-    assert "code: 1 files" in text
+    assert "code: 1 file, 0.0 kB; the largest is train.py" in text
 
 
 def test_an_error_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

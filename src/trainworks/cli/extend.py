@@ -217,10 +217,8 @@ def _notes(options: Namespace, source: SourceTree) -> Iterable[str]:
     if options.source is None:
         return
     largest = max(source.files, key=lambda file: len(file.content))
-    yield (
-        f"  code: {len(source.files)} files, {source.size / 1e6:.1f} MB; the largest is {largest.path}, "
-        f"{len(largest.content) / 1e6:.1f} MB"
-    )
+    count = f"{len(source.files)} file{'s' if len(source.files) != 1 else ''}, {source.size / 1e3:,.1f} kB"
+    yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
     own = options.source / "requirements.txt"
