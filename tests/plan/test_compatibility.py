@@ -62,9 +62,9 @@ CASES = (
     case("cudnn-cuda-13", {"cuda": "13.0", "cudnn": "8.9.7.29"}, cudnn="9.13.0.50"),
     case("torch-cudnn-8", {"torch": "2.3.1", "cudnn": "9.1.0.70"}, cudnn="8.9.2.26"),
     case("torch-cudnn-9", {"torch": "2.4.0", "cudnn": "8.9.2.26"}, cudnn="9.1.0.70"),
-    case(
-        "torch-build-is-the-cells", {"torch.build": "cu113", "cell": "cu116", "cell.cuda": "11.6"}, torch__build="cu116"
-    ),
+    case("torch-build-cuda-11", {"torch.build": "cu113", "cell": "cu116", "cell.cuda": "11.6"}, torch__build="cu116"),
+    case("torch-build-cuda-12", {"torch.build": "cu128", "cell": "cu126", "cell.cuda": "12.6"}, torch__build="cu124"),
+    case("torch-build-cuda-13", {"torch.build": "cu129", "cell": "cu133", "cell.cuda": "13.3"}, torch__build="cu130"),
     case("torch-build-cpu", {"torch.build": "cu121", "cell": "cpu"}, torch__build="cpu"),
     case("torch-1.8-cuda", {"torch": "1.9.1", "cuda": "11.3.1"}, cuda="11.1.1"),
     case("torch-1.10-cuda", {"torch": "1.10.2", "cuda": "11.6.2"}, cuda="11.3.1"),
