@@ -58,6 +58,9 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--output", type=Path, metavar="DIR", help="leave the build context in this folder")
     how.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
     how.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
+    how.add_argument(
+        "--mirror", metavar="DIR|URL", help="take every download from here, and from nowhere else (`build.py mirror`)"
+    )
     how.add_argument("--no-cache", action="store_true", help="build every step again")
     how.add_argument("--verbose", action="store_true", help="show every line that the build prints")
     how.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
@@ -68,10 +71,20 @@ def lock_parser() -> argparse.ArgumentParser:
     """Return the parser of ``build.py lock``."""
     parser = argparse.ArgumentParser(
         prog="build.py lock",
-        description="Resolves the Python files of targets and writes them to images/lock, pinned by hash.",
+        description=(
+            "Records in images/lock what targets are made of: their Python files, resolved and pinned by hash; hash "
+            "and size of everything else that is downloaded, signatures checked; digests of base images."
+        ),
         allow_abbrev=False,
     )
     parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing: hold every lock against the rows, and say what is unlocked"
+    )
+    parser.add_argument("--strict", action="store_true", help="with --check: what is unlocked is a failure too")
+    parser.add_argument(
+        "--mirror", type=Path, metavar="DIR", help="take files that lie here, and leave here what is downloaded"
+    )
     parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     return parser
 
@@ -95,6 +108,22 @@ def extend_parser() -> argparse.ArgumentParser:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
     parser.add_argument("--no-cache", action="store_true", help="build every step again")
     parser.add_argument("--verbose", action="store_true", help="show every line that the build prints")
+    parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return parser
+
+
+def mirror_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py mirror``."""
+    parser = argparse.ArgumentParser(
+        prog="build.py mirror",
+        description=(
+            "Fills a folder with everything that targets download: the files of their components, git commits as "
+            "bundles, their Python files; each verified. `--mirror DIR`, or its address, builds from it."
+        ),
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="new, or filled before: only what is missing comes")
+    parser.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
     parser.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     return parser
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.cli.context import add_local_wheels, context_folder, replace_output, write_context
+from trainworks.cli.context import add_local_artifacts, add_local_wheels, context_folder, replace_output, write_context
 from trainworks.cli.report import BuildProgress, megabytes
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
@@ -44,6 +44,7 @@ def build_image(
     progress: BuildProgress,
     *,
     output: Path | None = None,
+    mirror: Path | None = None,
     no_cache: bool = False,
 ) -> BuildResult:
     """Build the image of a plan; the base image is made first where it is not there yet.
@@ -57,6 +58,7 @@ def build_image(
         settings: This machine's settings, passed to the steps that download.
         progress: Follows the build, for a person.
         output: Folder to leave the context in; default: a private one that is removed.
+        mirror: Folder that has the files which components download.
         no_cache: Build every step again.
 
     Raises:
@@ -79,6 +81,8 @@ def build_image(
             folder = output
         write_context(rendering, folder)
         found = add_local_wheels(plan, settings.pip, folder)
+        if mirror is not None:
+            found += add_local_artifacts(plan, mirror, folder)
         if found:
             progress.line(f"  from this machine's own folders: {', '.join(found)}")
         image = engine.build(

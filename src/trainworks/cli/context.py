@@ -16,6 +16,7 @@ from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.plan.model import ImagePlan
+from trainworks.plan.resolve import BUILDER
 from trainworks.render.dockerfile import Rendering
 
 MARK = "# Written by trainworks"
@@ -122,20 +123,45 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
     Raises:
         OutputError: A file cannot be copied.
     """
+    found: dict[str, None] = {}
+    builders = next(step.python for step in plan.steps if step.component == BUILDER)
+    for step in plan.steps:
+        compiles = step.python != builders and any(not package.file.endswith(".whl") for package in step.python)
+        # A source distribution is built in an environment of its own, with what `builder` is pinned to.
+        for package in (*step.python, *(builders if compiles else ())):
+            source = find_local_file(package, settings)
+            if source is not None:
+                _link(source, folder / "wheels" / step.component / package.file)
+                found[package.file] = None
+    return tuple(found)
+
+
+def add_local_artifacts(plan: ImagePlan, mirror: Path, folder: Path) -> tuple[str, ...]:
+    """Put a mirror's copies of what components download into the context; they are verified where they are unpacked.
+
+    Returns:
+        The names of the files, in the order of the plan.
+
+    Raises:
+        OutputError: A file cannot be copied.
+    """
     found = []
     for step in plan.steps:
-        for package in step.python:
-            source = find_local_file(package, settings)
-            if source is None:
-                continue
-            target = folder / "wheels" / step.component / package.file
-            try:
-                # A hard link costs nothing; across file systems only a copy is possible.
-                try:
-                    os.link(source, target)
-                except OSError:
-                    shutil.copy2(source, target)
-            except OSError as error:
-                raise OutputError(f"{target}: {error.strerror or error}") from error
-            found.append(package.file)
+        for artifact in step.artifacts:
+            if (mirror / artifact.file).is_file():
+                _link(mirror / artifact.file, folder / "artifacts" / step.component / artifact.file)
+                found.append(artifact.file)
     return tuple(found)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Put a file into the context: a hard link costs nothing; across file systems only a copy is possible."""
+    try:
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return
+        except OSError:
+            shutil.copy2(source, target)
+    except OSError as error:
+        raise OutputError(f"{target}: {error.strerror or error}") from error

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,13 +14,19 @@ from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainworks.cli.sizes import file_sizes
+from trainworks.engine.processes import run
+from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError, OutputError
-from trainworks.facts.rows import Base, Facts, LockedPackage, TargetRow
+from trainworks.facts.rows import Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
-from trainworks.plan.resolve import python_patterns
+from trainworks.plan.resolve import BUILDER, python_patterns
+from trainworks.plan.versions import components_of, versions_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
+
+SECONDS = 600.0
+"""How long one resolution may take."""
 
 ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
 
@@ -33,61 +37,86 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
     Raises:
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
     """
-    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
-    versions = {**facts.stack_by_name[row.stack].components, **row.versions}
-    runtime: list[str] = []
-    build: list[str] = []
-    for component in facts.components_of(row).values():
-        for number, name in enumerate(python_patterns(component, cuda)):
-            if "*" not in name:
-                version = versions.get(component.name, "") if number == 0 else ""
-                (build if component.name == "builder" else runtime).append(f"{name}=={version}" if version else name)
-    python = facts.python_of(row)
-    tags = {tag: rank for rank, tag in enumerate(_tags(base, python))}
-    packages = [
-        *_resolve(runtime, base, python, tags, row, settings, environment, build=False),
-        *_resolve(build, base, python, tags, row, settings, environment, build=True),
-    ]
+    platform = _Platform(glibc=facts.base_by_name[row.base].glibc, python=facts.python_of(row))
+    packages: list[LockedPackage] = []
+    for build in (False, True):
+        wanted = [str(requirement) for requirement in requirements_of(row, facts) if requirement.build == build]
+        packages += _resolve(wanted, platform, row, settings, environment, build=build)
     return HEADER + "".join(map(_as_toml, packages))
 
 
-def _tags(base: Base, python: str) -> list[Tag]:
-    """Return the wheel tags that a base can load, best first: from its own C library down to the oldest one."""
-    major, minor = (int(part) for part in base.glibc.split("."))
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """A distribution that a target's components ask for; ``version`` is ``""`` where any will do."""
+
+    name: str
+    version: str
+    build: bool
+
+    def __str__(self) -> str:
+        """Return it as pip writes it."""
+        return f"{self.name}=={self.version}" if self.version else self.name
+
+
+def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
+    """Return what a target's lock is made for: the distributions of every component that it can have."""
+    versions, cuda = versions_of(row, facts), facts.cuda_by_name[row.cuda]
+    return tuple(
+        Requirement(
+            name=name,
+            # The first distribution of a component is the one whose version is the component's.
+            version=versions.get(component.name, "") if number == 0 else "",
+            build=component.name == BUILDER,
+        )
+        for component in components_of(row, facts).values()
+        for number, name in enumerate(python_patterns(component, cuda))
+        if "*" not in name
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Platform:
+    """What wheels are chosen for: the newest level of the C library, and Python's ``MAJOR.MINOR``."""
+
+    glibc: str
+    python: str
+
+
+def _tags(platform: _Platform) -> list[Tag]:
+    """Return the wheel tags that a platform can load, best first: from its own C library down to the oldest one."""
+    major, minor = (int(part) for part in platform.glibc.split("."))
     platforms = [f"manylinux_{major}_{number}_x86_64" for number in range(minor, 4, -1)]
     for number, legacy in ((17, "manylinux2014_x86_64"), (12, "manylinux2010_x86_64"), (5, "manylinux1_x86_64")):
         platforms.insert(platforms.index(f"manylinux_{major}_{number}_x86_64") + 1, legacy)
-    version = tuple(int(part) for part in python.split("."))
-    interpreter = f"cp{python.replace('.', '')}"
+    version = tuple(int(part) for part in platform.python.split("."))
+    interpreter = f"cp{platform.python.replace('.', '')}"
     tags = list(cpython_tags(version, platforms=[*platforms, "linux_x86_64"]))
     tags.append(Tag(interpreter, "none", "any"))
     tags += [Tag(f"py3{number}", "none", "any") for number in range(version[1], -1, -1)]
     tags += [Tag("py3", "none", "any"), Tag("py2.py3", "none", "any")]
-    tags += [Tag("py3", "none", platform) for platform in platforms]
+    tags += [Tag("py3", "none", each) for each in platforms]
     return tags
 
 
 def _resolve(
     requirements: Sequence[str],
-    base: Base,
-    python: str,
-    tags: Mapping[Tag, int],
+    platform: _Platform,
     row: TargetRow,
     settings: HostSettings,
     environment: Mapping[str, str],
     *,
     build: bool,
 ) -> list[LockedPackage]:
-    with tempfile.TemporaryDirectory(prefix="trainworks-lock-") as name:
-        folder = Path(name)
+    tags = {tag: rank for rank, tag in enumerate(_tags(platform))}
+    with private_folder() as folder:
         (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
         local = [str(path) for path in settings.pip.local_folders]
         configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
         (folder / "uv.toml").write_text(configuration, encoding="utf-8")
         arguments = (
             *("uv", "pip", "compile", "requirements.in", "--quiet", "--no-header"),
-            *("--python-version", python),
-            *("--python-platform", f"x86_64-manylinux_{base.glibc.replace('.', '_')}"),
+            *("--python-version", platform.python),
+            *("--python-platform", f"x86_64-manylinux_{platform.glibc.replace('.', '_')}"),
             *("--config-file", "uv.toml"),
         )
         lock_path = folder / "pylock.toml"
@@ -127,15 +156,13 @@ def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mappi
     # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
     try:
-        done = subprocess.run(
-            arguments, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=600
-        )
+        done = run((arguments[0], "--directory", str(folder), *arguments[1:]), timeout=SECONDS, environment=clean)
     except FileNotFoundError as error:
         raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
-    if done.returncode != 0:
-        words = done.stderr.strip()
+    if done.status != 0:
+        words = f"no answer within {SECONDS:.0f} s" if done.timed_out else done.words
         raise LockError(f"{what} cannot be resolved:\n{words}")
-    return done.stdout
+    return done.output.decode()
 
 
 def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
@@ -167,18 +194,21 @@ def _as_toml(package: LockedPackage) -> str:
     )
 
 
-def write_locks(
-    rows: Iterable[TargetRow], facts: Facts, settings: HostSettings, environment: Mapping[str, str], root: Path
-) -> list[Path]:
-    """Lock targets into ``images/lock`` below ``root``; returns the paths. Raises ``LockError``, ``OutputError``."""
-    written = []
-    for row in rows:
-        path = root / "images" / "lock" / f"{facts.name_of(row)}.toml"
-        text = lock_target(row, facts, settings, environment)
-        try:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{path} cannot be written: {error.strerror}") from error
-        written.append(path)
-    return written
+def write_python_lock(
+    row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str], root: Path
+) -> Path:
+    """Lock the Python files of a target into ``images/lock`` below ``root``; raises ``LockError``, ``OutputError``."""
+    path = root / "images" / "lock" / f"{facts.name_of(row)}.toml"
+    write_lock(path, lock_target(row, facts, settings, environment))
+    return path
+
+
+def write_lock(path: Path, text: str) -> None:
+    """Write a lock: all of it, or nothing. Raises ``OutputError``."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

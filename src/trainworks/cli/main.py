@@ -19,16 +19,17 @@ from trainworks.cli.arguments import (
     extend_parser,
     lint_parser,
     lock_parser,
+    mirror_parser,
     schema_parser,
 )
 from trainworks.cli.listing import list_json, list_text
-from trainworks.errors import ImageTestError, LintError, OutputError, TrainworksError
+from trainworks.errors import ImageTestError, LintError, LockError, OutputError, TrainworksError
 from trainworks.facts.load import load
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 
 if TYPE_CHECKING:
-    from trainworks.facts.rows import Facts
+    from trainworks.facts.rows import Facts, TargetRow
     from trainworks.render.dockerfile import Rendering
     from trainworks.render.forecast import Forecast
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         "extend": extend_parser,
         "lint": lint_parser,
         "lock": lock_parser,
+        "mirror": mirror_parser,
         "schema": schema_parser,
     }
     command = words.pop(0) if words and words[0] in parsers and words[0] != "build" else "build"
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
             return _lint(options)
         if command == "lock":
             return _lock(options, checkout)
+        if command == "mirror":
+            return _mirror(options, checkout)
         if command == "schema":
             return _schema(checkout)
         if command == "extend":
@@ -223,17 +227,33 @@ def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -
 def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
     from trainworks.cli.build import broken_promises, build_image, check_image, describe_result, say
     from trainworks.cli.history import record_build
+    from trainworks.cli.mirror import Mirror, check_mirror, read_mirror, refuse_unlocked
     from trainworks.cli.report import BuildProgress
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
     from trainworks.render.forecast import inputs_of
 
+    refuse_unlocked(plan)
     settings = read_host_settings(os.environ)
+    mirror = read_mirror(options.mirror) if options.mirror else Mirror()
+    if options.mirror:
+        settings = mirror.settings(settings)
+    if mirror.folder:
+        check_mirror(plan, mirror.folder)
     engine = choose(options.engine)
     information = engine.probe()
     say(f"{plan.target.name}: building with {information.name} {information.version}")
     progress = BuildProgress(verbose=options.verbose)
-    result = build_image(plan, rendering, engine, settings, progress, output=options.output, no_cache=options.no_cache)
+    result = build_image(
+        plan,
+        rendering,
+        engine,
+        settings,
+        progress,
+        output=options.output,
+        mirror=mirror.folder,
+        no_cache=options.no_cache,
+    )
     record_build(plan.tags[0], inputs_of(plan, rendering), os.environ)
     say(describe_result(plan, result, engine))
     report: dict[str, object] = {
@@ -276,20 +296,70 @@ def _extend(options: Namespace, root: Path) -> int:
 
 
 def _lock(options: Namespace, root: Path) -> int:
-    from trainworks.cli.lock import write_locks
+    from trainworks.cli.build import say
+    from trainworks.cli.lock import write_python_lock
+    from trainworks.cli.lock_inputs import check_locks, lock_artifacts, lock_base_images
+    from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
-    from trainworks.plan.names import unknown
 
     facts = load(root)
+    rows = _chosen(options.only, facts)
+    if options.check:
+        return _report_locks(*check_locks(rows, facts), strict=options.strict)
+    settings = read_host_settings(os.environ)
+    problems: list[str] = []
+    for row in rows:
+        try:
+            _put(f"{write_python_lock(row, facts, settings, os.environ, root)}\n")
+        except LockError as error:
+            problems.append(str(error))
+    with Client(settings) as client:
+        problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
+        problems += lock_base_images(rows, facts, client, root, report=say)
+    if problems:
+        raise LockError(
+            f"{len(problems)} inputs are not locked:\n  " + "\n  ".join(dict.fromkeys(problems)),
+            hint="the others are, and stay so; the same command on a machine that reaches the rest goes on from here",
+        )
+    return 0
+
+
+def _chosen(names: Sequence[str], facts: Facts) -> list[TargetRow]:
+    """Return the targets of these names, all of them where none is named."""
+    from trainworks.plan.names import unknown
+
     rows = {facts.name_of(row): row for row in facts.targets}
-    for name in options.only:
+    for name in names:
         if name not in rows:
             raise unknown("target", name, rows)
-    chosen = [rows[name] for name in options.only or rows]
+    return [rows[name] for name in names or rows]
+
+
+def _report_locks(problems: Sequence[str], unlocked: Sequence[str], *, strict: bool) -> int:
+    if unlocked:
+        _put("not locked, so not built:\n  " + "\n  ".join(unlocked) + "\n")
+    failures = [*problems, *(f"not locked: {each}" for each in unlocked if strict)]
+    if failures:
+        raise LockError(
+            f"{len(failures)} things in images/lock do not fit the rows:\n  " + "\n  ".join(failures),
+            hint="`python build.py lock --only TARGET` locks a target again",
+        )
+    _put("every lock fits its rows\n")
+    return 0
+
+
+def _mirror(options: Namespace, root: Path) -> int:
+    from trainworks.cli.build import say
+    from trainworks.cli.mirror import fill_mirror
+    from trainworks.host.downloads import Client
+    from trainworks.host.settings import read_host_settings
+
+    facts = load(root)
+    rows = _chosen(options.only, facts)
     settings = read_host_settings(os.environ)
-    for row in chosen:
-        for path in write_locks([row], facts, settings, os.environ, root):
-            _put(f"{path}\n")
+    with Client(settings) as client:
+        fill_mirror(rows, facts, options.folder, client, settings, report=say)
+    _put(f"{options.folder}\n")
     return 0
 
 

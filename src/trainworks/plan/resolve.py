@@ -25,6 +25,7 @@ from trainworks.plan.checks import Check
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.select import select_components, select_row
+from trainworks.plan.versions import components_of
 
 IMAGE = "image"
 """The name under which promises that belong to no single component are reported."""
@@ -164,11 +165,35 @@ def _reference(image: str, base: Base, facts: Facts) -> str:
     return f"{name}@{digest}" if digest else name
 
 
+def images_of(row: TargetRow, facts: Facts) -> tuple[str, ...]:
+    """Return the names of the images that a target's stages are pulled for; none where its base is bootstrapped."""
+    base = facts.base_by_name[row.base]
+    own = row.image or ("" if base.bootstrap else base.image)
+    return tuple(dict.fromkeys(name for name in (own, row.builder_image) if name))
+
+
+def artifacts_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
+    """Return what images of a row may download by themselves, optional components included, with the lock's hashes.
+
+    What does not go with the target is left out: a plan that has it is refused.
+    """
+    usual = select_components(Request(framework="", cuda=row.cuda), row, facts)
+    found = dict(parts_of(row, usual, facts).artifacts)
+    for component in components_of(row, facts).values():
+        if component not in usual:
+            with_it = parts_of(row, (*usual, component), facts).artifacts
+            found |= {component.name: with_it.get(component.name, ())}
+    artifacts = (artifact for chosen in found.values() for artifact in chosen)
+    return tuple({(each.url, each.git, each.commit): each for each in artifacts}.values())
+
+
 def _unlocked(steps: Sequence[Step], row: TargetRow, base: Base, facts: Facts) -> tuple[str, ...]:
-    images = [row.image] if row.image else [] if base.bootstrap else [base.image]
-    images += [row.builder_image] if row.builder_image else []
     return (
-        *(f"base image {name}: no digest" for name in images if "@" not in _reference(name, base, facts)),
+        *(
+            f"base image {name}: no digest"
+            for name in images_of(row, facts)
+            if "@" not in _reference(name, base, facts)
+        ),
         *(
             f"{artifact.name} {artifact.version}: no sha256 of {artifact.url}"
             for step in steps

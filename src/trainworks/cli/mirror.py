@@ -1,0 +1,238 @@
+"""``build.py mirror`` fills a folder with everything that targets download; ``--mirror`` builds from it.
+
+A mirror is a flat folder: each file under its own name, a git commit as ``NAME-COMMIT.bundle``, and two listings:
+``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` that pip and uv find packages by. Any web server may
+serve it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from trainworks.cli.lock_inputs import Report
+from trainworks.cli.report import megabytes
+from trainworks.errors import LockError, OutputError
+from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
+from trainworks.host.downloads import Client, UnreachableError, content_of
+from trainworks.host.git import bundle_holds, make_bundle
+from trainworks.host.index import file_addresses
+from trainworks.host.pip import PipSettings, find_local_file
+from trainworks.host.settings import HostSettings
+from trainworks.plan.model import ImagePlan
+from trainworks.plan.resolve import artifacts_of
+
+SUMS = "SHA256SUMS"
+INDEX = "index.html"
+PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
+
+
+# Building from one.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """Where ``--mirror`` takes files from: a folder, or an address; never both, and nothing else is asked then."""
+
+    folder: Path | None = None
+    address: str = ""
+
+    def settings(self, settings: HostSettings) -> HostSettings:
+        """Return this machine's settings with the mirror as the only source of Python files and of components."""
+        link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
+        pip = replace(settings.pip, index_url="", extra_index_urls=(), find_links=(link,), no_index=True)
+        return replace(settings, pip=pip, mirror=self.address)
+
+
+def read_mirror(value: str) -> Mirror:
+    """Return what ``--mirror`` means; raises ``OutputError`` for a folder that is not there."""
+    if urlsplit(value).scheme in ("http", "https"):
+        return Mirror(address=value.rstrip("/"))
+    folder = Path(value).expanduser()
+    if not folder.is_dir():
+        raise OutputError(f"--mirror {value}: no such folder", hint=f"`python build.py mirror {value}` fills one")
+    return Mirror(folder=folder)
+
+
+def check_mirror(plan: ImagePlan, folder: Path) -> None:
+    """Check, before an engine is asked, that a mirror's folder has every file of a plan.
+
+    A component's own downloads are looked for here and verified in the build, where they are unpacked.
+
+    Raises:
+        LockError: With every file that is missing, or is a Python file with another hash.
+    """
+    problems: list[str] = []
+    for step in plan.steps:
+        problems += [
+            f"{artifact.name} {artifact.version}: {artifact.file} is missing"
+            for artifact in step.artifacts
+            if not (folder / artifact.file).is_file()
+        ]
+        for package in step.python:
+            path = folder / package.file
+            if not path.is_file():
+                problems.append(f"{package.name} {package.version}: {package.file} is missing")
+            elif (content := content_of(path)).sha256 != package.sha256:
+                problems.append(
+                    f"{package.name} {package.version}: {package.file} is not what was pinned: "
+                    f"expected sha256 {package.sha256}, found {content}"
+                )
+    if problems:
+        raise LockError(
+            f"{folder} does not have all of {plan.target.name}:\n  " + "\n  ".join(problems),
+            hint=f"`python build.py mirror {folder} --only {plan.target.name}` fills it",
+        )
+
+
+def refuse_unlocked(plan: ImagePlan) -> None:
+    """Refuse a plan with inputs that nobody has recorded: what they are could not be checked. Raises ``LockError``."""
+    if plan.unlocked:
+        raise LockError(
+            f"{plan.target.name} has inputs that are not locked, and nothing unverified is used:\n  "
+            + "\n  ".join(plan.unlocked),
+            hint=f"`python build.py lock --only {plan.target.name}`, where their servers can be reached, records them",
+        )
+
+
+# Filling one.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``get`` brings it."""
+
+    file: str
+    what: str
+    sha256: str
+    get: Callable[[Path], None]
+    fits: Callable[[Path], bool]
+
+
+def fill_mirror(
+    rows: Iterable[TargetRow], facts: Facts, folder: Path, client: Client, settings: HostSettings, *, report: Report
+) -> None:
+    """Bring everything that targets download into a folder; what is there and fits stays, what was broken off goes on.
+
+    Args:
+        rows: The targets: all that their lock and their components ask for, optional ones included.
+        facts: All facts.
+        folder: The mirror; made where it is not there.
+        client: Downloads.
+        settings: Where this machine's pip looks for Python files.
+        report: Told what is being done.
+
+    Raises:
+        LockError: With everything that could not be brought; the rest is there then.
+        OutputError: The folder cannot be written.
+    """
+    problems: list[str] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for wanted in _all_wanted(rows, facts, client, settings, problems):
+            path = folder / wanted.file
+            try:
+                if not (path.exists() and wanted.fits(path)):
+                    wanted.get(path)
+                    report(f"  {wanted.file}  {megabytes(path.stat().st_size)}")
+            except LockError as error:
+                problems.append(f"{wanted.what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+        _write_listings(folder)
+    except OSError as error:
+        raise OutputError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+    if problems:
+        raise LockError(
+            f"{len(problems)} files are not in {folder}:\n  " + "\n  ".join(problems),
+            hint="the others are; the same command goes on where this one ended",
+        )
+
+
+def _all_wanted(
+    rows: Iterable[TargetRow], facts: Facts, client: Client, settings: HostSettings, problems: list[str]
+) -> tuple[_Wanted, ...]:
+    found: dict[str, _Wanted] = {}
+    for row in rows:
+        name = facts.name_of(row)
+        wanted = [_artifact(artifact, client, problems) for artifact in artifacts_of(row, facts)]
+        if name in facts.locks:
+            wanted += [_package(package, row, client, settings.pip) for package in facts.locks[name].packages]
+        else:
+            problems.append(f"{name}: its Python files are not locked; `python build.py lock --only {name}`")
+        for each in wanted:
+            if each is None:
+                continue
+            other = found.setdefault(each.file, each)
+            if other.sha256 != each.sha256:
+                problems.append(f"{each.what}: {each.file} is also {other.what}, another file; use a folder for each")
+    return tuple(found.values())
+
+
+def _artifact(artifact: Artifact, client: Client, problems: list[str]) -> _Wanted | None:
+    what = f"{artifact.name} {artifact.version}"
+    if artifact.git:
+        return _Wanted(
+            file=artifact.file,
+            what=what,
+            sha256="",
+            get=lambda path: make_bundle(artifact.git, artifact.tag, artifact.commit, path, ca_path=client.ca_path),
+            fits=lambda path: bundle_holds(path, artifact.commit),
+        )
+    if not artifact.sha256:
+        problem = f"{what}: no sha256 of {artifact.url} is recorded; `python build.py lock` records it"
+        if problem not in problems:
+            problems.append(problem)
+        return None
+    return _Wanted(
+        file=artifact.file,
+        what=what,
+        sha256=artifact.sha256,
+        get=lambda path: _downloaded(client, artifact.url, path, artifact.sha256),
+        fits=lambda path: content_of(path).sha256 == artifact.sha256,
+    )
+
+
+def _downloaded(client: Client, address: str, path: Path, sha256: str) -> None:
+    client.download(address, path, sha256=sha256)
+
+
+def _package(package: LockedPackage, row: TargetRow, client: Client, settings: PipSettings) -> _Wanted:
+    def get(path: Path) -> None:
+        local = find_local_file(package, settings)
+        if local is not None:
+            part = path.with_name(f"{path.name}.part")
+            part.write_bytes(local.read_bytes())
+            part.replace(path)
+            return
+        for address in file_addresses(package, settings, row.wheel_index, client):
+            with suppress(UnreachableError):
+                client.download(address, path, sha256=package.sha256)
+                return
+        raise UnreachableError(f"no index of this machine's pip has {package.file} with sha256 {package.sha256}")
+
+    return _Wanted(
+        file=package.file,
+        what=f"{package.name} {package.version}",
+        sha256=package.sha256,
+        get=get,
+        fits=lambda path: content_of(path).sha256 == package.sha256,
+    )
+
+
+def _write_listings(folder: Path) -> None:
+    files = sorted(_files(folder))
+    sums = "".join(f"{content_of(folder / name).sha256}  {name}\n" for name in files)
+    (folder / SUMS).write_text(sums, encoding="utf-8")
+    links = "".join(
+        f'<a href="{quote(name)}">{html.escape(name)}</a><br>\n' for name in files if name.endswith(PYTHON_SUFFIXES)
+    )
+    (folder / INDEX).write_text(f"<!DOCTYPE html>\n<title>packages</title>\n{links}", encoding="utf-8")
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in (SUMS, INDEX) and path.suffix != ".part":
+            yield path.name

@@ -1,0 +1,57 @@
+"""Finds locked Python files in the package indexes that this machine's pip uses (the simple API, PEP 503)."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from urllib.parse import unquote, urldefrag, urljoin
+
+from trainworks.facts.rows import LockedPackage
+from trainworks.host.downloads import Client, UnreachableError
+from trainworks.host.pip import PipSettings, default_index, local_path
+
+HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
+
+
+def file_addresses(package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client) -> Iterator[str]:
+    """Yield where a locked file may be had, in pip's order; an address that says another hash is left out.
+
+    Args:
+        package: The file.
+        settings: pip's.
+        vendor_index: A framework vendor's own index; asked only where the user named no source of packages.
+        client: Asks.
+
+    Raises:
+        UnreachableError: No page that was asked answers, and the file was not found in another one.
+    """
+    failures: list[UnreachableError] = []
+    for page in _pages(package, settings, vendor_index):
+        try:
+            response = client.get(page, {"Accept": "text/html"})
+        except UnreachableError as error:
+            failures.append(error)
+            continue
+        if response.status_code != 200:
+            continue
+        for link in HREF.findall(response.text):
+            address, fragment = urldefrag(html.unescape(link))
+            algorithm, _, value = fragment.partition("=")
+            other = algorithm == "sha256" and value != package.sha256
+            if unquote(address.rsplit("/", 1)[-1]) == package.file and not other:
+                yield urljoin(response.url, address)
+    if failures:
+        raise failures[0]
+
+
+def _pages(package: LockedPackage, settings: PipSettings, vendor_index: str) -> Iterator[str]:
+    yield from (link for link in settings.find_links if local_path(link) is None)
+    if settings.no_index:
+        return
+    indexes = [settings.index_url or default_index(), *settings.extra_index_urls]
+    if vendor_index and not settings.names_a_source:
+        indexes.insert(0, vendor_index)
+    for index in indexes:
+        if index and local_path(index) is None:
+            yield f"{index.rstrip('/')}/{package.name}/"
