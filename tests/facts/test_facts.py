@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.facts.load import load, schemas
+from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import python_patterns
 
@@ -143,7 +144,22 @@ def test_the_preflights_table_in_the_launcher_is_what_the_rows_say(facts: Facts,
         ({"libfabric": "2.7.0amzn2.0"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}),
         ({"libfabric": "2.7.0", "aws-ofi-nccl": "1.22.0"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE"}),
         ({"libfabric": "2.7.0", "aws-ofi-nccl": "1.5.0-aws"}, {"FI_PROVIDER", "FI_EFA_FORK_SAFE", "NCCL_PROTO"}),
+        (
+            {"libfabric": "1.18.1", "efa-installer": "1.24.1", "nccl": "2.19.3"},
+            {"FI_PROVIDER", "FI_EFA_FORK_SAFE", "FI_EFA_SET_CUDA_SYNC_MEMOPS"},
+        ),
+        (
+            {"libfabric": "1.19.0", "efa-installer": "1.29.1", "nccl": "2.19.3"},
+            {"FI_PROVIDER", "FI_EFA_FORK_SAFE"},
+        ),
+        (
+            {"libfabric": "1.18.1", "efa-installer": "1.24.1", "nccl": "2.18.3"},
+            {"FI_PROVIDER", "FI_EFA_FORK_SAFE"},
+        ),
     ],
 )
 def test_versions_decide_what_hosts_with_efa_need(facts: Facts, versions: dict[str, str], expected: set[str]) -> None:
-    assert {row.name for row in facts.fabric if row.holds(versions)} == expected
+    chosen = {
+        row.name for row in facts.fabric if all(satisfies(versions.get(name), row.when[name], {}) for name in row.when)
+    }
+    assert chosen == expected

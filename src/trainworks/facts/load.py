@@ -454,7 +454,7 @@ def _relate_artifacts(facts: Facts, problems: list[str]) -> None:
 
 
 def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
-    """Check that rules and artifacts ask about what there is, in ranges that can be read."""
+    """Check that rules, artifacts and variables ask about what there is, in ranges that can be read."""
     provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
     versions = {*parts, *(name for each in provided for name in each)}
     known = {*SUBJECTS, *versions, *(row.framework for row in facts.targets)}
@@ -468,6 +468,7 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
         (f"images/artifacts.toml: artifact {row.name} {row.version}: key 'requires'", row.requires)
         for row in facts.artifacts
     ]
+    ranges += [(f"images/fabric.toml: variable {row.name!r}: key 'when'", row.when) for row in facts.fabric]
     for where, written in ranges:
         for name, allowed in written.items():
             for asked in (name, *references(allowed)):

@@ -5,7 +5,6 @@ Every row carries its ``source``: where the fact comes from. Names of fields are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -258,34 +257,7 @@ class FabricVariable:
     why: str
     source: str
     rdma: bool = False
-    component: str = ""
-    since: str = ""
-    below: str = ""
-    unknown: bool = False
-
-    def holds(self, versions: Mapping[str, str]) -> bool:
-        """Whether an image with these component versions needs it."""
-        if not self.component:
-            return True
-        if self.component not in versions:
-            return self.unknown
-        version = _numbers(versions[self.component])
-        return (not self.since or version >= _numbers(self.since)) and (
-            not self.below or version < _numbers(self.below)
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """``1.22.0amzn4.0`` is (1, 22, 0): what a vendor adds behind a version does not make it another one."""
-    numbers = []
-    for part in version.split("."):
-        digits = re.match(r"\d+", part)
-        if not digits:
-            break
-        numbers.append(int(digits.group()))
-        if digits.group() != part:
-            break
-    return tuple(numbers)
+    when: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

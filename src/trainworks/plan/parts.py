@@ -17,6 +17,7 @@ class Parts:
 
     Attributes:
         versions: What has which version, by component.
+        subjects: What rules, artifacts and fabric variables can ask about it.
         artifacts: What each component downloads: its own artifact first, then what that brings together with itself.
         unfit: Components for which no artifact row fits, or more than one; each with what its rows require.
         broken: Rules that do not hold.
@@ -24,6 +25,7 @@ class Parts:
     """
 
     versions: Mapping[str, str]
+    subjects: Subjects
     artifacts: Mapping[str, tuple[Artifact, ...]]
     unfit: tuple[str, ...]
     broken: tuple[Conflict, ...]
@@ -43,6 +45,7 @@ def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> P
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
     return Parts(
         versions=versions,
+        subjects=subjects,
         artifacts=artifacts,
         unfit=tuple(problem for problems in unfit.values() for problem in problems),
         broken=tuple(conflict for conflict in found if conflict.rule not in advising),

@@ -22,6 +22,7 @@ from trainworks.facts.rows import (
 )
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
+from trainworks.plan.compatibility import all_hold
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.select import select_components, select_row
@@ -132,7 +133,7 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
         fabric=tuple(
             FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
             for row in facts.fabric
-            if row.holds({step.component: step.version for step in steps if step.version})
+            if all_hold(row.when, parts.subjects)
         ),
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
