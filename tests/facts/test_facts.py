@@ -14,6 +14,7 @@ from trainworks.facts.load import load, schemas
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import python_patterns
+from trainworks.plan.versions import artifacts_of, versions_of
 
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
@@ -30,7 +31,7 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
         )
         for row in rows
     ]
-    sources += [row.source for row in facts.targets]
+    sources += [row.source for rows in (facts.targets, facts.artifacts, facts.base_images, facts.rules) for row in rows]
     assert len(sources) > 60
     assert [source for source in sources if len(source) < 8] == []
 
@@ -46,7 +47,7 @@ def test_targets_and_locks_are_the_same_set(facts: Facts) -> None:
 def test_every_optional_component_says_what_an_image_without_it_costs(facts: Facts) -> None:
     """But those of which a vendor's other parts are made: what they are needed for says it."""
     silent = {row.name for row in facts.components if not row.required and not row.without}
-    assert silent == {"cpython", "cmake", "efa-installer", "libfabric", "boost"}
+    assert silent == {"cpython", "cudnn", "cmake", "efa-installer", "libfabric", "boost"}
 
 
 def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
@@ -65,20 +66,33 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 for package in packages
                 if fnmatchcase(package.name, pattern) and package.build is (name == "builder")
             }
+            if artifacts_of(name, version, facts.sources_of(row), facts):
+                # What is downloaded by itself has a build of its own; the lock has what the same version requires.
+                version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
             compared += 1
     assert compared >= 6 * len(facts.targets)
 
 
-@pytest.mark.parametrize("name", ["torch", "cuda", "cudnn", "nccl"])
+@pytest.mark.parametrize("name", ["torch", "cuda", "nccl"])
 def test_every_cuda_target_declares_what_torch_pulls_in(name: str, facts: Facts) -> None:
-    assert [facts.name_of(row) for row in facts.targets if row.cuda != "cpu" and name not in row.versions] == []
+    silent = [row for row in facts.targets if row.cuda != "cpu" and name not in versions_of(row, facts)]
+    assert [facts.name_of(row) for row in silent] == []
+
+
+def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
+    """From its base image, or as a wheel: its own component's, or what the framework requires."""
+    for row in facts.targets:
+        if row.cuda != "cpu" and "cudnn" not in versions_of(row, facts):
+            names = [package.name for package in facts.locks[facts.name_of(row)].packages]
+            suffix = facts.cuda_by_name[row.cuda].wheel_suffix
+            assert [name for name in names if name.startswith("nvidia-cudnn-")] == [f"nvidia-cudnn-{suffix}"]
 
 
 def test_the_cuda_of_a_target_is_that_of_its_cell(facts: Facts) -> None:
     for row in facts.targets:
         if row.cuda != "cpu":
-            assert row.versions["cuda"].startswith(facts.cuda_by_name[row.cuda].version + ".")
+            assert versions_of(row, facts)["cuda"].startswith(facts.cuda_by_name[row.cuda].version + ".")
 
 
 def test_every_dependency_in_a_lock_is_in_the_lock(facts: Facts) -> None:

@@ -22,7 +22,13 @@ from trainworks.render.dockerfile import render
 
 facts = load(Path(sys.argv[1]))
 rows = [
-    Request(framework=row.framework, cuda=row.cuda, version=row.version, python=facts.base_by_name[row.base].python)
+    Request(
+        framework=row.framework,
+        cuda=row.cuda,
+        version=row.version,
+        python=facts.python_of(row),
+        sources=facts.sources_of(row),
+    )
     for row in facts.targets
 ]
 seen = []

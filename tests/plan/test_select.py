@@ -61,7 +61,7 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
             framework=row.framework,
             cuda=row.cuda,
             version=row.version,
-            python=facts.base_by_name[row.base].python,
+            python=facts.python_of(row),
             sources=facts.sources_of(row),
         )
         assert select_row(request, facts) == row
@@ -101,10 +101,10 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
             id="python that nothing has",
         ),
         pytest.param(
-            replace(ask("cu121"), sources="vendor"),
-            "unknown --sources 'vendor'",
-            ["there is: packages;"],
-            id="vendor sources, which no target has yet",
+            replace(ask("cpu"), sources="vendor"),
+            "unknown --cuda for pytorch: 'cpu'",
+            ["--sources packages has it"],
+            id="a cell that other sources have",
         ),
     ],
 )

@@ -12,16 +12,17 @@ from urllib.parse import unquote
 
 from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from trainworks.cli.sizes import file_sizes
 from trainworks.engine.processes import run
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError, OutputError
-from trainworks.facts.rows import Facts, LockedPackage, TargetRow
+from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.plan.resolve import BUILDER, python_patterns
-from trainworks.plan.versions import components_of, versions_of
+from trainworks.plan.versions import artifacts_of, components_of, versions_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
 
@@ -41,8 +42,20 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
     packages: list[LockedPackage] = []
     for build in (False, True):
         wanted = [str(requirement) for requirement in requirements_of(row, facts) if requirement.build == build]
-        packages += _resolve(wanted, platform, row, settings, environment, build=build)
+        wheels = () if build else _wheels(row, facts)
+        packages += _resolve(wanted, wheels, platform, row, settings, environment, build=build)
     return HEADER + "".join(map(_as_toml, packages))
+
+
+def _wheels(row: TargetRow, facts: Facts) -> list[Artifact]:
+    """Return the wheels that a target's components download by themselves."""
+    versions = versions_of(row, facts)
+    return [
+        artifact
+        for component in components_of(row, facts).values()
+        if component.python
+        for artifact in artifacts_of(component.name, versions.get(component.name, ""), facts.sources_of(row), facts)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +72,14 @@ class Requirement:
 
 
 def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
-    """Return what a target's lock is made for: the distributions of every component that it can have."""
-    versions, cuda = versions_of(row, facts), facts.cuda_by_name[row.cuda]
+    """Return what a target's lock is made for: the distributions of every component that it can have.
+
+    A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the same
+    public version, or as the artifact's own ``requires_dist`` (``torch 2.4.0+cu124`` as ``torch 2.4.0``).
+    """
+    versions, cuda = dict(versions_of(row, facts)), facts.cuda_by_name[row.cuda]
+    for wheel in _wheels(row, facts):
+        versions[wheel.name] = Version(wheel.version).public
     return tuple(
         Requirement(
             name=name,
@@ -100,6 +119,7 @@ def _tags(platform: _Platform) -> list[Tag]:
 
 def _resolve(
     requirements: Sequence[str],
+    wheels: Sequence[Artifact],
     platform: _Platform,
     row: TargetRow,
     settings: HostSettings,
@@ -112,7 +132,8 @@ def _resolve(
         (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
         local = [str(path) for path in settings.pip.local_folders]
         configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
-        (folder / "uv.toml").write_text(configuration, encoding="utf-8")
+        metadata = "".join(map(_metadata, wheels))
+        (folder / "uv.toml").write_text(configuration + metadata, encoding="utf-8")
         arguments = (
             *("uv", "pip", "compile", "requirements.in", "--quiet", "--no-header"),
             *("--python-version", platform.python),
@@ -147,6 +168,17 @@ def _resolve(
         )
     sizes = file_sizes(urls, settings)
     return [replace(package, size=sizes.get(url, 0)) for package, url in zip(found, urls, strict=True)]
+
+
+def _metadata(wheel: Artifact) -> str:
+    """Return what uv is told of a wheel that requires something else than the index's file of the same version."""
+    if not wheel.requires_dist:
+        return ""
+    required = ", ".join(f'"{requirement}"' for requirement in wheel.requires_dist)
+    return (
+        f'\n[[dependency-metadata]]\nname = "{wheel.name}"\nversion = "{Version(wheel.version).public}"\n'
+        f"requires-dist = [{required}]\n"
+    )
 
 
 def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]) -> str:

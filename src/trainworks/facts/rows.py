@@ -87,6 +87,8 @@ class Artifact:
         requires: What must hold for it: subject to range (``plan.compatibility``).
         flags: What its recipe has to pass on, for example ``--disable-ngc``.
         together: Further artifacts that its recipe needs: name to exact version.
+        requires_dist: Of a wheel, what it requires (``Requires-Dist`` of its metadata), where the
+            package index has another build of that version, which requires something else.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Artifact:
     requires: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     together: Mapping[str, str] = field(default_factory=dict)
+    requires_dist: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:

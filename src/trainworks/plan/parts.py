@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainworks.facts.ranges import Subjects, Value
 from trainworks.facts.rows import Artifact, Component, Facts, TargetRow
 from trainworks.plan.compatibility import Conflict, all_hold, conflicts, describe
-from trainworks.plan.versions import declared_versions, versions_of
+from trainworks.plan.versions import artifacts_of, declared_versions, versions_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def _choose_artifacts(
         if name in versions and name not in declared:
             continue
         version = versions.get(name, "")
-        rows = [each for each in facts.artifacts_by_name.get(name, ()) if each.version == version]
+        rows = artifacts_of(name, version, facts.sources_of(row), facts)
         fitting = [each for each in rows if all_hold(each.requires, subjects)]
         if len(fitting) == 1:
             own = fitting[0]

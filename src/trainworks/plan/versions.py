@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainworks.facts.rows import Component, Facts, TargetRow
+from trainworks.facts.rows import Artifact, Component, Facts, Source, TargetRow
 
 
 def declared_versions(row: TargetRow, facts: Facts) -> dict[str, str]:
@@ -36,3 +36,10 @@ def components_of(row: TargetRow, facts: Facts) -> Mapping[str, Component]:
         for name, component in facts.components_of(row).items()
         if component.required or component.sources != ("vendor",) or name in versions
     }
+
+
+def artifacts_of(name: str, version: str, sources: Source, facts: Facts) -> tuple[Artifact, ...]:
+    """Return the rows of what a component of this version downloads by itself; with packages nothing does."""
+    if sources == "packages":
+        return ()
+    return tuple(row for row in facts.artifacts_by_name.get(name, ()) if row.version == version)

@@ -216,10 +216,11 @@ def _context_files(plan: ImagePlan, facts: Facts) -> tuple[SourceFile, ...]:
             text = "".join(f"{' '.join(_artifact_words(artifact))}\n" for artifact in step.artifacts)
             files.append(SourceFile(path=_artifacts_path(step), content=text.encode()))
             files.append(SourceFile(path=f"artifacts/{step.component}/.keep", content=b""))
-    chosen = {name for step in plan.steps for name in (step.component, step.recipe)}
+    recipes = [facts.recipes[step.recipe].text for step in plan.steps]
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
-        if (top == "files" and name in chosen) or (top == "launcher" and name in LAUNCHER_FOLDERS):
+        wanted = any(file.path in text for text in recipes) if top == "files" else name in LAUNCHER_FOLDERS
+        if wanted:
             files.append(file)
     return tuple(sorted(files, key=lambda file: file.path))
 
