@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -76,12 +77,12 @@ def test_for_programs(root: Path, facts: Facts, run: Run) -> None:
 
 
 def test_a_broken_rule_is_named_with_all_that_it_says(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
-    add_rule("no-old-torch", 'torch = "<2.5"', 'nccl = ">=2.21"')
+    add_rule("no-old-torch", 'torch = "<2.5", sources = "packages"', 'nccl = ">=2.21"')
     status, output = run(checkout)
     assert status == 13
     assert output.splitlines()[:5] == [
         CU121,
-        "  no-old-torch: torch 2.4.1, nccl 2.20.5 (required: nccl >=2.21)",
+        "  no-old-torch: torch 2.4.1, sources packages, nccl 2.20.5 (required: nccl >=2.21)",
         "    reason:  the reason of no-old-torch",
         "    instead: what to do about no-old-torch",
         "    source:  the source of no-old-torch",
@@ -123,7 +124,7 @@ def test_advice_is_said_once_and_refuses_nothing(checkout: Path, run: Run, add_r
 def test_a_plan_that_is_refused_says_the_same_as_check(
     checkout: Path, capsys: pytest.CaptureFixture[str], add_rule: Callable[..., None]
 ) -> None:
-    add_rule("no-old-torch", 'torch = "<2.5"', 'nccl = ">=2.21"')
+    add_rule("no-old-torch", 'torch = "<2.5", sources = "packages"', 'nccl = ">=2.21"')
     words = ("--root", str(checkout), "--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
     assert main(words) == 13
     said = capsys.readouterr().err
@@ -183,6 +184,8 @@ def broken_rules(output: str) -> set[str]:
     return {conflict["rule"] for conflict in row["broken"]} | {f"needs: {text}" for text in row["unfit"]}
 
 
+WITHOUT_ARCHITECTURES = "old NCCL without architectures of its own"
+
 KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     "the plugin that hangs, inside its installer": (
         {"efa-installer": "1.47.0", "aws-ofi-nccl": "1.18.0", "nccl": "2.29.2", "open-mpi": "4.1.7"},
@@ -192,7 +195,7 @@ KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
         {"efa-installer": "1.49.0", "nccl": "2.29.7", "open-mpi": "4.1.7"},
         {"efa-installer-ngc"},
     ),
-    "old NCCL without architectures of its own": (
+    WITHOUT_ARCHITECTURES: (
         {"nccl": "2.10.3", "open-mpi": "4.1.7"},
         {"nccl-architectures-cuda-12"},
     ),
@@ -211,6 +214,9 @@ KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
 def test_known_bad_versions_are_refused_by_name(name: str, checkout: Path, run: Run) -> None:
     stack, expected = KNOWN_BAD[name]
     base = "amzn2023" if "efa-installer" in stack else "ubuntu22.04"
+    if name == WITHOUT_ARCHITECTURES:
+        cuda = checkout / "images" / "cuda.toml"
+        cuda.write_text(re.sub(r"(?m)^architectures = .*\n", "", cuda.read_text()))
     write_vendor_target(checkout, stack, base=base, cuda="cu121", version="12.1.0")
     status, output = run(checkout, "--format", "json")
     assert status == 13
