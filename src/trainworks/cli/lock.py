@@ -74,8 +74,8 @@ class Requirement:
 def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
     """Return what a target's lock is made for: the distributions of every component that it can have.
 
-    A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the same
-    public version, or as the artifact's own ``requires_dist`` (``torch 2.4.0+cu124`` as ``torch 2.4.0``).
+    A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the
+    same public version (without the ``+cu124``), or as the artifact's own ``requires_dist``.
     """
     versions, cuda = dict(versions_of(row, facts)), facts.cuda_by_name[row.cuda]
     for wheel in _wheels(row, facts):
