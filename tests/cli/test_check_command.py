@@ -163,20 +163,20 @@ def write_vendor_target(checkout: Path, stack: Mapping[str, str], *, base: str, 
         '[[stack]]\nname = "bad"\nsources = "vendor"\nsource = "test"\n[stack.components]\n'
         + "".join(f'{name} = "{value}"\n' for name, value in stack.items())
     )
-    (images / "base-images.toml").write_text(
-        f'[[base_image]]\nname = "nvidia/cuda:bad"\nbase = "{base}"\nsource = "test"\n'
-        f'provides = {{ cuda = "{version}" }}\n'
-    )
+    with (images / "base-images.toml").open("a", encoding="utf-8") as file:
+        file.write(
+            f'[[base_image]]\nname = "nvidia/cuda:bad"\nbase = "{base}"\nsource = "test"\n'
+            f'provides = {{ cuda = "{version}" }}\n'
+        )
     components = tomllib.loads((images / "components.toml").read_text())["component"]
     downloaded = {row["name"] for row in components if row.get("artifact")}
-    (images / "artifacts.toml").write_text(
-        "".join(
-            f'[[artifact]]\nname = "{name}"\nversion = "{value}"\nurl = "https://example.com/{name}"\nsource = "test"\n'
-            + ('provides = { libfabric = "2.4.0amzn1.0" }\n' if name == "efa-installer" else "")
-            for name, value in stack.items()
-            if name in downloaded
-        )
-    )
+    artifacts = tomllib.loads((images / "artifacts.toml").read_text())["artifact"]
+    there = {(row["name"], row["version"]) for row in artifacts}
+    with (images / "artifacts.toml").open("a", encoding="utf-8") as file:
+        for name, value in stack.items():
+            if name in downloaded and (name, value) not in there:
+                file.write(f'[[artifact]]\nname = "{name}"\nversion = "{value}"\nsource = "test"\n')
+                file.write(f'url = "https://example.com/{name}"\n')
 
 
 def broken_rules(output: str) -> set[str]:
@@ -184,14 +184,15 @@ def broken_rules(output: str) -> set[str]:
     return {conflict["rule"] for conflict in row["broken"]} | {f"needs: {text}" for text in row["unfit"]}
 
 
+TAKEN_FOR_NGC = "an installer that takes the image for an NGC container, without its flag"
 WITHOUT_ARCHITECTURES = "old NCCL without architectures of its own"
 
 KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     "the plugin that hangs, inside its installer": (
-        {"efa-installer": "1.47.0", "aws-ofi-nccl": "1.18.0", "nccl": "2.29.2", "open-mpi": "4.1.7"},
+        {"efa-installer": "1.47.0", "nccl": "2.29.2", "open-mpi": "4.1.7"},
         {"efa-installer-1.47.0", "aws-ofi-nccl-broadcast-hang"},
     ),
-    "an installer that takes the image for an NGC container": (
+    TAKEN_FOR_NGC: (
         {"efa-installer": "1.49.0", "nccl": "2.29.7", "open-mpi": "4.1.7"},
         {"efa-installer-ngc"},
     ),
@@ -217,6 +218,9 @@ def test_known_bad_versions_are_refused_by_name(name: str, checkout: Path, run: 
     if name == WITHOUT_ARCHITECTURES:
         cuda = checkout / "images" / "cuda.toml"
         cuda.write_text(re.sub(r"(?m)^architectures = .*\n", "", cuda.read_text()))
+    if name == TAKEN_FOR_NGC:
+        artifacts = checkout / "images" / "artifacts.toml"
+        artifacts.write_text(artifacts.read_text().replace(', "--disable-ngc"', ""))
     write_vendor_target(checkout, stack, base=base, cuda="cu121", version="12.1.0")
     status, output = run(checkout, "--format", "json")
     assert status == 13

@@ -39,6 +39,7 @@ SUBJECTS: Mapping[str, str] = {
     "python": "the target's Python, MAJOR.MINOR",
     "base": "the operating system: a row of images/bases.toml",
     "base.python": "the operating system's own Python, MAJOR.MINOR",
+    "base.pythons": "every Python that the operating system has packages of, a set",
     "glibc": "the newest C library level that wheels are chosen for",
     "sources": "`packages` or `vendor`",
     "image.base": "the operating system of the target's base image, where it has one of its own",

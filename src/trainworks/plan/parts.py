@@ -72,6 +72,7 @@ def subjects_of(
         "python": facts.python_of(row),
         "base": base.name,
         "base.python": base.python,
+        "base.pythons": frozenset({base.python, *base.pythons}),
         "glibc": base.glibc,
         "sources": facts.sources_of(row),
     }

@@ -145,6 +145,7 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
 CUDA_HOME = "/usr/local/cuda"
 """Where NVIDIA's images and installers put the toolkit."""
 
+
 OWN_PYTHON = "cpython"
 """The component that compiles a Python which the base does not have."""
 
