@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,24 @@ class HistoryEntry:
     size: int
 
 
+class LayerArchive(Protocol):
+    """What is in a layer: a ``tarfile.TarFile``, or what an engine has instead."""
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        """Yield the members, each once."""
+        ...
+
+    def extractfile(self, member: tarfile.TarInfo, /) -> IO[bytes] | None:
+        """Open a member before the next one is asked for; nothing where it is no plain file."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """One layer, as a stream: ``archive`` is open, uncompressed, read once and in order."""
 
     name: str
-    archive: tarfile.TarFile
+    archive: LayerArchive
 
 
 @dataclass(frozen=True, kw_only=True)

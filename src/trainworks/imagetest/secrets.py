@@ -273,7 +273,9 @@ class _LayerScanner:
                 data = None
                 if member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path):
                     stream = layer.archive.extractfile(member)
-                    data = stream.read() if stream is not None else None
+                    if stream is not None:
+                        with stream:
+                            data = stream.read()
                 self._check_name(where, path, data)
                 if data is not None and b"\0" not in data[:_TEXT_SAMPLE]:
                     self._check_content(where, path, data)

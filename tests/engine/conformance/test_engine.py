@@ -183,7 +183,9 @@ def test_no_secret_in_any_layer_history_or_configuration(engine: Engine, image: 
             names.append(layer.name)
             for member in layer.archive:
                 file = layer.archive.extractfile(member) if member.isreg() else None
-                contents.append(file.read() if file is not None else b"")
+                if file is not None:
+                    with file:
+                        contents.append(file.read())
                 assert "run/secrets/token" not in member.name or member.size == 0
     assert len(names) == len(set(names)) >= 4
     assert any(digest in content for content in contents)
