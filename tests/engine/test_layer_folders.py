@@ -29,10 +29,17 @@ def contents(layers: Iterator[Layer]) -> list[list[tuple[str, str, bytes]]]:
     for layer in layers:
         members = []
         for member in layer.archive:
-            file = layer.archive.extractfile(member) if member.isreg() else None
+            if member.name == ".":  # the root itself, which some archives have
+                continue
             kind = "folder" if member.isdir() else "link" if member.issym() else "file"
-            # A second name of a file is a file of its own in a folder, and a reference in an archive.
-            content = file.read() if file is not None and not member.name.endswith("/hard") else b""
+            content = b""
+            file = layer.archive.extractfile(member) if member.isreg() else None
+            if file is not None:
+                with file:
+                    content = file.read()
+            # One of a file's two names is a file of its own in a folder, and a reference in an archive.
+            if member.name.endswith(("/hard", "/one")):
+                content = b""
             members.append((member.name.strip("/"), kind, content))
         found.append(sorted(members))
     return sorted(found)

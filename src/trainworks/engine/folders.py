@@ -5,6 +5,7 @@ An engine that streams a layer of gigabytes packs every byte of it; whoever look
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import tarfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 _OPAQUE = "trusted.overlay.opaque"
+_WHITEOUT = ".wh."
 
 
 class LayerFolder:
@@ -33,7 +35,7 @@ class LayerFolder:
                 name = path.relative_to(self._folder).as_posix()
                 if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
                     # How the file system writes down that lower layers' entry of this name is deleted.
-                    yield tarfile.TarInfo(str(Path(name).with_name(f".wh.{entry.name}")))
+                    yield tarfile.TarInfo(str(Path(name).with_name(f"{_WHITEOUT}{entry.name}")))
                     continue
                 member = tarfile.TarInfo(name)
                 member.mode = stat.S_IMODE(status.st_mode)
@@ -47,8 +49,11 @@ class LayerFolder:
                         yield tarfile.TarInfo(f"{name}/.wh..wh..opq")
 
     def extractfile(self, member: tarfile.TarInfo) -> IO[bytes] | None:
-        """Open a plain file; the reader closes it."""
-        return (self._folder / member.name).open("rb") if member.isreg() else None
+        """Open a plain file, which the caller closes; a whiteout is an empty one."""
+        if not member.isreg():
+            return None
+        path = self._folder / member.name
+        return io.BytesIO() if path.name.startswith(_WHITEOUT) else path.open("rb")
 
 
 def _kind(mode: int) -> bytes:

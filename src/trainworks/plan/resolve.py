@@ -51,11 +51,14 @@ CUDA_ENVIRONMENT: Mapping[str, str] = {
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
 
-CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libcusparse", "libnvrtc", "libcupti", "libnvJitLink")
-"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version, in every release."""
+CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
+"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version (CUDA 13's cuSPARSE is still 12)."""
 
-OTHER_CUDA_LIBRARIES = ("libcudnn", "libcufft", "libcurand", "libcusolver", "libnccl")
-"""Libraries around CUDA whose sonames count for themselves; two major versions of one are one too many."""
+SINGLE_CUDA_LIBRARIES = (
+    *("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libnvJitLink", "libcudnn", "libnccl"),
+    *("libcufft", "libcurand", "libcusolver", "libcusparse"),
+)
+"""Libraries of which two major versions are one too many (Triton's profilers load their own CUPTI, by its path)."""
 
 FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of folders in an image)
 """Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
@@ -512,9 +515,7 @@ def _image_checks(
         libraries = tuple(f"{name}.so.{_major(version)}" for name, version in versions.items() if version)
         found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cuda.version))
     found.append(
-        checks.DuplicatePackagesCheck(
-            component=IMAGE, libraries=CUDA_LIBRARIES + OTHER_CUDA_LIBRARIES if cuda.version else ()
-        )
+        checks.DuplicatePackagesCheck(component=IMAGE, libraries=SINGLE_CUDA_LIBRARIES if cuda.version else ())
     )
     found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
     found += [
