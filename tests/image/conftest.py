@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +34,17 @@ def tree(tmp_path: Path) -> Tree:
     if compiler is None:
         pytest.skip("NOT TESTED: no C compiler here (apt install gcc), so no ELF files can be made for the probe")
     return Tree(root=tmp_path, compiler=compiler)
+
+
+@pytest.fixture
+def network() -> Iterator[Any]:
+    """Give a private Docker network with a name of its own."""
+    import docker
+
+    client = docker.from_env()
+    made = client.networks.create(f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True)
+    try:
+        yield made
+    finally:
+        made.remove()
+        client.close()

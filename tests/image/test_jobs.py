@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from image.support import ROOT, BuiltByCommand
+from image.jobs import assert_trained, prepare, train_on_two_hosts
+from image.support import BuiltByCommand
 from trainworks.engine.protocol import Completed, Mount
 
 pytestmark = pytest.mark.engine
 
 MODES = ("torch_distributed", "mpi")
-
-LOSS = re.compile(r"epoch (\d+) world (\d+) loss ([0-9.]+)")
-
-
-def prepare(folder: Path, mode: str, *, processes: int = 2, host: str = "algo-1", hosts: str = "algo-1") -> Path:
-    """Lay out /opt/ml for the digits example with the example's own command."""
-    command = (sys.executable, str(ROOT / "examples" / "digits" / "prepare.py"), str(folder))
-    options = ("--mode", mode, "--processes", str(processes), "--host", host, "--hosts", hosts)
-    subprocess.run((*command, *options), check=True, capture_output=True, timeout=120)
-    return folder
-
-
-def losses(output: str, world: int) -> list[float]:
-    """Return the loss of each epoch, as the script printed it for a world of this size."""
-    return [float(match[3]) for match in LOSS.finditer(output) if int(match[2]) == world]
-
-
-def assert_trained(output: str, world: int, folder: Path) -> None:
-    """Assert that a job trained: five epochs, a falling loss, a model, a success file and no failure file."""
-    seen = losses(output, world)
-    assert len(seen) == 5, output[-4000:]
-    assert seen[-1] < seen[0] / 2, seen
-    assert (folder / "model" / "model.pt").stat().st_size > 10_000
-    assert (folder / "output" / "success").exists()
-    assert not (folder / "output" / "failure").exists()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -93,47 +63,8 @@ def test_the_plan_of_a_job_is_shown_and_nothing_is_run(image: BuiltByCommand, tm
     assert not any((folder / "model").iterdir())
 
 
-@pytest.fixture
-def network() -> Iterator[Any]:
-    """Give a private Docker network with a name of its own."""
-    import docker
-
-    client = docker.from_env()
-    made = client.networks.create(f"trainworks-test-{uuid.uuid4().hex[:10]}", driver="bridge", internal=True)
-    try:
-        yield made
-    finally:
-        made.remove()
-        client.close()
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_two_hosts_train_together_and_end_together(
     docker_image: BuiltByCommand, network: Any, mode: str, tmp_path: Path
 ) -> None:
-    import docker
-
-    hosts = ("algo-1", "algo-2")
-    client = docker.from_env()
-    with ExitStack() as stack:
-        stack.callback(client.close)
-        containers = []
-        for host in hosts:
-            folder = prepare(tmp_path / host, mode, processes=1, host=host, hosts=",".join(hosts))
-            # As on the platform: the name resolves on the network, and the container's own hostname is another.
-            container = client.containers.create(
-                docker_image.reference, ["train"], volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}}
-            )
-            stack.callback(container.remove, force=True)
-            client.networks.get("bridge").disconnect(container)
-            network.connect(container, aliases=[host])
-            containers.append(container)
-        for container in containers:
-            container.start()
-        statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
-        logs = [container.logs().decode(errors="replace") for container in containers]
-    assert statuses == [0, 0], "\n".join(log[-3000:] for log in logs)
-    assert_trained("".join(logs), 2, tmp_path / "algo-1")
-    assert (tmp_path / "algo-2" / "output" / "success").exists()
-    # One model, and it is the leader's: only rank 0 writes it.
-    assert not any((tmp_path / "algo-2" / "model").iterdir())
+    train_on_two_hosts(docker_image.reference, network, mode, tmp_path)

@@ -1,0 +1,67 @@
+"""What the tests of training jobs share: a job's /opt/ml, what a job that trained leaves, two hosts on a network."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from image.support import ROOT
+
+LOSS = re.compile(r"epoch (\d+) world (\d+) loss ([0-9.]+)")
+
+
+def prepare(folder: Path, mode: str, *, processes: int = 2, host: str = "algo-1", hosts: str = "algo-1") -> Path:
+    """Lay out /opt/ml for the digits example with the example's own command."""
+    command = (sys.executable, str(ROOT / "examples" / "digits" / "prepare.py"), str(folder))
+    options = ("--mode", mode, "--processes", str(processes), "--host", host, "--hosts", hosts)
+    subprocess.run((*command, *options), check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def losses(output: str, world: int) -> list[float]:
+    """Return the loss of each epoch, as the script printed it for a world of this size."""
+    return [float(match[3]) for match in LOSS.finditer(output) if int(match[2]) == world]
+
+
+def assert_trained(output: str, world: int, folder: Path) -> None:
+    """Assert that a job trained: five epochs, a falling loss, a model, a success file and no failure file."""
+    seen = losses(output, world)
+    assert len(seen) == 5, output[-4000:]
+    assert seen[-1] < seen[0] / 2, seen
+    assert (folder / "model" / "model.pt").stat().st_size > 10_000
+    assert (folder / "output" / "success").exists()
+    assert not (folder / "output" / "failure").exists()
+
+
+def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path) -> None:
+    """Train in one container for each of two hosts, on a private network, and assert that both end well."""
+    import docker
+
+    hosts = ("algo-1", "algo-2")
+    client = docker.from_env()
+    with ExitStack() as stack:
+        stack.callback(client.close)
+        containers = []
+        for host in hosts:
+            ml = prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts))
+            # As on the platform: the name resolves on the network, and the container's own hostname is another.
+            container = client.containers.create(
+                reference, ["train"], volumes={str(ml): {"bind": "/opt/ml", "mode": "rw"}}
+            )
+            stack.callback(container.remove, force=True)
+            client.networks.get("bridge").disconnect(container)
+            network.connect(container, aliases=[host])
+            containers.append(container)
+        for container in containers:
+            container.start()
+        statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
+        logs = [container.logs().decode(errors="replace") for container in containers]
+    assert statuses == [0, 0], "\n".join(log[-3000:] for log in logs)
+    assert_trained("".join(logs), 2, folder / "algo-1")
+    assert (folder / "algo-2" / "output" / "success").exists()
+    # One model, and it is the leader's: only rank 0 writes it.
+    assert not any((folder / "algo-2" / "model").iterdir())

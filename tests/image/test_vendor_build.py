@@ -1,0 +1,166 @@
+"""A target with vendor sources, for real: Open MPI 4.1 and METIS compiled by the vendors' recipes, from a mirror."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from image.jobs import assert_trained, prepare, train_on_two_hosts
+from image.support import BuiltByCommand
+from image.vendor import (
+    METIS,
+    OPEN_MPI,
+    TARGET,
+    artifact,
+    build,
+    build_once,
+    fetch_sources,
+    fill,
+    make_checkout,
+    served,
+)
+from lock.servers import Answer, Server, dropping, failing, trickling, whole
+from trainworks.engine.protocol import Mount
+from trainworks.errors import BuildError
+from trainworks.facts.load import load
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a checkout that has the target."""
+    return make_checkout(tmp_path_factory.mktemp("vendor"))
+
+
+@pytest.fixture(scope="session")
+def mirror(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with everything that the target downloads."""
+    folder = tmp_path_factory.mktemp("mirror")
+    fetch_sources(folder)
+    fill(checkout, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vendor_image(checkout: Path, mirror: Path) -> BuiltByCommand:
+    """Give the image, as Docker built it from the served mirror."""
+    return build_once(checkout, mirror, "docker")
+
+
+def test_every_promise_is_kept(vendor_image: BuiltByCommand, checkout: Path) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cpu", sources="vendor"), load(checkout))
+    checks = vendor_image.report["checks"]
+    assert [check["title"] for check in checks if not check["passed"]] == []
+    assert len(checks) == len(set(plan.checks))
+    assert plan.target.name == TARGET
+    assert {step.component: step.version for step in plan.steps}.items() >= {
+        ("open-mpi", OPEN_MPI.version),
+        ("metis", METIS.version),
+    }
+
+
+def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> None:
+    command = ("ls", "/opt", "/opt/amazon")
+    done = vendor_image.engine.run(vendor_image.reference, command, timeout=60)
+    assert done.status == 0
+    assert sorted(done.output.split()) == sorted(
+        ["/opt:", "amazon", "metis", "ml", "trainworks", "venv", "/opt/amazon:", "openmpi"]
+    )
+
+
+def test_a_job_speaks_open_mpi_4(vendor_image: BuiltByCommand, tmp_path: Path) -> None:
+    mounts = (Mount(source=prepare(tmp_path / "ml", "mpi"), target="/opt/ml"),)
+    done = vendor_image.engine.run(vendor_image.reference, ("train", "--plan"), mounts=mounts, timeout=120)
+    assert done.status == 0, done.output
+    argv = json.loads(done.output)["argv"]
+    assert argv[0] == "/opt/amazon/openmpi/bin/mpirun"
+    assert any(word.startswith(("orte_", "plm_rsh")) for word in argv), argv
+    assert not any("prte" in word for word in argv), argv
+
+
+def test_two_ranks_on_one_host_train(vendor_image: BuiltByCommand, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "ml", "mpi")
+    mounts = (Mount(source=folder, target="/opt/ml"),)
+    done = vendor_image.engine.run(vendor_image.reference, ("train",), mounts=mounts, timeout=300)
+    assert done.status == 0, done.output[-4000:]
+    assert_trained(done.output, 2, folder)
+
+
+def test_two_hosts_train_over_ssh(vendor_image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
+    train_on_two_hosts(vendor_image.reference, network, "mpi", tmp_path)
+
+
+# Without Open MPI: METIS alone compiles in seconds.
+METIS_ONLY = ("--without", "open-mpi", "--without", "mpi4py")
+
+
+def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
+    """No server, no index: everything that is downloaded lies in the folder."""
+    done = build(checkout, "buildah", "--mirror", str(mirror), *METIS_ONLY)
+    if "buildah" in done.stderr and "not answer" in done.stderr:
+        pytest.skip(f"buildah does not answer here: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr[-6000:]
+    checks = json.loads(done.stdout)["checks"]
+    assert "metis" in {check["component"] for check in checks}
+    assert [check["title"] for check in checks if not check["passed"]] == []
+
+
+@pytest.fixture
+def mirror_server(mirror: Path) -> Iterator[Server]:
+    """Give the mirror on loopback."""
+    with served(mirror) as server:
+        yield server
+
+
+WRONG = "f" * 64
+
+
+@pytest.mark.usefixtures("vendor_image")  # what else the target needs is in the engine's cache then
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        pytest.param(lambda _, content: whole(content[:-1] + b"?"), "is not what was pinned", id="one wrong byte"),
+        pytest.param(lambda _, content: whole(content[:1000]), "is not what was pinned", id="truncated"),
+        pytest.param(lambda _, content: dropping(content, 1000), "cannot be had", id="broken off again and again"),
+        pytest.param(lambda *_: failing(404), "answers HTTP 404", id="not there"),
+        pytest.param(lambda server, content: trickling(server, content), "cannot be had", id="too slow"),
+    ],
+)
+def test_what_a_mirror_spoils_is_refused_by_name(
+    mirror: Path,
+    mirror_server: Server,
+    answer: Callable[[Server, bytes], Answer],
+    said: str,
+    tmp_path: Path,
+) -> None:
+    # Its list has an address that no cache knows, so the step is run and not remembered.
+    row = artifact(METIS, url=f"{METIS.url.rpartition('/')[0]}/{uuid.uuid4().hex}/{METIS.file}")
+    root = make_checkout(tmp_path / "checkout", {"metis": row})
+    mirror_server.serve(f"/{METIS.file}", answer(mirror_server, (mirror / METIS.file).read_bytes()))
+    arguments = ("--mirror", mirror_server.url, "--until", "build")
+    done = build(root, "docker", *arguments, PIP_DEFAULT_TIMEOUT="1")
+    assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
+    message = done.stderr[done.stderr.index("error: ") :]
+    assert "component metis" in message.splitlines()[0] or "metis" in message.splitlines()[0], message
+    assert f"metis {METIS.version}: " in message
+    assert said in message, message
+    assert done.stdout == ""
+
+
+@pytest.mark.usefixtures("vendor_image")
+def test_a_hash_that_the_row_has_wrong_is_refused_by_name(mirror_server: Server, tmp_path: Path) -> None:
+    root = make_checkout(tmp_path / "checkout", {"metis": artifact(METIS, sha256=WRONG)})
+    done = build(root, "docker", "--mirror", mirror_server.url, "--until", "build")
+    assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
+    message = done.stderr[done.stderr.index("error: ") :]
+    assert f"metis {METIS.version}: " in message
+    assert f"expected sha256 {WRONG}, {METIS.size} bytes; found {METIS.sha256}, {METIS.size} bytes" in message
+    assert "not unpacked" in message

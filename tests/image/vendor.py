@@ -1,0 +1,218 @@
+"""A target with vendor sources that can be built for real here: rows beside the checkout's, sources from Debian.
+
+Open MPI and METIS are compiled by the very recipes of the vendor targets. What they are compiled from is in Debian's
+archive as source packages: the same upstream versions, in files of Debian's making (METIS without a folder that Debian
+may not distribute), so their hashes stand here and in no row of the product.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from image.support import ROOT, BuiltByCommand, engine_that_answers
+from lock.servers import Server, serving, whole
+from trainworks.host.settings import read_host_settings
+
+PACKAGES_TARGET = "pytorch-2.13.0-cpu-py311-debian12"
+TARGET = f"{PACKAGES_TARGET}-vendor"
+ARCHIVE = "https://deb.debian.org/debian/pool/main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The upstream part of a Debian source package, as an artifact of ours."""
+
+    name: str
+    version: str
+    package: str
+    folder: str
+    file: str
+    sha256: str
+    size: int
+
+    @property
+    def url(self) -> str:
+        """Where Debian has it."""
+        return f"{ARCHIVE}/{self.folder}/{self.package}/{self.file}"
+
+
+OPEN_MPI = Source(
+    name="open-mpi",
+    version="4.1.4",
+    package="openmpi",
+    folder="o",
+    file="openmpi_4.1.4.orig.tar.xz",
+    sha256="ddaee7dbdb01eb4fab1fda5b5e03e8bbff026711806c095c1f39bb410f99f263",
+    size=6_916_772,
+)
+METIS = Source(
+    name="metis",
+    version="5.1.0",
+    package="metis",
+    folder="m",
+    file="metis_5.1.0.dfsg.orig.tar.xz",
+    sha256="c50a88b92b01fa3972c5c92cf50117f126c62589b8f793657c7d865c59c23615",
+    size=3_546_136,
+)
+SOURCES = (OPEN_MPI, METIS)
+
+# The version that AWS's images pin, from the package index (components.md section 8).
+CMAKE = """
+[[package]]
+name = "cmake"
+version = "3.18.2.post1"
+file = "cmake-3.18.2.post1-py3-none-manylinux1_x86_64.whl"
+sha256 = "f5839595152154467f7fde1ddab15628bdf927a9c5671918764a90cd57dd25b4"
+size = 18202950
+"""
+
+STACK = f"""
+[[stack]]
+name = "vendor-test"
+sources = "vendor"
+source = "tests/image/vendor.py"
+
+[stack.components]
+cmake = "3.18.2.post1"
+open-mpi = "{OPEN_MPI.version}"
+metis = "{METIS.version}"
+mpi4py = "4.1.2"
+sagemaker-training = "5.1.4"
+python-environment = "26.3"
+builder = "0.13.8"
+"""
+
+ROW = """
+[[target]]
+version = "2.13.0"
+cuda = "cpu"
+base = "debian12"
+stack = "vendor-test"
+versions = { torch = "2.13.0+cpu" }
+size_budget_megabytes = 1300
+wheel_index = "https://download.pytorch.org/whl/cpu"
+source = "tests/image/vendor.py"
+"""
+
+
+HEADER = "[[artifact]]\n"
+
+
+def artifact(source: Source, *, url: str = "", sha256: str = "") -> str:
+    """Return the row of a source; its URL or hash may be another one."""
+    return f"""
+{HEADER}name = "{source.name}"
+version = "{source.version}"
+url = "{url or source.url}"
+sha256 = "{sha256 or source.sha256}"
+size = {source.size}
+source = "Debian 12, source package {source.package}"
+"""
+
+
+def make_checkout(folder: Path, rows: Mapping[str, str] | None = None) -> Path:
+    """Copy the checkout and give it the target, with Debian's files in the place of upstream's of the same versions.
+
+    ``rows`` are artifact rows, by name, that stand for the sources' own.
+    """
+    for name in ("images", "templates", "launcher"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    images = folder / "images"
+    artifacts = images / "artifacts.toml"
+    head, *blocks = artifacts.read_text(encoding="utf-8").split(HEADER)
+    ours = [(rows or {}).get(source.name) or artifact(source) for source in SOURCES]
+    heads = tuple(f'name = "{source.name}"\nversion = "{source.version}"\n' for source in SOURCES)
+    others = [HEADER + block for block in blocks if not block.startswith(heads)]
+    artifacts.write_text("".join([head, *others, *ours]), encoding="utf-8")
+    for name, text in (("stacks", STACK), ("pytorch", ROW)):
+        with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
+            file.write(text)
+    lock = (images / "lock" / f"{PACKAGES_TARGET}.toml").read_text(encoding="utf-8")
+    (images / "lock" / f"{TARGET}.toml").write_text(lock + CMAKE, encoding="utf-8")
+    return folder
+
+
+def fetch_sources(folder: Path) -> None:
+    """Bring the sources into a folder, by ``apt-get source`` from the archive that this machine's apt uses."""
+    settings = read_host_settings(os.environ).apt
+    addresses = {source.uri for source in settings.sources if source.suite == "bookworm"}
+    private = folder / ".apt"
+    (private / "lists" / "partial").mkdir(parents=True)
+    (private / "cache" / "archives" / "partial").mkdir(parents=True)
+    # Trusted, because another distribution has no key of Debian's; the hashes above decide.
+    lines = [f"deb-src [trusted=yes] {address} bookworm main\n" for address in sorted(addresses)]
+    (private / "sources.list").write_text("".join(lines or [f"deb-src [trusted=yes] {ARCHIVE[:-10]} bookworm main\n"]))
+    options = (
+        *("-o", f"Dir::Etc::SourceList={private}/sources.list", "-o", "Dir::Etc::SourceParts=-"),
+        *("-o", f"Dir::State::lists={private}/lists", "-o", f"Dir::Cache={private}/cache"),
+        *("-o", "APT::Sandbox::User=root"),
+    )
+    try:
+        for words in (("update",), ("source", "--download-only", "--only-source", *(each.package for each in SOURCES))):
+            command = ("apt-get", *options, "--quiet", *words)
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+            if done.returncode != 0:
+                pytest.skip(f"NOT TESTED: no source packages of Debian 12 here: {done.stderr.strip()[-300:]}")
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: there is no apt-get here to bring Debian's source packages")
+    shutil.rmtree(private)
+    for path in folder.iterdir():
+        if path.name not in {source.file for source in SOURCES}:
+            path.unlink()
+
+
+def build_command(root: Path, engine: str, *more: str) -> tuple[str, ...]:
+    """Return the command line that builds the target of another checkout with an engine."""
+    return (
+        *(sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cpu"),
+        *("--sources", "vendor", "--engine", engine, "--format", "json", *more),
+    )
+
+
+def build(root: Path, engine: str, *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run it."""
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        build_command(root, engine, *more), capture_output=True, text=True, check=False, timeout=2400, env=environment
+    )
+
+
+def fill(root: Path, mirror: Path) -> None:
+    """Fill a mirror that has the sources already with the rest, by the product's own command."""
+    command = (sys.executable, str(ROOT / "build.py"), "mirror", str(mirror), "--only", TARGET, "--root", str(root))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@contextmanager
+def served(mirror: Path) -> Iterator[Server]:
+    """Serve a mirror on loopback."""
+    with serving() as server:
+        for path in mirror.iterdir():
+            server.serve(f"/{path.name}", whole(path.read_bytes()))
+        yield server
+
+
+_BUILT: dict[str, BuiltByCommand] = {}
+
+
+def build_once(root: Path, mirror: Path, name: str) -> BuiltByCommand:
+    """Build and test the target with an engine, from a served mirror, the first time."""
+    if name not in _BUILT:
+        engine = engine_that_answers(name)
+        with served(mirror) as server:
+            done = build(root, name, "--mirror", server.url)
+        assert done.returncode == 0, done.stderr[-6000:]
+        report = json.loads(done.stdout)
+        _BUILT[name] = BuiltByCommand(engine=engine, reference=report["tags"][0], report=report, progress=done.stderr)
+    return _BUILT[name]
