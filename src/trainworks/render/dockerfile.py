@@ -8,6 +8,7 @@ gives and it ignores, is an error before any engine starts.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,9 +107,14 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
     return Rendering(
         dockerfile=dockerfile,
         files=_context_files(plan, facts),
-        stage_components={stage.component: stage.component for stage in stages} | {"image": "image"},
+        stage_components={name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)}
+        | {"image": "image"},
         texts=texts,
     )
+
+
+STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
+"""Finds the names of a block's stages: a component may need more than one."""
 
 
 def quoted(text: str) -> str:
