@@ -130,9 +130,30 @@ def test_stages_copy_only_from_earlier_ones_and_none_is_for_nothing(
         assert set(rendering.stage_components) == set(known) - images
 
 
-def test_the_final_stage_has_no_compiler_and_no_build_tool(
+def test_a_part_is_built_again_when_a_part_that_it_copies_from_changes(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:
+    """What a stage copies from is what its row says (``builds_with``): the plan's account of a bump is the engine's."""
+    for name, rendering in renderings.items():
+        copied: dict[str, set[str]] = {}
+        component = ""
+        for line in instructions(rendering.dockerfile):
+            if match := re.match(r"FROM \S+ AS (\S+)", line):
+                component = rendering.stage_components[match[1]]
+            for stage in re.findall(r"from=([^\s,]+)", line):
+                copied.setdefault(component, set()).add(rendering.stage_components[stage])
+        said = {
+            step.component: set(step.builds_with) for step in plans[name].steps if step.builds_with and step.in_image
+        }
+        found = {each: stages - {each} for each, stages in copied.items() if each not in ("image", "builder")}
+        # A part that another one brings along has no stage of its own, and is as old as that one.
+        without_stage = {each for each in said if each not in rendering.stage_components.values()}
+        assert {each: stages for each, stages in found.items() if stages} == {
+            each: stages for each, stages in said.items() if each not in without_stage
+        }, name
+
+
+def test_the_final_stage_has_no_compiler_and_no_build_tool(renderings: Mapping[str, Rendering]) -> None:
     for name, rendering in renderings.items():
         final = rendering.dockerfile.split("FROM system AS image", 1)[1]
         assert "builder" not in final
