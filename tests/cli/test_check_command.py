@@ -156,6 +156,9 @@ source = "test"
 
 def write_vendor_target(checkout: Path, stack: Mapping[str, str], *, base: str, cuda: str, version: str) -> None:
     images = checkout / "images"
+    for path in images.glob("*.toml"):
+        if "framework" in tomllib.loads(path.read_text()):
+            path.unlink()
     (images / "pytorch.toml").write_text('framework = "pytorch"\n' + BAD.format(cuda=cuda, base=base))
     for path in (images / "lock").glob("*.toml"):
         path.unlink()

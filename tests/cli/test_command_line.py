@@ -82,7 +82,7 @@ def test_list_for_programs(call: Call, facts: Facts) -> None:
     assert rows[0].keys() == {
         *("name", "framework", "version", "cuda", "python", "base", "sources", "stack", "versions", "built"),
     }
-    assert all("torch" in row["versions"] for row in rows)
+    assert all(row["versions"] for row in rows)
 
 
 def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

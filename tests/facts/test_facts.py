@@ -74,16 +74,23 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
     assert compared >= 6 * len(facts.targets)
 
 
-@pytest.mark.parametrize("name", ["torch", "cuda", "nccl"])
-def test_every_cuda_target_declares_what_torch_pulls_in(name: str, facts: Facts) -> None:
-    silent = [row for row in facts.targets if row.cuda != "cpu" and name not in versions_of(row, facts)]
-    assert [facts.name_of(row) for row in silent] == []
+@pytest.mark.parametrize("name", ["cuda", "nccl"])
+def test_every_cuda_target_declares_what_its_framework_pulls_in(name: str, facts: Facts) -> None:
+    with_cuda = [row for row in facts.targets if facts.cuda_by_name[row.cuda].version]
+    assert [facts.name_of(row) for row in with_cuda if name not in versions_of(row, facts)] == []
+
+
+def test_every_target_has_its_framework_in_the_version_that_it_is_named_after(facts: Facts) -> None:
+    for row in facts.targets:
+        own = [component.name for component in facts.components_of(row).values() if component.frameworks]
+        declared = [versions_of(row, facts)[name].partition("+")[0] for name in own if name in versions_of(row, facts)]
+        assert row.version in declared, facts.name_of(row)
 
 
 def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
     """From its base image, or as a wheel: its own component's, or what the framework requires."""
     for row in facts.targets:
-        if row.cuda != "cpu" and "cudnn" not in versions_of(row, facts):
+        if facts.cuda_by_name[row.cuda].version and "cudnn" not in versions_of(row, facts):
             names = [package.name for package in facts.locks[facts.name_of(row)].packages]
             suffix = facts.cuda_by_name[row.cuda].wheel_suffix
             assert [name for name in names if name.startswith("nvidia-cudnn-")] == [f"nvidia-cudnn-{suffix}"]

@@ -138,10 +138,12 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
     assert targets_with_it > 0
 
 
-def test_cuda_libraries_are_in_no_layer_of_torch(facts: Facts) -> None:
-    """A bump of torch must not carry gigabytes of NVIDIA's libraries with it."""
+def test_cuda_libraries_are_in_no_layer_of_a_framework(facts: Facts) -> None:
+    """A bump of torch or tensorflow must not carry gigabytes of NVIDIA's libraries with it."""
     for row in facts.targets:
         components = list(facts.components_of(row).values())
         lock = facts.locks[facts.name_of(row)].packages
         shares = names_of(share_packages(components, facts.cuda_by_name[row.cuda], lock))
-        assert [name for name in shares["torch"] if fnmatchcase(name, "nvidia-*")] == []
+        for component in components:
+            if component.frameworks:
+                assert [name for name in shares[component.name] if fnmatchcase(name, "nvidia-*")] == []

@@ -21,7 +21,7 @@ from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
-from trainworks.plan.resolve import BUILDER, python_patterns
+from trainworks.plan.resolve import BUILDER, distribution_name, python_requirements
 from trainworks.plan.versions import artifacts_of, components_of, versions_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
@@ -60,15 +60,23 @@ def _wheels(row: TargetRow, facts: Facts) -> list[Artifact]:
 
 @dataclass(frozen=True, kw_only=True)
 class Requirement:
-    """A distribution that a target's components ask for; ``version`` is ``""`` where any will do."""
+    """A distribution that a target's components ask for; ``version`` is ``""`` where any will do.
 
-    name: str
+    ``asked`` is the name as the component's row has it: with extras, and with a range where ``version`` is empty.
+    """
+
+    asked: str
     version: str
     build: bool
 
     def __str__(self) -> str:
         """Return it as pip writes it."""
-        return f"{self.name}=={self.version}" if self.version else self.name
+        return f"{self.asked}=={self.version}" if self.version else self.asked
+
+    @property
+    def name(self) -> str:
+        """The distribution's name alone."""
+        return distribution_name(self.asked)
 
 
 def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
@@ -82,14 +90,14 @@ def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
         versions[wheel.name] = Version(wheel.version).public
     return tuple(
         Requirement(
-            name=name,
+            asked=asked,
             # The first distribution of a component is the one whose version is the component's.
             version=versions.get(component.name, "") if number == 0 else "",
             build=component.name == BUILDER,
         )
         for component in components_of(row, facts).values()
-        for number, name in enumerate(python_patterns(component, cuda))
-        if "*" not in name
+        for number, asked in enumerate(python_requirements(component, cuda))
+        if "*" not in asked
     )
 
 

@@ -57,6 +57,7 @@ class FrontMatter:
     path: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -313,6 +314,7 @@ def _recipes(reader: _Reader, templates: Path) -> dict[str, Recipe]:
                 for raw in content.check
             ),
             owns=content.owns,
+            imports=content.imports,
         )
     return recipes
 

@@ -196,6 +196,7 @@ class Component:
     build_debian: tuple[str, ...] = ()
     build_rpm: tuple[str, ...] = ()
     python: tuple[str, ...] = ()
+    python_cpu: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     builds_with: tuple[str, ...] = ()
@@ -411,6 +412,7 @@ class Recipe:
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
+        imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
     """
 
     name: str
@@ -420,6 +422,7 @@ class Recipe:
     programs: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckRow, ...] = ()
     owns: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

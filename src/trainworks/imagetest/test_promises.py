@@ -104,9 +104,10 @@ def answer(container: Container, request_to_image: Request) -> Answer:
 
 
 @pytest.fixture(scope="session")
-def stock(container: Container, subject: Subject) -> inventory.Answer:
-    """Take the inventory, once."""
-    found = questions.take_inventory(container, questions.inventory_request_of(subject.checks))
+def stock(subject: Subject) -> inventory.Answer:
+    """Take the inventory, once, of the image as it is: in another container the checks leave files (keras in HOME)."""
+    with subject.engine.container(subject.image.reference) as untouched:
+        found = questions.take_inventory(untouched, questions.inventory_request_of(subject.checks))
     if found["error"] or not found["packages"]:
         reason = found["error"] or "neither dpkg's nor rpm's database is in the image"
         raise ImageTestError(f"the packages of the image are not known: {reason}")

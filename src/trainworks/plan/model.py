@@ -128,6 +128,7 @@ class ImagePlan:
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
         unlocked: Inputs whose hash or digest nobody has recorded yet: what has any is shown, and never built.
         advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
+        imports: Modules that every job of this framework imports: their bytecode is in the image.
     """
 
     target: Target
@@ -150,6 +151,7 @@ class ImagePlan:
     wheel_index: str
     unlocked: tuple[str, ...]
     advice: tuple[str, ...]
+    imports: tuple[str, ...]
 
     def as_json(self) -> str:
         """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""

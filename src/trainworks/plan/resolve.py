@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -142,6 +143,7 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
         wheel_index=row.wheel_index,
         unlocked=_unlocked(steps, row, base, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
+        imports=tuple(module for recipe in recipes for module in recipe.imports),
     )
 
 
@@ -284,9 +286,20 @@ def _lock_of(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
     return facts.locks[name].packages
 
 
+def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
+    """Return what a component asks of the package index for a CUDA cell: names, some with extras or a range."""
+    rows = component.python if cuda.version else component.python_cpu or component.python
+    return tuple(row.replace("{wheel_suffix}", cuda.wheel_suffix).replace("{cell}", cuda.name) for row in rows)
+
+
 def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
     """Return the names of a component's distributions for a CUDA cell; a name may have ``*``."""
-    return tuple(pattern.replace("{wheel_suffix}", cuda.wheel_suffix) for pattern in component.python)
+    return tuple(distribution_name(row) for row in python_requirements(component, cuda))
+
+
+def distribution_name(requirement: str) -> str:
+    """Return the name of a requirement, without extras and range."""
+    return re.split(r"[\[<>=!~]", requirement, maxsplit=1)[0]
 
 
 def _steps(

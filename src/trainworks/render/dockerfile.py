@@ -144,6 +144,7 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         "own_python": any(other.component == OWN_PYTHON for other in plan.steps),
         "cuda_home": plan.cuda_home,
         "cuda_architectures": plan.cuda_architectures,
+        "imports": plan.imports,
         "flags": step.artifacts[0].flags if step.artifacts else (),
         "fetched": f"/opt/fetched/{step.component}",
         "together": tuple(artifact.name for artifact in step.artifacts[1:]),
