@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from image.efa_installer import make_installer
 from image.jobs import assert_trained, prepare, train_on_two_hosts
 from image.support import BuiltByCommand
 from image.vendor import (
@@ -35,18 +36,25 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a checkout that has the target."""
-    return make_checkout(tmp_path_factory.mktemp("vendor"))
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder for everything that the target downloads; the sources are there."""
+    folder = tmp_path_factory.mktemp("mirror")
+    fetch_sources(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def mirror(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with everything that the target downloads."""
-    folder = tmp_path_factory.mktemp("mirror")
-    fetch_sources(folder)
-    fill(checkout, folder)
-    return folder
+def installer(mirror: Path) -> str:
+    """Give the hash of the installer, which is in the mirror then."""
+    return make_installer(mirror)
+
+
+@pytest.fixture(scope="session")
+def checkout(mirror: Path, installer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a checkout that has the target; the mirror is full then."""
+    root = make_checkout(tmp_path_factory.mktemp("vendor"), installer)
+    fill(root, mirror)
+    return root
 
 
 @pytest.fixture(scope="session")
@@ -68,12 +76,21 @@ def test_every_promise_is_kept(vendor_image: BuiltByCommand, checkout: Path) -> 
 
 
 def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> None:
-    command = ("ls", "/opt", "/opt/amazon")
-    done = vendor_image.engine.run(vendor_image.reference, command, timeout=60)
+    done = vendor_image.engine.run(vendor_image.reference, ("ls", "/opt", "/opt/amazon"), timeout=60)
     assert done.status == 0
-    assert sorted(done.output.split()) == sorted(
-        ["/opt:", "amazon", "metis", "ml", "trainworks", "venv", "/opt/amazon:", "openmpi"]
+    assert set(done.output.split()) == {
+        *("/opt:", "amazon", "metis", "ml", "trainworks", "venv"),
+        *("/opt/amazon:", "efa", "efa_installed_packages", "openmpi"),
+    }
+
+
+def test_an_installer_leaves_what_it_installed_and_nothing_else(vendor_image: BuiltByCommand) -> None:
+    script = (
+        "grep leftover /opt/amazon/openmpi/bin/mpirun; find / -xdev -name '*efa*installer.sh'; "
+        "dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
     )
+    done = vendor_image.engine.run(vendor_image.reference, ("sh", "-c", script), timeout=60)
+    assert done.output == "efa-test install ok installed\nlibfabric1 install ok installed\n"
 
 
 def test_a_job_speaks_open_mpi_4(vendor_image: BuiltByCommand, tmp_path: Path) -> None:
@@ -136,6 +153,7 @@ WRONG = "f" * 64
 )
 def test_what_a_mirror_spoils_is_refused_by_name(
     mirror: Path,
+    installer: str,
     mirror_server: Server,
     answer: Callable[[Server, bytes], Answer],
     said: str,
@@ -143,7 +161,7 @@ def test_what_a_mirror_spoils_is_refused_by_name(
 ) -> None:
     # Its list has an address that no cache knows, so the step is run and not remembered.
     row = artifact(METIS, url=f"{METIS.url.rpartition('/')[0]}/{uuid.uuid4().hex}/{METIS.file}")
-    root = make_checkout(tmp_path / "checkout", {"metis": row})
+    root = make_checkout(tmp_path / "checkout", installer, {"metis": row})
     mirror_server.serve(f"/{METIS.file}", answer(mirror_server, (mirror / METIS.file).read_bytes()))
     arguments = ("--mirror", mirror_server.url, "--until", "build")
     done = build(root, "docker", *arguments, PIP_DEFAULT_TIMEOUT="1")
@@ -156,8 +174,10 @@ def test_what_a_mirror_spoils_is_refused_by_name(
 
 
 @pytest.mark.usefixtures("vendor_image")
-def test_a_hash_that_the_row_has_wrong_is_refused_by_name(mirror_server: Server, tmp_path: Path) -> None:
-    root = make_checkout(tmp_path / "checkout", {"metis": artifact(METIS, sha256=WRONG)})
+def test_a_hash_that_the_row_has_wrong_is_refused_by_name(
+    installer: str, mirror_server: Server, tmp_path: Path
+) -> None:
+    root = make_checkout(tmp_path / "checkout", installer, {"metis": artifact(METIS, sha256=WRONG)})
     done = build(root, "docker", "--mirror", mirror_server.url, "--until", "build")
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]

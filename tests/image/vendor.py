@@ -2,7 +2,7 @@
 
 Open MPI and METIS are compiled by the very recipes of the vendor targets. What they are compiled from is in Debian's
 archive as source packages: the same upstream versions, in files of Debian's making (METIS without a folder that Debian
-may not distribute), so their hashes stand here and in no row of the product.
+may not distribute), so their hashes stand here and in no row of the product. The EFA installer is the tests' own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from image import efa_installer
 from image.support import ROOT, BuiltByCommand, engine_that_answers
 from lock.servers import Server, serving, whole
 from trainworks.host.settings import read_host_settings
@@ -84,6 +85,7 @@ source = "tests/image/vendor.py"
 
 [stack.components]
 cmake = "3.18.2.post1"
+efa-installer = "{efa_installer.VERSION}"
 open-mpi = "{OPEN_MPI.version}"
 metis = "{METIS.version}"
 mpi4py = "4.1.2"
@@ -120,10 +122,10 @@ source = "Debian 12, source package {source.package}"
 """
 
 
-def make_checkout(folder: Path, rows: Mapping[str, str] | None = None) -> Path:
+def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None = None) -> Path:
     """Copy the checkout and give it the target, with Debian's files in the place of upstream's of the same versions.
 
-    ``rows`` are artifact rows, by name, that stand for the sources' own.
+    ``installer`` is the hash of the tests' own; ``rows`` are artifact rows, by name, that stand for the sources'.
     """
     for name in ("images", "templates", "launcher"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -133,7 +135,7 @@ def make_checkout(folder: Path, rows: Mapping[str, str] | None = None) -> Path:
     ours = [(rows or {}).get(source.name) or artifact(source) for source in SOURCES]
     heads = tuple(f'name = "{source.name}"\nversion = "{source.version}"\n' for source in SOURCES)
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
-    artifacts.write_text("".join([head, *others, *ours]), encoding="utf-8")
+    artifacts.write_text("".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8")
     for name, text in (("stacks", STACK), ("pytorch", ROW)):
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
             file.write(text)
@@ -167,7 +169,7 @@ def fetch_sources(folder: Path) -> None:
         pytest.skip("NOT TESTED: there is no apt-get here to bring Debian's source packages")
     shutil.rmtree(private)
     for path in folder.iterdir():
-        if path.name not in {source.file for source in SOURCES}:
+        if path.name not in {efa_installer.FILE, *(source.file for source in SOURCES)}:
             path.unlink()
 
 
