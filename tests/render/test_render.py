@@ -97,6 +97,14 @@ def sources(rendering: Rendering) -> Iterator[str]:
         yield from re.findall(r"--mount=type=bind,source=([^\s,]+)", line)
 
 
+def test_what_one_part_downloads_has_names_of_its_own(plans: Mapping[str, ImagePlan]) -> None:
+    """It lies in one folder, of a mirror and of a build context."""
+    steps = [step for plan in plans.values() for step in plan.steps if len(step.artifacts) > 1]
+    assert steps
+    for step in steps:
+        assert len({artifact.file for artifact in step.artifacts}) == len(step.artifacts), step.component
+
+
 def test_what_is_copied_is_there_and_what_is_there_is_copied(renderings: Mapping[str, Rendering]) -> None:
     for name, rendering in renderings.items():
         paths = {file.path for file in rendering.files}

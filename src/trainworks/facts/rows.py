@@ -5,6 +5,7 @@ Every row carries its ``source``: where the fact comes from. Names of fields are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -114,7 +115,9 @@ class Artifact:
         """The name of its file: in a mirror, in a build context, in a build stage."""
         if self.git:
             return f"{self.name}-{self.commit}.bundle"
-        return unquote(self.url.rsplit("/", 1)[-1])
+        name = unquote(self.url.rsplit("/", 1)[-1])
+        # Git servers name their archives by the tag alone: two repositories may have the same.
+        return f"{self.name}-{name}" if re.match(r"v?\d", name) else name
 
 
 @dataclass(frozen=True, kw_only=True)
