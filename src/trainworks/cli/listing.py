@@ -51,6 +51,21 @@ def list_markdown(facts: Facts) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def summary_markdown(facts: Facts) -> str:
+    """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
+    groups: dict[tuple[str, str], list[TargetRow]] = {}
+    for row in sorted_rows(facts):
+        groups.setdefault((facts.sources_of(row), row.framework), []).append(row)
+    lines = ["| sources | framework | versions | CUDA | targets | images built for real |", "|---|---|---|---|---|---|"]
+    for (sources, framework), rows in sorted(groups.items()):
+        versions = list(dict.fromkeys(row.version for row in rows))
+        cells = sorted({row.cuda for row in rows}, key=lambda name: (version_key(name), name))
+        shown = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+        built = sum(row.built is not None for row in rows)
+        lines.append(f"| {sources} | {framework} | {shown} | {', '.join(cells)} | {len(rows)} | {built or 'none'} |")
+    return "\n".join(lines) + "\n"
+
+
 def list_json(facts: Facts) -> str:
     """Return the table for programs: one object for each target, with its name and its versions."""
     rows = [
