@@ -17,6 +17,7 @@ from trainworks.plan.checks import (
     LoadedLibraryCheck,
     OwnedFilesCheck,
     PythonPackageCheck,
+    RpmPackageCheck,
 )
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference, make_plan
@@ -84,8 +85,9 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             if (check.distribution, check.version) in installed or check.component not in fetched
         }
         assert asked == installed
-        debian = {package for step in plan.steps for package in step.debian}
-        assert debian <= {check.package for check in plan.checks if isinstance(check, DebianPackageCheck)}
+        system = {package for step in plan.steps for package in step.debian}
+        kinds = (DebianPackageCheck, RpmPackageCheck)
+        assert system <= {check.package for check in plan.checks if isinstance(check, kinds)}
 
 
 def versions_without_a_check(plan: ImagePlan) -> list[str]:
@@ -131,7 +133,7 @@ def test_libraries_of_the_targets_own_cuda_are_asked_for(facts: Facts) -> None:
         row.cuda: check
         for row in facts.targets
         for check in plan_of(facts.name_of(row), facts).checks
-        if isinstance(check, ElfNeedsCheck)
+        if isinstance(check, ElfNeedsCheck) and facts.sources_of(row) == "packages"
     }
     assert {"libcudart.so.12", "libcudnn.so.9"} <= set(asked["cu121"].libraries)
     assert "libcudart.so.13" in asked["cu130"].libraries

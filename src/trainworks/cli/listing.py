@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.select import version_key
-from trainworks.plan.versions import components_of
+from trainworks.plan.versions import components_of, versions_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
 
@@ -78,7 +78,7 @@ def list_json(facts: Facts) -> str:
             "base": row.base,
             "sources": facts.sources_of(row),
             "stack": row.stack,
-            "versions": {**facts.stack_by_name[row.stack].components, **row.versions},
+            "versions": versions_of(row, facts),
             "built": asdict(row.built) if row.built else None,
         }
         for row in sorted_rows(facts)
