@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import shutil
 import ssl
@@ -82,6 +83,7 @@ class Request(BaseHTTPRequestHandler):
             self.send_error(416)
             return len(content)
         self.send_response(206 if wanted else 200)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
         if wanted:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("Content-Length", str(len(content) - start))

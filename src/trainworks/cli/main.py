@@ -317,8 +317,9 @@ def _lock(options: Namespace, root: Path) -> int:
         problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
         problems += lock_base_images(rows, facts, client, root, report=say)
     if problems:
+        unique = tuple(dict.fromkeys(problems))
         raise LockError(
-            f"{len(problems)} inputs are not locked:\n  " + "\n  ".join(dict.fromkeys(problems)),
+            f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:\n  " + "\n  ".join(unique),
             hint="the others are, and stay so; the same command on a machine that reaches the rest goes on from here",
         )
     return 0
@@ -341,7 +342,7 @@ def _report_locks(problems: Sequence[str], unlocked: Sequence[str], *, strict: b
     failures = [*problems, *(f"not locked: {each}" for each in unlocked if strict)]
     if failures:
         raise LockError(
-            f"{len(failures)} things in images/lock do not fit the rows:\n  " + "\n  ".join(failures),
+            "images/lock does not fit the rows:\n  " + "\n  ".join(failures),
             hint="`python build.py lock --only TARGET` locks a target again",
         )
     _put("every lock fits its rows\n")

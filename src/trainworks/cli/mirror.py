@@ -44,7 +44,17 @@ class Mirror:
     def settings(self, settings: HostSettings) -> HostSettings:
         """Return this machine's settings with the mirror as the only source of Python files and of components."""
         link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
-        pip = replace(settings.pip, index_url="", extra_index_urls=(), find_links=(link,), no_index=True)
+        parts = urlsplit(self.address)
+        # pip asks servers without TLS only if told to; a file is judged by its hash either way.
+        trusted = (*settings.pip.trusted_hosts, *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []))
+        pip = replace(
+            settings.pip,
+            index_url="",
+            extra_index_urls=(),
+            find_links=(link,),
+            no_index=True,
+            trusted_hosts=trusted,
+        )
         return replace(settings, pip=pip, mirror=self.address)
 
 
@@ -145,8 +155,9 @@ def fill_mirror(
     except OSError as error:
         raise OutputError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
     if problems:
+        count = f"{len(problems)} file{'s are' if len(problems) > 1 else ' is'}"
         raise LockError(
-            f"{len(problems)} files are not in {folder}:\n  " + "\n  ".join(problems),
+            f"{count} not in {folder}:\n  " + "\n  ".join(problems),
             hint="the others are; the same command goes on where this one ended",
         )
 

@@ -1,0 +1,415 @@
+"""``build.py lock`` and ``build.py mirror`` from end to end, with real servers; and what a build refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from lock.conftest import Repository
+from lock.servers import Authority, Request, Server, dropping, git_repositories
+from lock.test_signatures import make_vendor
+from lock.test_signatures import pytestmark as needs_gpg
+from lock.trees import TARGET, add_artifact, add_python_lock, make_tree
+from trainworks.cli import main
+from trainworks.cli.mirror import read_mirror
+from trainworks.facts.load import load
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
+
+METIS = b"metis" * 20_000
+SHA256 = hashlib.sha256(METIS).hexdigest()
+WHEEL = b"wheel"
+MANIFEST = json.dumps({"schemaVersion": 2}).encode()
+DIGEST = f"sha256:{hashlib.sha256(MANIFEST).hexdigest()}"
+
+LOCK = "images/lock/artifacts.toml"
+UNTIL_BUILD = ("--framework", "pytorch", "--cuda", "cpu", "--sources", "vendor", "--until", "build")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Ended]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> Call:
+    """Call the command in a tree, on a machine that trusts the tests' authority and whose pip has no index."""
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_FIND_LINKS", "GIT_SSL_CAINFO"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CERT", str(authority.bundle))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(*words: str, root: Path) -> Ended:
+        status = main(words, root)
+        written = capsys.readouterr()
+        return Ended(status=status, out=written.out, err=written.err)
+
+    return run
+
+
+def lock_of(root: Path) -> list[tuple[str, str, int]]:
+    return [(row.url, row.sha256, row.size) for row in load(root).locked_artifacts]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return make_tree(tmp_path / "tree")
+
+
+# Recording.
+
+
+def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
+    call: Call, tmp_path: Path, server: Server, plain_server: Server, repository: Repository
+) -> None:
+    image = f"{plain_server.url.partition('://')[2]}/vendor/base:1"
+    root = make_tree(tmp_path / "tree", base_image=image)
+    server.answers["/git/"] = git_repositories(repository.path.parent, "/git/")
+    plain_server.serve("/v2/vendor/base/manifests/1", MANIFEST)
+    url = server.serve("/metis-5.1.0.tar.gz", METIS)
+    brings = {"gklib": "1.0", "spdlog": "1.6"}
+    add_artifact(root, "metis", "5.1.0", url=url, together=brings)
+    git = f"{server.url}/git/{repository.path.name}"
+    add_artifact(root, "gklib", "1.0", git=git, tag="v1.0", commit=repository.newer)
+    add_artifact(root, "spdlog", "1.6", url=f"{server.url}/spdlog.tar.gz")
+    ended = call("lock", root=root)
+    assert ended.status == 11
+    assert lock_of(root) == [(url, SHA256, len(METIS))]
+    assert [(row.name, row.digest) for row in load(root).locked_base_images] == [(image, DIGEST)]
+    assert "error: 3 inputs are not locked:" in ended.err
+    for part in (
+        "pytorch 2.13.0 cpu on debian12 cannot be resolved:",
+        f"gklib 1.0: tag v1.0 of {git} points at {repository.commit}, its row says {repository.newer}",
+        f"spdlog 1.6: {server.url}/spdlog.tar.gz answers HTTP 404",
+    ):
+        assert part in ended.err
+    assert not list((root / "images" / "lock").glob("*.part"))
+
+
+def test_what_is_recorded_is_kept_and_not_downloaded_again(call: Call, tree: Path, server: Server) -> None:
+    (tree / LOCK).write_text(
+        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"0" * 64}"\nsize = 1\n', encoding="utf-8"
+    )
+    url = server.serve("/metis-5.1.0.tar.gz", METIS)
+    add_artifact(tree, "metis", "5.1.0", url=url)
+    call("lock", root=tree)
+    expected = [(url, SHA256, len(METIS)), ("https://vendor.invalid/a", "0" * 64, 1)]
+    assert lock_of(tree) == expected
+    text = (tree / LOCK).read_bytes()
+    call("lock", root=tree)
+    assert len(server.seen) == 1
+    assert (tree / LOCK).read_bytes() == text
+
+
+@pytest.mark.parametrize("published", [{"sha256": "0" * 64}, {"size": 7}, {"sha256": "0" * 64, "size": 7}])
+def test_a_file_that_is_not_what_is_published(
+    call: Call, tree: Path, server: Server, published: Mapping[str, object]
+) -> None:
+    add_artifact(tree, "metis", "5.1.0", url=server.serve("/metis-5.1.0.tar.gz", METIS), **published)
+    ended = call("lock", root=tree)
+    assert ended.status == 11
+    assert "metis 5.1.0: " in ended.err
+    assert f"found sha256 {SHA256}, {len(METIS)} bytes" in ended.err
+    assert lock_of(tree) == []
+
+
+def test_a_published_hash_that_holds(call: Call, tree: Path, server: Server) -> None:
+    url = server.serve("/metis-5.1.0.tar.gz", dropping(METIS, 60_000))
+    add_artifact(tree, "metis", "5.1.0", url=url, sha256=SHA256, size=len(METIS))
+    call("lock", root=tree)
+    assert lock_of(tree) == [(url, SHA256, len(METIS))]
+
+
+@needs_gpg
+@pytest.mark.parametrize("signer", ["vendor", "other"])
+def test_a_signed_file(
+    call: Call, tree: Path, server: Server, tmp_path_factory: pytest.TempPathFactory, signer: str
+) -> None:
+    folder = tmp_path_factory.mktemp("gpg")
+    vendors = {name: make_vendor(folder, name) for name in ("vendor", "other")}
+    file = folder / "metis-5.1.0.tar.gz"
+    file.write_bytes(METIS)
+    url = server.serve(f"/{file.name}", METIS)
+    add_artifact(
+        tree,
+        "metis",
+        "5.1.0",
+        url=url,
+        signature=server.serve("/sig", vendors[signer].sign(file).read_bytes()),
+        key=server.serve("/key", vendors["vendor"].key.read_bytes()),
+        fingerprint=vendors["vendor"].fingerprint,
+    )
+    ended = call("lock", root=tree)
+    assert lock_of(tree) == ([(url, SHA256, len(METIS))] if signer == "vendor" else [])
+    assert ("metis 5.1.0: the signature does not hold: " in ended.err) == (signer == "other")
+
+
+def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server: Server) -> None:
+    """The commit is the pin; the tag is looked at where that is possible."""
+    add_artifact(tree, "metis", "5.2.1", git=f"{server.url}/nothing.git", tag="v5.2.1", commit="a" * 40)
+    stacks = tree / "images" / "stacks.toml"
+    stacks.write_text(stacks.read_text(encoding="utf-8").replace("5.1.0", "5.2.1"), encoding="utf-8")
+    ended = call("lock", root=tree)
+    assert f"metis 5.2.1: its tag was not looked at: {server.url}/nothing.git cannot be had" in ended.err
+    assert "1 input is not locked" in ended.err, "the Python files"
+
+
+def test_a_base_image_that_moved(call: Call, tmp_path: Path, plain_server: Server) -> None:
+    image = f"{plain_server.url.partition('://')[2]}/vendor/base:1"
+    root = make_tree(tmp_path / "tree", base_image=image)
+    (root / "images" / "lock" / "base-images.toml").write_text(
+        f'[[base_image]]\nname = "{image}"\ndigest = "sha256:{"0" * 64}"\n', encoding="utf-8"
+    )
+    plain_server.serve("/v2/vendor/base/manifests/1", MANIFEST)
+    ended = call("lock", root=root)
+    assert f"base image {image} has moved: from sha256:{'0' * 64} to {DIGEST}" in ended.err
+    assert load(root).digest_by_image == {image: DIGEST}
+
+
+def test_files_may_be_carried_in_by_hand_and_downloads_stay(call: Call, tree: Path, server: Server) -> None:
+    folder = tree.parent / "mirror"
+    folder.mkdir()
+    (folder / "metis-5.1.0.tar.gz").write_bytes(METIS)
+    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/metis-5.1.0.tar.gz", together={"gklib": "1"})
+    add_artifact(tree, "gklib", "1", url=server.serve("/gklib.tar.gz", b"gklib"))
+    call("lock", "--mirror", str(folder), root=tree)
+    assert [url.rsplit("/", 1)[-1] for url, _, _ in lock_of(tree)] == ["gklib.tar.gz", "metis-5.1.0.tar.gz"]
+    assert (folder / "gklib.tar.gz").read_bytes() == b"gklib"
+
+
+def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Server) -> None:
+    """Ctrl-C in the second download: the first one stands in the lock, and the command says it was interrupted."""
+    import _thread
+
+    first = server.serve("/metis-5.1.0.tar.gz", METIS)
+
+    def interrupting(_request: Request) -> None:
+        _thread.interrupt_main()
+        server.over.wait()
+
+    add_artifact(tree, "metis", "5.1.0", url=first, together={"gklib": "1"})
+    add_artifact(tree, "gklib", "1", url=server.serve("/gklib.tar.gz", interrupting))
+    ended = call("lock", root=tree)
+    assert ended.status == 130
+    assert lock_of(tree) == [(first, SHA256, len(METIS))]
+
+
+# Checking.
+
+PACKAGES = (
+    {"name": "cmake", "version": "3.31.0", "file": "cmake-3.31.0-py3-none-any.whl", "sha256": "1" * 64},
+    {"name": "uv", "version": "0.13.8", "file": "uv-0.13.8-py3-none-any.whl", "sha256": "2" * 64, "build": True},
+    {"name": "setuptools", "version": "1", "file": "setuptools-1-py3-none-any.whl", "sha256": "3" * 64, "build": True},
+    {"name": "wheel", "version": "1", "file": "wheel-1-py3-none-any.whl", "sha256": "4" * 64, "build": True},
+)
+
+
+def test_every_lock_of_this_repository_fits(call: Call, root: Path) -> None:
+    ended = call("lock", "--check", root=root)
+    assert ended.status == 0, ended.err
+
+
+def test_locks_that_fit(call: Call, tree: Path) -> None:
+    add_python_lock(tree, *PACKAGES)
+    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a", sha256=SHA256)
+    assert call("lock", "--check", "--strict", root=tree) == Ended(status=0, out="every lock fits its rows\n", err="")
+
+
+def test_what_was_never_recorded_is_listed_and_fails_only_when_strict(call: Call, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
+    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a")
+    before = sorted(tree.rglob("*"))
+    unlocked = [f"{TARGET}: its Python files", f"{TARGET}: base image registry.invalid/base:1"]
+    unlocked.append("metis 5.1.0: https://vendor.invalid/a")
+    ended = call("lock", "--check", root=tree)
+    assert (ended.status, ended.err) == (0, "")
+    listing = "\n  ".join(unlocked)
+    assert ended.out == f"not locked, so not built:\n  {listing}\nevery lock fits its rows\n"
+    ended = call("lock", "--check", "--strict", root=tree)
+    assert ended.status == 11
+    assert all(f"not locked: {each}" in ended.err for each in unlocked)
+    assert sorted(tree.rglob("*")) == before
+
+
+def test_everything_that_does_not_fit_is_said_at_once(call: Call, tree: Path) -> None:
+    wrong = {**PACKAGES[1], "version": "0.12.0", "requires": ["absent"]}
+    add_python_lock(tree, wrong, *PACKAGES[2:])
+    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a", sha256=SHA256)
+    (tree / LOCK).write_text(
+        f'[[artifact]]\nurl = "https://vendor.invalid/a"\nsha256 = "{"0" * 64}"\nsize = 1\n'
+        f'[[artifact]]\nurl = "https://vendor.invalid/gone"\nsha256 = "{"0" * 64}"\nsize = 1\n',
+        encoding="utf-8",
+    )
+    (tree / "images" / "lock" / "base-images.toml").write_text(
+        f'[[base_image]]\nname = "gone:1"\ndigest = "{DIGEST}"\n', encoding="utf-8"
+    )
+    ended = call("lock", "--check", root=tree)
+    assert ended.status == 11
+    for part in (
+        "images/lock does not fit the rows:",
+        f"images/lock/{TARGET}.toml: cmake==3.31.0 is missing",
+        f"images/lock/{TARGET}.toml: has uv 0.12.0, the target's version is 0.13.8",
+        f"images/lock/{TARGET}.toml: uv requires absent, which is missing",
+        "metis 5.1.0: images/lock/artifacts.toml and its row in images/artifacts.toml differ: expected sha256 "
+        + SHA256,
+        "images/lock/artifacts.toml: https://vendor.invalid/gone stands in no row any more",
+        "images/lock/base-images.toml: gone:1 stands in no row any more",
+    ):
+        assert part in ended.err
+
+
+# Mirrors.
+
+
+def python_files(server: Server) -> list[dict[str, object]]:
+    """Serve an index with the locked files; return their rows."""
+    rows: list[dict[str, object]] = []
+    for package in PACKAGES:
+        content = WHEEL + str(package["name"]).encode()
+        sha256 = hashlib.sha256(content).hexdigest()
+        server.serve(f"/files/{package['file']}", content)
+        wrong = f'<a href="/wrong/{package["file"]}#sha256={"0" * 64}">another</a>'
+        page = f'{wrong}<a href="../../files/{package["file"]}#sha256={sha256}">this one</a>'
+        server.serve(f"/simple/{package['name']}/", page.encode())
+        rows.append({**package, "sha256": sha256})
+    return rows
+
+
+def test_a_mirror_is_filled_goes_on_and_is_checked(
+    call: Call, tree: Path, server: Server, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{server.url}/simple")
+    server.answers["/git/"] = git_repositories(repository.path.parent, "/git/")
+    git = f"{server.url}/git/{repository.path.name}"
+    add_python_lock(tree, *python_files(server))
+    url = f"{server.url}/metis-5.1.0.tar.gz"
+    add_artifact(tree, "metis", "5.1.0", url=url, sha256=SHA256, together={"gklib": "1.0"})
+    add_artifact(tree, "gklib", "1.0", git=git, tag="v1.0", commit=repository.commit)
+    folder = tree.parent / "mirror"
+
+    ended = call("mirror", str(folder), "--only", TARGET, root=tree)
+    assert ended.status == 11
+    assert f"1 file is not in {folder}:\n  metis 5.1.0: {url} answers HTTP 404" in ended.err
+
+    server.serve("/metis-5.1.0.tar.gz", METIS)
+    (folder / "metis-5.1.0.tar.gz.part").write_bytes(METIS[:1000])
+    spoiled = folder / str(PACKAGES[0]["file"])
+    spoiled.write_bytes(b"spoiled")
+    server.seen.clear()
+    ended = call("mirror", str(folder), root=tree)
+    assert (ended.status, ended.out) == (0, f"{folder}\n")
+    asked = [(request.path, request.range) for request in server.seen if "/git/" not in request.path]
+    assert asked == [
+        ("/metis-5.1.0.tar.gz", "bytes=1000-"),
+        ("/simple/cmake/", ""),
+        (f"/files/{PACKAGES[0]['file']}", ""),
+    ]
+    files = {"metis-5.1.0.tar.gz", f"gklib-{repository.commit}.bundle", *(str(row["file"]) for row in PACKAGES)}
+    assert {path.name for path in folder.iterdir()} == files | {"SHA256SUMS", "index.html"}
+    subprocess.run(("sha256sum", "--check", "--strict", "SHA256SUMS"), cwd=folder, check=True, capture_output=True)
+    server.seen.clear()
+    assert call("mirror", str(folder), root=tree).status == 0
+    assert server.seen == []
+
+
+def test_what_a_mirror_cannot_have(call: Call, tree: Path, server: Server) -> None:
+    add_python_lock(tree, *PACKAGES[:1])
+    add_artifact(
+        tree, "metis", "5.1.0", url="https://vendor.invalid/a/x.tar.gz", together={"gklib": "1", "thrust": "1"}
+    )
+    add_artifact(tree, "gklib", "1", url="https://vendor.invalid/b/x.tar.gz", sha256="1" * 64)
+    add_artifact(tree, "thrust", "1", url=server.serve("/c/x.tar.gz", METIS), sha256="2" * 64)
+    folder = tree.parent / "mirror"
+    ended = call("mirror", str(folder), root=tree)
+    assert ended.status == 11
+    for part in (
+        "metis 5.1.0: no sha256 of https://vendor.invalid/a/x.tar.gz is recorded; `python build.py lock` records it",
+        "thrust 1: x.tar.gz is also gklib 1, another file; use a folder for each",
+        "gklib 1: https://vendor.invalid/b/x.tar.gz cannot be had",
+        f"cmake 3.31.0: no index of this machine's pip has {PACKAGES[0]['file']}",
+    ):
+        assert part in ended.err
+    assert [path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")] == []
+
+
+def test_wrong_bytes_never_come_into_a_mirror(call: Call, tree: Path, server: Server) -> None:
+    add_python_lock(tree)
+    url = server.serve("/metis-5.1.0.tar.gz", METIS[:-1])
+    add_artifact(tree, "metis", "5.1.0", url=url, sha256=SHA256)
+    folder = tree.parent / "mirror"
+    ended = call("mirror", str(folder), root=tree)
+    assert f"metis 5.1.0: {url} is not what was pinned: expected sha256 {SHA256}, found " in ended.err
+    assert [path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")] == []
+
+
+# What a build refuses, before it asks for an engine: none of this name exists.
+
+NO_ENGINE = ("--engine", "none-of-this-name")
+
+
+def test_a_build_of_what_is_not_locked(call: Call, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
+    add_python_lock(tree, *PACKAGES)
+    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a.tar.gz")
+    ended = call(*UNTIL_BUILD, *NO_ENGINE, root=tree)
+    assert ended.status == 11
+    for part in (
+        f"{TARGET} has inputs that are not locked",
+        "base image registry.invalid/base:1: no digest",
+        "metis 5.1.0: no sha256 of https://vendor.invalid/a.tar.gz",
+        f"`python build.py lock --only {TARGET}`",
+    ):
+        assert part in ended.err
+
+
+def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> None:
+    add_python_lock(tree, *PACKAGES)
+    add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a.tar.gz", sha256=SHA256)
+    folder = tree.parent / "mirror"
+    assert f"--mirror {folder}: no such folder" in call(*UNTIL_BUILD, "--mirror", str(folder), root=tree).err
+    folder.mkdir()
+    (folder / str(PACKAGES[1]["file"])).write_bytes(WHEEL)
+    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), root=tree)
+    assert ended.status == 11
+    for part in (
+        f"{folder} does not have all of {TARGET}",
+        "metis 5.1.0: a.tar.gz is missing",
+        f"cmake 3.31.0: {PACKAGES[0]['file']} is missing",
+        f"{PACKAGES[1]['file']} is not what was pinned: expected sha256 {'2' * 64}, found sha256 ",
+        f"`python build.py mirror {folder} --only {TARGET}` fills it",
+    ):
+        assert part in ended.err
+
+
+@pytest.mark.parametrize(("scheme", "trusted"), [("https", ()), ("http", ("mirror.example:8080",))])
+def test_an_address_is_the_only_source_and_a_secret(scheme: str, trusted: tuple[str, ...]) -> None:
+    address = f"{scheme}://user:word@mirror.example:8080/all"
+    mirror = read_mirror(f"{address}/")
+    pip = PipSettings(index_url="https://index.example/simple", extra_index_urls=("https://more.example",))
+    settings = mirror.settings(HostSettings(pip=pip))
+    secrets = settings.secrets("bookworm", "https://vendor.example/whl")
+    assert secrets["mirror"] == f"{address}\n".encode()
+    for name in ("pip.conf", "uv.toml"):
+        content = secrets[name].decode()
+        assert f"{address}/index.html" in content
+        assert "no-index = true" in content
+        assert not [host for host in ("index.example", "more.example", "vendor.example") if host in content]
+    assert settings.pip.trusted_hosts == trusted
+    assert "word" not in repr(replace(settings, pip=PipSettings()))
+    assert address in settings.forbidden_texts("")

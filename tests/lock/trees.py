@@ -1,0 +1,92 @@
+"""A small checkout of its own: one vendor target whose downloads come from a test's servers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainworks.facts.load import NO_FRAMEWORKS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TARGET = "pytorch-2.13.0-cpu-py311-debian12-vendor"
+"""The only target of the tree."""
+
+PARTS = ("system", "builder", "cmake", "cpython", "metis", "manifest")
+"""Its components, and one more that they name; their rows and recipes are the real ones."""
+
+
+def make_tree(root: Path, *, base_image: str = "") -> Path:
+    """Write the facts of one vendor target: METIS with CMake, and no Python but what builds.
+
+    Args:
+        root: Where.
+        base_image: Name of the image that the build stages stand on; default: the base.
+    """
+    images = root / "images"
+    (images / "lock").mkdir(parents=True)
+    shutil.copytree(ROOT / "templates", root / "templates")
+    (root / "launcher").mkdir()
+    for name in NO_FRAMEWORKS:
+        # Rows that name other rows would need them all.
+        content = (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8") if name in ("bases", "cuda") else ""
+        (images / f"{name}.toml").write_text(content, encoding="utf-8")
+    blocks = (ROOT / "images" / "components.toml").read_text(encoding="utf-8").split("[[component]]")[1:]
+    chosen = [
+        block
+        for block in blocks
+        if block.split('name = "')[1].split('"')[0] in PARTS and 'sources = ["packages"]' not in block
+    ]
+    assert len(chosen) == len(PARTS)
+    # What the parts name has to exist, and nothing more does.
+    text = "".join(f"[[component]]{block}" for block in chosen)
+    (images / "components.toml").write_text(text, encoding="utf-8")
+    recipes = {*PARTS, "metis-source"} - {"metis"}
+    for path in (root / "templates" / "components").glob("*.j2"):
+        if path.stem not in recipes:
+            path.unlink()
+    (images / "stacks.toml").write_text(
+        '[[stack]]\nname = "vendor"\nsources = "vendor"\nsource = "the tests"\n'
+        '[stack.components]\nmetis = "5.1.0"\ncmake = "3.31.0"\nbuilder = "0.13.8"\n',
+        encoding="utf-8",
+    )
+    (images / "pytorch.toml").write_text(
+        'framework = "pytorch"\nsummary = "PyTorch"\n\n'
+        '[[target]]\nversion = "2.13.0"\ncuda = "cpu"\nbase = "debian12"\n'
+        + (f'builder_image = "{base_image}"\n' if base_image else "")
+        + 'stack = "vendor"\nversions = {}\nsize_budget_megabytes = 1000\nsource = "the tests"\n',
+        encoding="utf-8",
+    )
+    if base_image:
+        add_row(root, "base-images", "base_image", {"name": base_image, "base": "debian12"})
+    return root
+
+
+def add_row(root: Path, file: str, key: str, values: Mapping[str, object]) -> None:
+    """Append a row to ``images/FILE.toml``."""
+    lines = "".join(f"{name} = {_toml(value)}\n" for name, value in {"source": "the tests", **values}.items())
+    with (root / "images" / f"{file}.toml").open("a", encoding="utf-8") as stream:
+        stream.write(f"\n[[{key}]]\n{lines}")
+
+
+def add_artifact(root: Path, name: str, version: str, **values: object) -> None:
+    """Append a row to ``images/artifacts.toml``."""
+    add_row(root, "artifacts", "artifact", {"name": name, "version": version, **values})
+
+
+def add_python_lock(root: Path, *packages: Mapping[str, object]) -> None:
+    """Write the lock of the target's Python files."""
+    rows = "".join(
+        "\n[[package]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in package.items())
+        for package in packages
+    )
+    (root / "images" / "lock" / f"{TARGET}.toml").write_text(rows, encoding="utf-8")
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+    # Strings, numbers, truth values and lists of them are written alike in both languages.
+    return json.dumps(value)
