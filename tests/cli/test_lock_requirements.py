@@ -1,0 +1,37 @@
+"""What a lock is made for, where a component's wheel is not the package index's."""
+
+from __future__ import annotations
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from trainworks.cli.lock import requirements_of
+from trainworks.facts.rows import Facts
+from trainworks.plan.versions import artifacts_of, versions_of
+
+
+def test_a_wheel_of_its_own_is_asked_for_as_its_public_version(facts: Facts) -> None:
+    asked = {
+        facts.name_of(row): str(requirement)
+        for row in facts.targets
+        for requirement in requirements_of(row, facts)
+        if requirement.name == "torch"
+    }
+    assert asked["pytorch-1.10.2-cu113-py38-ubuntu20.04-vendor"] == "torch==1.10.2"
+    assert asked["pytorch-2.13.0-cpu-py311-debian12"] == "torch==2.13.0+cpu", "PyTorch's own index has it"
+
+
+def test_a_lock_has_what_the_artifacts_row_says_that_its_wheel_requires(facts: Facts) -> None:
+    compared = 0
+    for row in facts.targets:
+        packages = {each.name: each for each in facts.locks[facts.name_of(row)].packages if not each.build}
+        version = versions_of(row, facts).get("torch", "")
+        for wheel in artifacts_of("torch", version, facts.sources_of(row), facts):
+            required = [Requirement(text) for text in wheel.requires_dist]
+            for each in required:
+                locked = packages[canonicalize_name(each.name)]
+                assert each.specifier.contains(locked.version, prereleases=True), f"{facts.name_of(row)}: {each}"
+            if required:
+                assert set(packages["torch"].requires) == {canonicalize_name(each.name) for each in required}
+                compared += 1
+    assert compared > 8
