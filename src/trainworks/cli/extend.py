@@ -361,7 +361,6 @@ def resolve(text: str, base: BaseImage, settings: HostSettings, environment: Map
         (folder / "uv.toml").write_text(uv_configuration(settings.pip, folders=folders), encoding="utf-8")
         arguments = [
             *(
-                "uv",
                 "pip",
                 "compile",
                 "requirements.in",

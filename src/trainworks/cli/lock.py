@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from uv import find_uv_bin
 from packaging.version import Version
 
 from trainworks.cli.sizes import file_sizes
@@ -143,7 +144,7 @@ def _resolve(
         metadata = "".join(map(_metadata, wheels))
         (folder / "uv.toml").write_text(configuration + metadata, encoding="utf-8")
         arguments = (
-            *("uv", "pip", "compile", "requirements.in", "--quiet", "--no-header"),
+            *("pip", "compile", "requirements.in", "--quiet", "--no-header"),
             *("--python-version", platform.python),
             *("--python-platform", f"x86_64-manylinux_{platform.glibc.replace('.', '_')}"),
             *("--config-file", "uv.toml"),
@@ -196,12 +197,14 @@ def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mappi
     # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
     try:
-        done = run((arguments[0], "--directory", str(folder), *arguments[1:]), timeout=SECONDS, environment=clean)
+        # The one that was installed with the builder, whatever PATH has.
+        words = (find_uv_bin(), "--directory", str(folder), *arguments)
+        done = run(words, timeout=SECONDS, environment=clean)
     except FileNotFoundError as error:
         raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
     if done.status != 0:
-        words = f"no answer within {SECONDS:.0f} s" if done.timed_out else done.words
-        raise LockError(f"{what} cannot be resolved:\n{words}")
+        said = f"no answer within {SECONDS:.0f} s" if done.timed_out else done.words
+        raise LockError(f"{what} cannot be resolved:\n{said}")
     return done.output.decode()
 
 
