@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from packaging.tags import Tag, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from uv import find_uv_bin
 from packaging.version import Version
+from uv import find_uv_bin
 
 from trainworks.cli.sizes import file_sizes
 from trainworks.engine.processes import run
