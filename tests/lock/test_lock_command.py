@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +18,7 @@ from lock.conftest import Repository
 from lock.servers import Authority, Request, Server, dropping, git_repositories
 from lock.test_signatures import make_vendor
 from lock.test_signatures import pytestmark as needs_gpg
-from lock.trees import TARGET, add_artifact, add_python_lock, make_tree
+from lock.trees import ROOT, TARGET, add_artifact, add_python_lock, make_tree
 from trainworks.cli import main
 from trainworks.cli.mirror import read_mirror
 from trainworks.facts.load import load
@@ -190,6 +193,45 @@ def test_files_may_be_carried_in_by_hand_and_downloads_stay(call: Call, tree: Pa
     call("lock", "--mirror", str(folder), root=tree)
     assert [url.rsplit("/", 1)[-1] for url, _, _ in lock_of(tree)] == ["gklib.tar.gz", "metis-5.1.0.tar.gz"]
     assert (folder / "gklib.tar.gz").read_bytes() == b"gklib"
+
+
+def test_a_name_that_two_files_have_is_taken_from_no_folder(call: Call, tree: Path, server: Server) -> None:
+    folder = tree.parent / "mirror"
+    folder.mkdir()
+    (folder / "smddp.whl").write_bytes(b"another one")
+    url = server.serve("/cu113/smddp.whl", METIS)
+    add_artifact(tree, "metis", "5.1.0", url=url)
+    add_artifact(tree, "smddp", "1", url="https://vendor.invalid/cu117/smddp.whl")
+    call("lock", "--mirror", str(folder), root=tree)
+    assert lock_of(tree) == [(url, SHA256, len(METIS))]
+    assert (folder / "smddp.whl").read_bytes() == b"another one"
+
+
+def test_ctrl_c_ends_the_resolver_too(tree: Path, tmp_path: Path) -> None:
+    """A resolver that hangs, a real process, and SIGINT to the command: both are gone, exit status 130."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    started = tmp_path / "started"
+    stub = programs / "uv"
+    stub.write_text(
+        f"#!/bin/sh\necho $$ > {started}.part\nmv {started}.part {started}\nexec sleep 600\n", encoding="utf-8"
+    )
+    stub.chmod(0o755)
+    # Not build.py itself: it puts this environment's own programs first.
+    command = [sys.executable, "-c", "import sys; from trainworks.cli import main; sys.exit(main())", "lock"]
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(
+        [*command, "--root", str(tree)], env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not started.exists():
+            assert process.poll() is None, "the command ended before it resolved anything"
+        resolver = int(started.read_text(encoding="utf-8"))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "everything that was started has been stopped" in errors
+    with pytest.raises(ProcessLookupError):
+        os.kill(resolver, 0)
 
 
 def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Server) -> None:

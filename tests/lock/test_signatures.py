@@ -29,6 +29,7 @@ class Vendor:
     def sign(self, file: Path, *options: str) -> Path:
         signature = file.with_name(f"{file.name}.{self.home.name}.sig")
         gpg(self.home, *options, "--yes", "--output", str(signature), "--detach-sign", str(file))
+        end_agent(self.home)
         return signature
 
 
@@ -38,6 +39,11 @@ def gpg(home: Path, *words: str) -> str:
         command, check=True, capture_output=True, text=True, env={"PATH": os.environ["PATH"], "LC_ALL": "C"}
     )
     return done.stdout
+
+
+def end_agent(home: Path) -> None:
+    """End the agent that every use of a secret key starts for its home."""
+    subprocess.run(("gpgconf", "--homedir", str(home), "--kill", "all"), check=True, capture_output=True)
 
 
 def make_vendor(folder: Path, name: str, *, expires: str = "never", options: tuple[str, ...] = ()) -> Vendor:
@@ -51,8 +57,7 @@ def make_vendor(folder: Path, name: str, *, expires: str = "never", options: tup
         key = folder / f"{name}.key"
         gpg(home, "--armor", "--output", str(key), "--export", fingerprint)
     finally:
-        # The agent was started for this home.
-        subprocess.run(("gpgconf", "--homedir", str(home), "--kill", "all"), check=False, capture_output=True)
+        end_agent(home)
     return Vendor(home=home, key=key, fingerprint=fingerprint)
 
 

@@ -55,7 +55,9 @@ def lock_artifacts(
                     problems += _disagreement(artifact, facts)
                 else:
                     report(f"  {what}: {artifact.url}")
-                    content = _first_look(artifact, client, mirror)
+                    # A name that two files have says nothing about which of them lies there.
+                    unique = all(each.file != artifact.file or each.url == artifact.url for each in facts.artifacts)
+                    content = _first_look(artifact, client, mirror if unique else None)
                     locked[artifact.url] = LockedArtifact(url=artifact.url, sha256=content.sha256, size=content.size)
             except LockError as error:
                 problems.append(f"{what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
