@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from statistics import linear_regression
 
@@ -23,6 +23,7 @@ Inputs = Mapping[str, Mapping[str, str]]
 """Component to the inputs of its part: name of the input to what it is, short enough to be shown."""
 
 STAGE = re.compile(r"^FROM (?P<stand>\S+) AS (?P<name>\S+)$", re.MULTILINE)
+WORD = re.compile(r"[\w./-]+")
 COPIED = re.compile(r"from=(?P<name>[\w.-]+)")
 
 
@@ -71,6 +72,7 @@ def inputs_of(plan: ImagePlan, rendering: Rendering) -> dict[str, dict[str, str]
 
 def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]:
     text = rendering.texts[step.component]
+    words = set(WORD.findall(text))
     found = {"recipe": _digest(text.encode())}
     if step.version:
         found["version"] = step.version
@@ -85,18 +87,16 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
         pin = artifact.commit or artifact.sha256
         found[f"artifact {artifact.name}"] = f"{artifact.version} ({pin[:12] or 'unlocked'})"
     for file in rendering.files:
-        if not file.path.startswith(("requirements/", "artifacts/", "wheels/")) and _mentions(text, file.path):
+        if not file.path.startswith(("requirements/", "artifacts/", "wheels/")) and _copies(words, file.path):
             found[f"file {file.path}"] = _digest(file.content + f"{file.mode:o}".encode())
     return found
 
 
-def _mentions(text: str, path: str) -> bool:
+def _copies(words: Set[str], path: str) -> bool:
     """Return whether a part copies a file of the context: by its own path, or by one of the folders above it."""
     folders = path.split("/")
-    return any(
-        re.search(rf"(?<![\w./-]){re.escape('/'.join(folders[:depth]))}(?![\w./-])", text)
-        for depth in range(len(folders), 1 if len(folders) > 1 else 0, -1)
-    )
+    # The topmost folder alone (`files`, `launcher`) is copied by nobody, and is a word that texts have anyway.
+    return any("/".join(folders[:depth]) in words for depth in range(min(2, len(folders)), len(folders) + 1))
 
 
 def _digest(content: bytes) -> str:
