@@ -23,9 +23,8 @@ from image.vendor import (
     fetch_sources,
     fill,
     make_checkout,
-    served,
 )
-from lock.servers import Answer, Server, dropping, failing, trickling, whole
+from lock.servers import Answer, Server, dropping, failing, serving, trickling, whole
 from trainworks.engine.protocol import Mount
 from trainworks.errors import BuildError
 from trainworks.facts.load import load
@@ -131,9 +130,9 @@ def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
 
 
 @pytest.fixture
-def mirror_server(mirror: Path) -> Iterator[Server]:
-    """Give the mirror on loopback."""
-    with served(mirror) as server:
+def spoiling_server() -> Iterator[Server]:
+    """Give a server that has nothing yet: all that these builds want of a mirror is METIS, the rest is in the cache."""
+    with serving() as server:
         yield server
 
 
@@ -154,7 +153,7 @@ WRONG = "f" * 64
 def test_what_a_mirror_spoils_is_refused_by_name(
     mirror: Path,
     installer: str,
-    mirror_server: Server,
+    spoiling_server: Server,
     answer: Callable[[Server, bytes], Answer],
     said: str,
     tmp_path: Path,
@@ -162,8 +161,8 @@ def test_what_a_mirror_spoils_is_refused_by_name(
     # Its list has an address that no cache knows, so the step is run and not remembered.
     row = artifact(METIS, url=f"{METIS.url.rpartition('/')[0]}/{uuid.uuid4().hex}/{METIS.file}")
     root = make_checkout(tmp_path / "checkout", installer, {"metis": row})
-    mirror_server.serve(f"/{METIS.file}", answer(mirror_server, (mirror / METIS.file).read_bytes()))
-    arguments = ("--mirror", mirror_server.url, "--until", "build")
+    spoiling_server.serve(f"/{METIS.file}", answer(spoiling_server, (mirror / METIS.file).read_bytes()))
+    arguments = ("--mirror", spoiling_server.url, "--until", "build")
     done = build(root, "docker", *arguments, PIP_DEFAULT_TIMEOUT="1")
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]
@@ -175,10 +174,11 @@ def test_what_a_mirror_spoils_is_refused_by_name(
 
 @pytest.mark.usefixtures("vendor_image")
 def test_a_hash_that_the_row_has_wrong_is_refused_by_name(
-    installer: str, mirror_server: Server, tmp_path: Path
+    mirror: Path, installer: str, spoiling_server: Server, tmp_path: Path
 ) -> None:
     root = make_checkout(tmp_path / "checkout", installer, {"metis": artifact(METIS, sha256=WRONG)})
-    done = build(root, "docker", "--mirror", mirror_server.url, "--until", "build")
+    spoiling_server.serve(f"/{METIS.file}", (mirror / METIS.file).read_bytes())
+    done = build(root, "docker", "--mirror", spoiling_server.url, "--until", "build")
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]
     assert f"metis {METIS.version}: " in message

@@ -12,16 +12,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from image import efa_installer
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from lock.servers import Server, serving, whole
 from trainworks.host.settings import read_host_settings
 
 PACKAGES_TARGET = "pytorch-2.13.0-cpu-py311-debian12"
@@ -196,13 +198,24 @@ def fill(root: Path, mirror: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    """Python's own server of files, without its lines."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Say nothing."""
+
+
 @contextmanager
-def served(mirror: Path) -> Iterator[Server]:
-    """Serve a mirror on loopback."""
-    with serving() as server:
-        for path in mirror.iterdir():
-            server.serve(f"/{path.name}", whole(path.read_bytes()))
-        yield server
+def served(mirror: Path) -> Iterator[str]:
+    """Serve a mirror on loopback; give its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(mirror))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(10)
 
 
 _BUILT: dict[str, BuiltByCommand] = {}
@@ -212,8 +225,8 @@ def build_once(root: Path, mirror: Path, name: str) -> BuiltByCommand:
     """Build and test the target with an engine, from a served mirror, the first time."""
     if name not in _BUILT:
         engine = engine_that_answers(name)
-        with served(mirror) as server:
-            done = build(root, name, "--mirror", server.url)
+        with served(mirror) as address:
+            done = build(root, name, "--mirror", address)
         assert done.returncode == 0, done.stderr[-6000:]
         report = json.loads(done.stdout)
         _BUILT[name] = BuiltByCommand(engine=engine, reference=report["tags"][0], report=report, progress=done.stderr)
