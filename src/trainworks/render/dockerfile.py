@@ -158,7 +158,9 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
     if step.component == BUILDER:
         system = next(other for other in plan.steps if other.component == "system")
         # A builder of its own does not stand on `system`: what other parts need at run time, they need while building.
-        values["packages"] = (*(system.debian if plan.builder_image else ()), *step.build_packages)
+        values["packages"] = tuple(
+            dict.fromkeys((*(system.debian if plan.builder_image else ()), *step.build_packages))
+        )
     if step.component == OWN_PYTHON:
         values["packages"] = step.build_packages
     return values
