@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,31 +208,32 @@ def test_a_name_that_two_files_have_is_taken_from_no_folder(call: Call, tree: Pa
     assert (folder / "smddp.whl").read_bytes() == b"another one"
 
 
-def test_ctrl_c_ends_the_resolver_too(tree: Path, tmp_path: Path) -> None:
-    """A resolver that hangs, a real process, and SIGINT to the command: both are gone, exit status 130."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    started = tmp_path / "started"
-    stub = programs / "uv"
-    stub.write_text(
-        f"#!/bin/sh\necho $$ > {started}.part\nmv {started}.part {started}\nexec sleep 600\n", encoding="utf-8"
-    )
-    stub.chmod(0o755)
-    # Not build.py itself: it puts this environment's own programs first.
+def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
+    """uv waits for an index that never answers, and SIGINT comes to the command: both are gone, exit status 130."""
+    asked = threading.Event()
+
+    def waiting(_request: Request) -> None:
+        asked.set()
+        plain_server.over.wait()
+
+    index = plain_server.serve("/simple/", waiting)
     command = [sys.executable, "-c", "import sys; from trainworks.cli import main; sys.exit(main())", "lock"]
-    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": index, "PIP_FIND_LINKS": ""}
+    environment["PYTHONPATH"] = str(ROOT / "src")
     with subprocess.Popen(
         [*command, "--root", str(tree)], env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        while not started.exists():
-            assert process.poll() is None, "the command ended before it resolved anything"
-        resolver = int(started.read_text(encoding="utf-8"))
+        assert asked.wait(60)
+        # Started by a thread or not: all tasks of the command are looked at.
+        tasks = Path(f"/proc/{process.pid}/task").iterdir()
+        resolvers = [int(word) for task in tasks for word in (task / "children").read_text(encoding="utf-8").split()]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "everything that was started has been stopped" in errors
+    assert len(resolvers) == 1
     with pytest.raises(ProcessLookupError):
-        os.kill(resolver, 0)
+        os.kill(resolvers[0], 0)
 
 
 def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Server) -> None:
