@@ -56,10 +56,7 @@ def average_by_strategy():
     cluster = strategy.cluster_resolver
 
     def average(gradients):
-        def reduce(each):
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, each)
-
-        return strategy.run(tf.function(reduce), args=(gradients,))
+        return [strategy.reduce(tf.distribute.ReduceOp.MEAN, each, axis=None) for each in gradients]
 
     return cluster.task_id, strategy.num_replicas_in_sync, average
 

@@ -71,7 +71,8 @@ def test_list_for_people(root: Path, facts: Facts) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["framework", "version", "cuda", "python", "base", "sources", "built", "for", "real"]
     assert len(lines) == 1 + len(facts.targets)
-    numbers = [tuple(int(part) for part in line.split()[1].split(".")) for line in lines[1:]]
+    rows = [line.split() for line in lines[1:]]
+    numbers = [(row[0], tuple(int(part) for part in row[1].split("."))) for row in rows]
     assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
     assert [line for line in lines if line != line.rstrip()] == []
 

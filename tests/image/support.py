@@ -28,10 +28,10 @@ class BuiltByCommand:
     progress: str
 
 
-def build_command(engine: str, *more: str) -> tuple[str, ...]:
-    """Return the command line that builds the `cpu` image with an engine."""
+def build_command(engine: str, *more: str, framework: str = "pytorch") -> tuple[str, ...]:
+    """Return the command line that builds a framework's `cpu` image with an engine."""
     return (
-        *(sys.executable, str(ROOT / "build.py"), "--framework", "pytorch", "--cuda", "cpu"),
+        *(sys.executable, str(ROOT / "build.py"), "--framework", framework, "--cuda", "cpu"),
         *("--engine", engine, "--format", "json", *more),
     )
 
@@ -46,15 +46,17 @@ def engine_that_answers(name: str) -> Engine:
     return engine
 
 
-_BUILT: dict[str, BuiltByCommand] = {}
+_BUILT: dict[tuple[str, str], BuiltByCommand] = {}
 
 
-def build_once(name: str) -> BuiltByCommand:
-    """Build and test the image with an engine, the first time; a failed image test fails every test that wants it."""
-    if name not in _BUILT:
+def build_once(name: str, framework: str = "pytorch") -> BuiltByCommand:
+    """Build and test an image with an engine, the first time; a failed image test fails every test that wants it."""
+    key = (name, framework)
+    if key not in _BUILT:
         engine = engine_that_answers(name)
-        done = subprocess.run(build_command(name), capture_output=True, text=True, check=False, timeout=1500)
+        command = build_command(name, framework=framework)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
         assert done.returncode == 0, done.stderr[-6000:]
         report = json.loads(done.stdout)
-        _BUILT[name] = BuiltByCommand(engine=engine, reference=report["tags"][0], report=report, progress=done.stderr)
-    return _BUILT[name]
+        _BUILT[key] = BuiltByCommand(engine=engine, reference=report["tags"][0], report=report, progress=done.stderr)
+    return _BUILT[key]

@@ -220,7 +220,7 @@ def row_facts(facts: Facts) -> Facts:
         Artifact(name="gklib", version="1", source="test", url="https://example.com/g"),
     )
     row = replace(
-        facts.targets[0],
+        next(row for row in facts.targets if row.framework == "pytorch"),
         version="1.10.2",
         cuda="cu113",
         base="ubuntu20.04",
@@ -304,7 +304,7 @@ def test_every_target_of_the_matrix_fits(facts: Facts) -> None:
 
 
 def test_advice_is_part_of_the_plan_and_refuses_nothing(facts: Facts) -> None:
-    row = facts.targets[0]
+    row = next(row for row in facts.targets if row.framework == "pytorch")
     rule = Rule(name="hint", when={"sources": "packages"}, reason="r", instead="i", source="s", severity="advise")
     advised = replace(facts, rules=(rule,))
     components = select_components(Request(framework=row.framework, cuda=row.cuda), row, advised)

@@ -76,7 +76,7 @@ def test_a_bump_of_any_component_builds_its_dependents_again_and_nothing_else(fa
 
 
 def first(facts: Facts) -> TargetRow:
-    return facts.targets[0]
+    return next(row for row in facts.targets if row.framework == "pytorch")
 
 
 def test_the_same_inputs_build_nothing_and_download_nothing(facts: Facts) -> None:
@@ -162,4 +162,4 @@ def test_nothing_is_estimated_where_nothing_was_built(facts: Facts) -> None:
     plan, rendering = planned(first(facts), facts)
     expected = forecast(plan, rendering, unbuilt, None)
     assert expected.image_megabytes == 0
-    assert "was built for real" in expected.basis
+    assert "built for real" in expected.basis

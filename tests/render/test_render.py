@@ -220,7 +220,7 @@ def sections(dockerfile: str) -> dict[str, str]:
 
 def versioned(facts: Facts) -> list[tuple[str, str]]:
     cells = []
-    for row in facts.targets[:3]:
+    for row in [row for row in facts.targets if row.framework == "pytorch"][:3]:
         plan = make_plan(request_for(row, facts), facts)
         cells += [(facts.name_of(row), step.component) for step in plan.steps if step.python]
     return cells

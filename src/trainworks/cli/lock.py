@@ -139,6 +139,8 @@ def _resolve(
     tags = {tag: rank for rank, tag in enumerate(_tags(platform))}
     with private_folder() as folder:
         (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        limits = () if build else row.limits
+        (folder / "constraints.in").write_text("".join(f"{limit}\n" for limit in limits), encoding="utf-8")
         local = [str(path) for path in settings.pip.local_folders]
         configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
         metadata = "".join(map(_metadata, wheels))
@@ -147,7 +149,7 @@ def _resolve(
             *("pip", "compile", "requirements.in", "--quiet", "--no-header"),
             *("--python-version", platform.python),
             *("--python-platform", f"x86_64-manylinux_{platform.glibc.replace('.', '_')}"),
-            *("--config-file", "uv.toml"),
+            *("--config-file", "uv.toml", "--constraints", "constraints.in"),
         )
         lock_path = folder / "pylock.toml"
         what = f"{row.framework} {row.version} {row.cuda} on {row.base}"

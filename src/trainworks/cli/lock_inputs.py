@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from packaging.requirements import Requirement as Specification
 from packaging.specifiers import SpecifierSet
 
 from trainworks.cli.lock import requirements_of, write_lock
@@ -212,6 +213,10 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
 
 def _python_problems(row: TargetRow, facts: Facts) -> Iterator[str]:
     packages = facts.locks[facts.name_of(row)].packages
+    for limit in map(Specification, row.limits):
+        for package in packages:
+            if package.name == limit.name and not package.build and package.version not in limit.specifier:
+                yield f"has {package.name} {package.version}, the target's limit is {limit}"
     for build in (False, True):
         locked = {package.name: package.version for package in packages if package.build == build}
         for wanted in requirements_of(row, facts):

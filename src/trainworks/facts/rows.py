@@ -342,6 +342,7 @@ class TargetRow:
         image: Name of a base image row; default: the base's own image.
         builder_image: The one that its build stages stand on, where that has more (compilers, headers).
         wheel_index: A vendor's own index, used when the host names none of its own.
+        limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's own metadata allow what breaks it.
         built: The last real build, absent where there was none.
     """
 
@@ -357,6 +358,7 @@ class TargetRow:
     image: str = ""
     builder_image: str = ""
     wheel_index: str = ""
+    limits: tuple[str, ...] = ()
     built: Built | None = None
 
 

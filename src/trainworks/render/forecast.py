@@ -173,11 +173,11 @@ def _estimate(plan: ImagePlan, facts: Facts) -> tuple[int, str]:
     """
     points: list[tuple[float, float]] = []
     for row in facts.targets:
-        if row.built and facts.sources_of(row) == plan.target.sources:
+        if row.built and row.framework == plan.target.framework and facts.sources_of(row) == plan.target.sources:
             components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
             points.append((_installed_bytes(plan_row(row, components, facts).steps), row.built.megabytes))
     if len({size for size, _ in points}) < MINIMUM_POINTS:
-        return 0, f"none of the targets with {plan.target.sources} sources was built for real"
+        return 0, f"no two {plan.target.framework} targets with {plan.target.sources} sources were built for real"
     slope, intercept = linear_regression([size for size, _ in points], [megabytes for _, megabytes in points])
     megabytes = round(intercept + slope * _installed_bytes(plan.steps))
     return megabytes, f"{len(points)} targets that were built for real"
