@@ -18,8 +18,8 @@ def main(words: list[str]) -> int:
     root, engine_name, tag, steps, framework, cuda = words
     sys.path.insert(0, str(Path(root) / "src"))
 
-    from trainworks.cli.arguments import build_parser
     from trainworks.cli.build import build_image
+    from trainworks.cli.commands.build import parser
     from trainworks.cli.report import BuildProgress
     from trainworks.engine import choose
     from trainworks.engine.protocol import StepEvent
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
             super().__call__(event)
 
     arguments = ("--framework", framework, "--cuda", cuda, "--until", "build", "--engine", engine_name)
-    options = build_parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     facts = load(Path(root))
     plan = make_plan(Request(framework=options.framework, cuda=options.cuda), facts)
     rendering = render(plan, facts)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.cli.main import COMMANDS
 from trainworks.engine import ENGINES
 from trainworks.facts.rows import Facts
 from trainworks_launcher.registry import MODES
@@ -82,6 +83,11 @@ def test_one_file_for_each_mode(root: Path) -> None:
     modules = {row.file for row in MODES.values()}
     files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "modes").glob("*.py")}
     assert files - {"__init__", "common"} == modules
+
+
+def test_one_file_for_each_command(root: Path) -> None:
+    files = {path.stem for path in (root / "src" / "trainworks" / "cli" / "commands").glob("*.py")}
+    assert files - {"__init__"} == set(COMMANDS)
 
 
 def test_one_recipe_for_each_component_and_files_only_for_components(facts: Facts, root: Path) -> None:

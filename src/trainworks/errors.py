@@ -18,9 +18,11 @@ class TrainworksError(Exception):
         message: What is wrong, and where.
         hint: What to do next; empty where the message says it all.
         exit_status: The process's exit status when this error ends the command.
+        reported: Whether what it is about is on stdout already, in full.
     """
 
     exit_status: ClassVar[int] = 1
+    reported: ClassVar[bool] = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         """Store the two halves of the text; ``str()`` of the error shows both."""
@@ -74,6 +76,7 @@ class ImageTestError(TrainworksError):
     """The image was built, and does not keep every promise of its plan."""
 
     exit_status = 8
+    reported = True
 
 
 class OutputError(TrainworksError):
@@ -125,3 +128,4 @@ class LintError(TrainworksError):
     """A Dockerfile has findings that are more than advice."""
 
     exit_status = 14
+    reported = True

@@ -74,6 +74,15 @@ def _narrow(
     return found
 
 
+def rows_named(names: Sequence[str], facts: Facts) -> list[TargetRow]:
+    """Return the targets of these names, all of them where none is named; raises ``UnknownNameError``."""
+    rows = {facts.name_of(row): row for row in facts.targets}
+    for name in names:
+        if name not in rows:
+            raise unknown("target", name, rows)
+    return [rows[name] for name in names or rows]
+
+
 def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[Component, ...]:
     """Return the components of an image, in the order of their layers.
 

@@ -1,0 +1,233 @@
+"""``build.py``: walks the layers from a row to a tested image, as far as ``--until`` says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainworks.cli.listing import list_json, list_text
+from trainworks.cli.output import put
+from trainworks.errors import ImageTestError
+from trainworks.facts.load import load
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import make_plan
+
+if TYPE_CHECKING:
+    from trainworks.facts.rows import Facts
+    from trainworks.render.dockerfile import Rendering
+    from trainworks.render.forecast import Forecast
+
+STAGES = ("plan", "render", "build", "test")
+"""How far ``--until`` goes; each includes those before it."""
+
+DESCRIPTION = """\
+Builds a container image for training on Amazon SageMaker and clusters like it, and proves what is in it.
+
+  python build.py --list                                     what can be built
+  python build.py --framework pytorch --cuda cu121           build and test the newest PyTorch for CUDA 12.1
+  python build.py --framework pytorch --cuda cu121 --until plan        show what it would be made of
+  python build.py --framework pytorch --cuda cpu --until render --output context   write its Dockerfile and files
+  python build.py extend --help                              an image with your requirements and your code
+"""
+
+EPILOG = """\
+Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
+4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
+12 extension, 13 incompatible parts, 14 findings of lint, 130 interrupted.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py``."""
+    grammar = argparse.ArgumentParser(
+        prog="build.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = grammar.add_argument_group("what to build")
+    what.add_argument("--framework", metavar="NAME", help="for example pytorch")
+    what.add_argument("--cuda", metavar="CELL", help="cpu, or for example cu121")
+    what.add_argument("--framework-version", metavar="VERSION", help="default: the newest for this CUDA")
+    what.add_argument("--python", metavar="VERSION", help="for example 3.13; default: the oldest of the target")
+    what.add_argument(
+        "--sources",
+        choices=("packages", "vendor"),
+        default="packages",
+        help="packages: Debian and Python packages only (default); vendor: the vendors' own installers",
+    )
+    what.add_argument(
+        "--with", dest="with_components", action="append", default=[], metavar="COMPONENT", help="add an optional one"
+    )
+    what.add_argument(
+        "--without", dest="without_components", action="append", default=[], metavar="COMPONENT", help="leave one out"
+    )
+    how = grammar.add_argument_group("how")
+    how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
+    how.add_argument("--until", choices=STAGES, default="test", help="stop after this stage (default: test)")
+    how.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
+    how.add_argument("--output", type=Path, metavar="DIR", help="leave the build context in this folder")
+    how.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
+    how.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
+    how.add_argument(
+        "--mirror", metavar="DIR|URL", help="take every download from here, and from nowhere else (`build.py mirror`)"
+    )
+    how.add_argument("--no-cache", action="store_true", help="build every step again")
+    how.add_argument("--verbose", action="store_true", help="show every line that the build prints")
+    how.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return grammar
+
+
+def run(options: Namespace, root: Path) -> int:
+    """Build a target, as far as ``--until`` says; or list them all."""
+    if options.list:
+        facts = load(root)
+        put(list_json(facts) if options.format == "json" else list_text(facts))
+        return 0
+    missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
+    if missing:
+        parser().error(f"{' and '.join(missing)} must be given; --list shows what there is")
+    request = Request(
+        framework=options.framework,
+        cuda=options.cuda,
+        version=options.framework_version,
+        python=options.python,
+        sources=options.sources,
+        with_components=tuple(options.with_components),
+        without_components=tuple(options.without_components),
+    )
+    facts = load(root)
+    plan = make_plan(request, facts)
+    # Each later layer is imported when it is reached: planning stays quick, and needs no engine's libraries.
+    from trainworks.render.dockerfile import render
+
+    rendering = render(plan, facts)
+    if options.until == "plan":
+        return _show_plan(plan, rendering, facts, options)
+    if options.until == "render":
+        return _show_rendering(plan, rendering, options)
+    return _build(plan, rendering, options)
+
+
+def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Namespace) -> int:
+    from trainworks.cli.history import last_build
+    from trainworks.render.forecast import forecast
+
+    last = last_build(plan.tags[0], os.environ)
+    expected = forecast(plan, rendering, facts, last.inputs if last else None, last.ended if last else "")
+    if options.format == "json":
+        put(json.dumps({**json.loads(plan.as_json()), "forecast": expected.as_values()}, indent=2) + "\n")
+    else:
+        put(describe_plan(plan) + describe_forecast(expected))
+    return 0
+
+
+def describe_forecast(expected: Forecast) -> str:
+    """Return for people what a build would do: what is built again and why, the download, the size."""
+    if not expected.since:
+        lines = ["  not built on this machine yet: everything is built"]
+    elif not expected.rebuilds:
+        lines = [f"  nothing changed since the build of {expected.since}"]
+    else:
+        lines = [f"  since the build of {expected.since}:"]
+        width = max(len(rebuild.component) for rebuild in expected.rebuilds)
+        lines += [f"    {each.component:<{width}}  {'; '.join(each.reasons)}" for each in expected.rebuilds]
+        lines.append(f"    layers of the image are written again from {expected.layers_from} on")
+        if expected.kept:
+            lines.append(f"    from the engine's cache: {', '.join(expected.kept)}")
+    unknown = f" and {expected.unknown_sizes} files of unknown size" if expected.unknown_sizes else ""
+    lines.append(f"  downloads about {expected.download_bytes / 1e6:,.0f} MB{unknown}, what caches lack of it")
+    size = f"about {expected.image_megabytes:,} MB, going by" if expected.image_megabytes else "size not known:"
+    lines.append(f"  image: {size} {expected.basis}")
+    return "\n".join(lines) + "\n"
+
+
+def describe_plan(plan: ImagePlan) -> str:
+    """Return a plan for people: target, components with their versions, what is missing and what that costs."""
+    lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.image}, Python {plan.target.python}"]
+    width = max(len(step.component) for step in plan.steps)
+    lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
+    lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
+    lines += [f"  not locked: {what}" for what in plan.unlocked]
+    lines += [f"  advice: {advice}" for advice in plan.advice]
+    lines.append(f"  {len(plan.checks)} checks after the build; at most {plan.budget_megabytes} MB")
+    return "\n".join(lines) + "\n"
+
+
+def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
+    from trainworks.cli.context import replace_output, write_context
+
+    if options.output is not None:
+        replace_output(rendering, options.output)
+        write_context(rendering, options.output)
+    if options.format == "json":
+        content = {
+            "name": plan.target.name,
+            "tags": plan.tags,
+            "dockerfile": rendering.dockerfile,
+            "files": [file.path for file in rendering.files],
+        }
+        put(json.dumps(content, indent=2) + "\n")
+    elif options.output is None:
+        put(rendering.dockerfile)
+    else:
+        put(f"{options.output}\n")
+    return 0
+
+
+def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
+    from trainworks.cli.build import broken_promises, build_image, check_image, describe_result, say
+    from trainworks.cli.history import record_build
+    from trainworks.cli.mirror import Mirror, check_mirror, read_mirror, refuse_unlocked
+    from trainworks.cli.report import BuildProgress
+    from trainworks.engine import choose
+    from trainworks.host.settings import read_host_settings
+    from trainworks.render.forecast import inputs_of
+
+    refuse_unlocked(plan)
+    settings = read_host_settings(os.environ)
+    mirror = read_mirror(options.mirror) if options.mirror else Mirror()
+    if options.mirror:
+        settings = mirror.settings(settings)
+    if mirror.folder:
+        check_mirror(plan, mirror.folder)
+    engine = choose(options.engine)
+    information = engine.probe()
+    say(f"{plan.target.name}: building with {information.name} {information.version}")
+    progress = BuildProgress(verbose=options.verbose)
+    result = build_image(
+        plan,
+        rendering,
+        engine,
+        settings,
+        progress,
+        output=options.output,
+        mirror=mirror.folder,
+        no_cache=options.no_cache,
+    )
+    record_build(plan.tags[0], inputs_of(plan, rendering), os.environ)
+    say(describe_result(plan, result, engine))
+    report: dict[str, object] = {
+        "name": plan.target.name,
+        "tags": plan.tags,
+        "identifier": result.image.identifier,
+        "size": result.image.size,
+        "seconds": round(result.seconds, 2),
+        "base_seconds": round(result.base_seconds, 2),
+        "engine": asdict(information),
+    }
+    broken: ImageTestError | None = None
+    if options.until == "test":
+        results = check_image(plan, result.image, engine, settings, junit=options.junit)
+        report["checks"] = [asdict(outcome) for outcome in results]
+        broken = broken_promises(plan, results)
+    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else f"{plan.tags[0]}\n")
+    if broken is not None:
+        raise broken
+    return 0

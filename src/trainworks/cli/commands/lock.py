@@ -1,0 +1,80 @@
+"""``build.py lock``: records what targets are made of, or holds the records against the rows."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainworks.cli.output import put
+from trainworks.errors import LockError
+from trainworks.facts.load import load
+from trainworks.plan.select import rows_named
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py lock``."""
+    grammar = argparse.ArgumentParser(
+        prog="build.py lock",
+        description=(
+            "Records in images/lock what targets are made of: their Python files, resolved and pinned by hash; hash "
+            "and size of everything else that is downloaded, signatures checked; digests of base images."
+        ),
+        allow_abbrev=False,
+    )
+    grammar.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
+    grammar.add_argument(
+        "--check", action="store_true", help="write nothing: hold every lock against the rows, and say what is unlocked"
+    )
+    grammar.add_argument("--strict", action="store_true", help="with --check: what is unlocked is a failure too")
+    grammar.add_argument(
+        "--mirror", type=Path, metavar="DIR", help="take files that lie here, and leave here what is downloaded"
+    )
+    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return grammar
+
+
+def run(options: Namespace, root: Path) -> int:
+    """Lock targets; whatever fails is said at the end, and the rest is written."""
+    from trainworks.cli.build import say
+    from trainworks.cli.lock import write_python_lock
+    from trainworks.cli.lock_inputs import check_locks, lock_artifacts, lock_base_images
+    from trainworks.host.downloads import Client
+    from trainworks.host.settings import read_host_settings
+
+    facts = load(root)
+    rows = rows_named(options.only, facts)
+    if options.check:
+        return _report_locks(*check_locks(rows, facts), strict=options.strict)
+    settings = read_host_settings(os.environ)
+    problems: list[str] = []
+    for row in rows:
+        try:
+            put(f"{write_python_lock(row, facts, settings, os.environ, root)}\n")
+        except LockError as error:
+            problems.append(str(error))
+    with Client(settings) as client:
+        problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
+        problems += lock_base_images(rows, facts, client, root, report=say)
+    if problems:
+        unique = tuple(dict.fromkeys(problems))
+        raise LockError(
+            f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:\n  " + "\n  ".join(unique),
+            hint="the others are, and stay so; the same command on a machine that reaches the rest goes on from here",
+        )
+    return 0
+
+
+def _report_locks(problems: Sequence[str], unlocked: Sequence[str], *, strict: bool) -> int:
+    if unlocked:
+        put("not locked, so not built:\n  " + "\n  ".join(unlocked) + "\n")
+    failures = [*problems, *(f"not locked: {each}" for each in unlocked if strict)]
+    if failures:
+        raise LockError(
+            "images/lock does not fit the rows:\n  " + "\n  ".join(failures),
+            hint="`python build.py lock --only TARGET` locks a target again",
+        )
+    put("every lock fits its rows\n")
+    return 0

@@ -1,0 +1,27 @@
+"""What goes to stdout: results, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+from trainworks.errors import OutputError
+
+
+def silence(stream: TextIO) -> None:
+    """Let what is still to be written to a stream go nowhere; Python would fail on it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def put(text: str) -> None:
+    """Write a result to stdout at once, so that a full disk is known while the exit status can still say so."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`): nothing is wrong, and nothing more can be said.
+        silence(sys.stdout)
+    except OSError as error:
+        silence(sys.stdout)
+        raise OutputError(f"stdout cannot be written: {error.strerror}") from error
