@@ -71,6 +71,14 @@ class Request(BaseHTTPRequestHandler):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
             answer(self)
 
+    def do_HEAD(self) -> None:
+        """Say how large a file is; only those that are served as bytes have a size."""
+        size = self.server.mine.sizes.get(self.path)
+        self.send_response(404 if size is None else 200)
+        if size is not None:
+            self.send_header("Content-Length", str(size))
+        self.end_headers()
+
     def do_POST(self) -> None:
         """Do as for GET: only git's protocol posts."""
         self.do_GET()
@@ -139,11 +147,14 @@ class Server:
 
     url: str = ""
     answers: dict[str, Answer] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def serve(self, path: str, answer: Answer | bytes) -> str:
         """Serve bytes, or whatever ``answer`` does, at a path; return its address."""
+        if isinstance(answer, bytes):
+            self.sizes[path] = len(answer)
         self.answers[path] = whole(answer) if isinstance(answer, bytes) else answer
         return self.url + path
 

@@ -22,6 +22,7 @@ from lock.servers import (
     trickling,
     whole,
 )
+from trainworks.cli.sizes import file_sizes
 from trainworks.errors import LockError
 from trainworks.host.downloads import Client, Content, Limits, UnreachableError, without_credentials
 from trainworks.host.pip import PipSettings
@@ -200,3 +201,15 @@ def test_credentials_come_from_netrc(
     monkeypatch.setenv("NETRC", str(netrc))
     client.download(server.serve("/file", NOISE), tmp_path / "file")
     assert server.seen[0].user == "Basic dXNlcjp3b3Jk"
+
+
+def test_sizes_as_servers_say_them_and_none_where_they_do_not(authority: Authority, tmp_path: Path) -> None:
+    local = tmp_path / "torch-1.whl"
+    local.write_bytes(OTHER)
+    settings = HostSettings(pip=PipSettings(), ca=authority.bundle.read_bytes())
+    with serving(authority) as server:
+        there = server.serve("/there.whl", NOISE)
+        missing = f"{server.url}/missing.whl"
+        sizes = file_sizes([there, f"{there}#sha256={WANTED}", missing, local.as_uri()], settings)
+        assert server.seen == [], "nothing was downloaded"
+    assert sizes == {there: len(NOISE), f"{there}#sha256={WANTED}": len(NOISE), local.as_uri(): len(OTHER)}

@@ -107,6 +107,14 @@ class Client:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unreachable(address, error) from error
 
+    def size(self, address: str) -> int:
+        """Return the size of a file in bytes as its server says it; 0 where it does not, or cannot be asked."""
+        try:
+            answer = self._open(address, {}, urlsplit(address).netloc, method="HEAD")
+            return int(answer.headers.get("Content-Length") or 0) if answer.ok else 0
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError, UnreachableError):
+            return 0
+
     def download(self, address: str, target: Path, *, sha256: str = "") -> Content:
         """Download a file; what a broken connection left is continued, and ``target`` appears when it is complete.
 
@@ -217,11 +225,14 @@ class Client:
                     window, received = now, 0
             return stream.tell()
 
-    def _open(self, address: str, headers: Mapping[str, str], host: str, *, stream: bool = False) -> requests.Response:
+    def _open(
+        self, address: str, headers: Mapping[str, str], host: str, *, method: str = "GET", stream: bool = False
+    ) -> requests.Response:
         if host in self._dead:
             raise UnreachableError(f"{without_credentials(address)}: not tried, {self._dead[host]}")
         trusted = urlsplit(address).hostname in self._settings.pip.trusted_hosts
-        return self._session.get(
+        return self._session.request(
+            method,
             address,
             headers=headers,
             # A token that stands in the headers would else be replaced by what netrc has for the host.
