@@ -10,7 +10,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.cli.context import add_local_artifacts, add_local_wheels, context_folder, replace_output, write_context
+from trainworks.cli.context import (
+    add_local_artifacts,
+    add_local_wheels,
+    context_folder,
+    one_at_a_time,
+    replace_output,
+    write_context,
+)
 from trainworks.cli.report import BuildProgress, megabytes
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
@@ -29,11 +36,15 @@ PULL_SECONDS = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """What a build came to: the image, and how long it took in seconds (base image included)."""
+    """What a build came to: the image, and how long it took in seconds (base image included).
+
+    ``unchanged``: the engine had an image of the same inputs, and nothing was built.
+    """
 
     image: BuiltImage
     seconds: float
     base_seconds: float
+    unchanged: bool = False
 
 
 def build_image(
@@ -68,7 +79,7 @@ def build_image(
     existing = None if no_cache or output else engine.inspect(plan.tags[0])
     if existing is not None and existing.labels.get(INPUTS_LABEL) == rendering.digest:
         progress.line(f"  nothing changed since this image was built: {plan.tags[0]}")
-        return BuildResult(image=existing, seconds=time.monotonic() - started, base_seconds=0)
+        return BuildResult(image=existing, seconds=time.monotonic() - started, base_seconds=0, unchanged=True)
     ensure_base(plan, engine, settings, progress)
     based = time.monotonic()
     with ExitStack() as stack:
@@ -112,6 +123,12 @@ def ensure_base(plan: ImagePlan, engine: Engine, settings: HostSettings, progres
     if name != base_reference(plan.base) or engine.inspect(name) is not None:
         # What cannot be bootstrapped is pulled by the engine itself, by the digest in its FROM.
         return
+    with one_at_a_time(name, os.environ):
+        if engine.inspect(name) is None:
+            _make_base(plan, name, engine, settings, progress)
+
+
+def _make_base(plan: ImagePlan, name: str, engine: Engine, settings: HostSettings, progress: BuildProgress) -> None:
     if plan.base.digest:
         reference = f"{plan.base.image}@{plan.base.digest}"
         progress.line(f"  pulling {reference}")

@@ -114,6 +114,23 @@ def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
         yield folder if folder is not None else stack.enter_context(private_folder())
 
 
+@contextlib.contextmanager
+def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
+    """Let other processes of ours that want the same thing wait here; where no file can be locked, nobody waits.
+
+    Args:
+        name: Of the thing; any text.
+        environment: The process's environment, which says where caches lie.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, RuntimeError):
+            cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks"
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = cache / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+            fcntl.flock(stack.enter_context(file.open("wb")), fcntl.LOCK_EX)
+        yield
+
+
 def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
     """Put this machine's own copies of locked files into the context, each where its step mounts it.
 

@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     # One command's libraries are not loaded for another: a plan is there in half a second.
     command = importlib.import_module(f"trainworks.cli.commands.{name}")
     options = command.parser().parse_args(words)
+    # For a command that hands its own words on to other processes.
+    options.words = tuple(words)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(command.run(options, options.root or root or Path.cwd()))

@@ -110,6 +110,20 @@ def _stands_on(component: str, rendering: Rendering) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(names) if name in rendering.texts and name != component)
 
 
+def stage_keys(plan: ImagePlan, rendering: Rendering) -> tuple[str, ...]:
+    """Return a key for each stage that an image is built from, in order: two targets with the same key share the stage.
+
+    A key says everything that decides the stage: its own inputs, and the keys of the stages that it stands on.
+    """
+    inputs = inputs_of(plan, rendering)
+    keys: dict[str, str] = {}
+    for step in plan.steps:
+        if STAGE.search(rendering.texts[step.component]):
+            below = [keys.get(name, name) for name in _stands_on(step.component, rendering)]
+            keys[step.component] = _digest(repr((sorted(inputs[step.component].items()), below)).encode())
+    return tuple(keys.values())
+
+
 def forecast(plan: ImagePlan, rendering: Rendering, facts: Facts, last: Inputs | None, since: str = "") -> Forecast:
     """Return what a build would do.
 

@@ -32,6 +32,7 @@ Builds a container image for training on Amazon SageMaker and clusters like it, 
   python build.py --framework pytorch --cuda cu121           build and test the newest PyTorch for CUDA 12.1
   python build.py --framework pytorch --cuda cu121 --until plan        show what it would be made of
   python build.py --framework pytorch --cuda cpu --until render --output context   write its Dockerfile and files
+  python build.py --all -j 2                                 build and test every target, two at once
   python build.py extend --help                              an image with your requirements and your code
 """
 
@@ -40,6 +41,12 @@ Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wron
 4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
 12 extension, 13 incompatible parts, 14 findings of lint, 130 interrupted.
 """
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,6 +75,11 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--without", dest="without_components", action="append", default=[], metavar="COMPONENT", help="leave one out"
     )
+    many = grammar.add_argument_group("many targets")
+    many.add_argument("--all", action="store_true", help="every target; those with unlocked inputs are skipped")
+    many.add_argument("--only", action="append", default=[], metavar="GLOB", help="targets of these names: 'pytorch-*'")
+    many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="so many at once (default: 1)")
+    many.add_argument("--strict", action="store_true", help="an unlocked target is a failure")
     how = grammar.add_argument_group("how")
     how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
     how.add_argument("--until", choices=STAGES, default="test", help="stop after this stage (default: test)")
@@ -90,6 +102,8 @@ def run(options: Namespace, root: Path) -> int:
         facts = load(root)
         put(list_json(facts) if options.format == "json" else list_text(facts))
         return 0
+    if options.all or options.only:
+        return _many(options, root)
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
     if missing:
         parser().error(f"{' and '.join(missing)} must be given; --list shows what there is")
@@ -113,6 +127,16 @@ def run(options: Namespace, root: Path) -> int:
     if options.until == "render":
         return _show_rendering(plan, rendering, options)
     return _build(plan, rendering, options)
+
+
+def _many(options: Namespace, root: Path) -> int:
+    from trainworks.cli.many import build_many
+
+    chosen = {"--framework": options.framework, "--cuda": options.cuda, "--python": options.python}
+    named = [flag for flag, value in (chosen | {"--framework-version": options.framework_version}).items() if value]
+    if named:
+        parser().error(f"{' and '.join(named)}: --all and --only choose targets by their names")
+    return build_many(options, load(root), root)
 
 
 def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Namespace) -> int:
@@ -218,6 +242,7 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
         "tags": plan.tags,
         "identifier": result.image.identifier,
         "size": result.image.size,
+        "unchanged": result.unchanged,
         "seconds": round(result.seconds, 2),
         "base_seconds": round(result.base_seconds, 2),
         "engine": asdict(information),
