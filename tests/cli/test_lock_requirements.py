@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trainworks.cli.lock import requirements_of
+from trainworks.cli.lock_inputs import check_locks
 from trainworks.facts.rows import Facts
 from trainworks.plan.versions import artifacts_of, versions_of
 
@@ -35,3 +38,25 @@ def test_a_lock_has_what_the_artifacts_row_says_that_its_wheel_requires(facts: F
                 assert set(packages["torch"].requires) == {canonicalize_name(each.name) for each in required}
                 compared += 1
     assert compared > 8
+
+
+def test_extras_and_the_build_without_cuda_are_asked_for(facts: Facts) -> None:
+    asked = {
+        facts.name_of(row): str(requirement)
+        for row in facts.targets
+        for requirement in requirements_of(row, facts)
+        if requirement.name in {"tensorflow", "tensorflow-cpu", "mxnet-cu112", "islpy"}
+    }
+    assert asked["tensorflow-2.21.0-cpu-py311-debian12"] == "tensorflow-cpu==2.21.0"
+    assert asked["tensorflow-2.21.0-cu129-py311-debian12"] == "tensorflow[and-cuda]==2.21.0"
+    assert asked["mxnet-1.9.1-cu112-py38-ubuntu20.04-vendor"] == "mxnet-cu112==1.9.1"
+    assert asked["pytorch-2.9.0-neuron-py312-ubuntu24.04-vendor"] == "islpy<2026.2"
+
+
+def test_a_lock_beyond_its_targets_limits_does_not_fit(facts: Facts) -> None:
+    row = next(row for row in facts.targets if row.framework == "tensorflow" and row.limits == ("numpy<1.24",))
+    stricter = replace(row, limits=("numpy<1.20",))
+    changed = replace(facts, targets=tuple(stricter if each == row else each for each in facts.targets))
+    assert check_locks([row], facts)[0] == []
+    (problem,) = check_locks([stricter], changed)[0]
+    assert problem.endswith("has numpy 1.23.5, the target's limit is numpy<1.20")

@@ -73,6 +73,19 @@ def test_one_host_trains_and_saves_a_model(
     assert_trained(done.output, world, folder)
 
 
+def test_a_tensorflow_for_another_cuda_than_the_images_is_noticed(
+    tensorflow_image: BuiltByCommand, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "image.json"
+    manifest.write_text(json.dumps({"components": {"cuda": {"version": "12.9.79"}}}), encoding="utf-8")
+    mounts = (Mount(source=manifest, target="/opt/trainworks/image.json"),)
+    command = ("python", "/opt/trainworks/share/tensorflow-build")
+    image = tensorflow_image
+    done = image.engine.run(image.reference, command, mounts=mounts, timeout=120)
+    assert done.status == 1
+    assert "compiled with CUDA none, the image has 12.9.79" in done.output
+
+
 def test_two_hosts_train_together_by_tensorflows_own_strategy(
     tensorflow_image: BuiltByCommand, network: Any, tmp_path: Path
 ) -> None:

@@ -258,7 +258,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def _labels(target: Target, base_image: str) -> dict[str, str]:
-    device = "cpu" if target.cuda == "cpu" else f"gpu.{target.cuda}"
+    device = f"gpu.{target.cuda}" if target.cuda.startswith("cu") else target.cuda
     aws = "com.amazonaws.ml.engines.sagemaker.dlc"
     return {
         "org.opencontainers.image.title": target.name,
