@@ -129,3 +129,16 @@ class LintError(TrainworksError):
 
     exit_status = 14
     reported = True
+
+
+class ProofError(TrainworksError):
+    """Proof cannot be given, or does not hold; ``problems`` has every reason."""
+
+    exit_status = 17
+
+    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
+        """Join all problems, one a line."""
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        count = len(self.problems)
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} with the proof:{lines}", hint=hint)

@@ -18,7 +18,7 @@ INTERRUPTED = 130
 BUILD = "build"
 """The command that is meant where none is named."""
 
-COMMANDS = (BUILD, "check", "extend", "lint", "lock", "mirror", "schema")
+COMMANDS = (BUILD, "check", "extend", "lint", "lock", "mirror", "prove", "schema", "verify")
 """A command is one file of ``cli.commands``."""
 
 

@@ -8,7 +8,7 @@ from importlib import resources
 
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.errors import ImageTestError
-from trainworks.imagetest import inventory, probe
+from trainworks.imagetest import inventory, packages, probe
 from trainworks.plan.checks import (
     Check,
     DuplicatePackagesCheck,
@@ -112,7 +112,10 @@ def inventory_request_of(checks: Iterable[Check]) -> inventory.Request:
 
 
 def command_of(
-    request: probe.Request | inventory.Request, *, script: str = "probe.py", interpreter: str = SYSTEM_PYTHON
+    request: probe.Request | inventory.Request | packages.Request,
+    *,
+    script: str = "probe.py",
+    interpreter: str = SYSTEM_PYTHON,
 ) -> tuple[str, ...]:
     """Return the command that asks a request: the script itself and the request are its arguments, nothing is copied.
 
@@ -158,3 +161,10 @@ def take_inventory(container: Container, request: inventory.Request) -> inventor
     """Run the inventory in a container."""
     command = command_of(request, script="inventory.py")
     return inventory_of(container.run(command, timeout=_BASE_TIMEOUT + inventory.RPM_TIMEOUT))
+
+
+def list_packages(container: Container) -> packages.Answer:
+    """Return what is installed in a container; raises ``ImageTestError`` where it cannot be asked."""
+    completed = container.run(command_of({"root": "/"}, script="packages.py"), timeout=_BASE_TIMEOUT)
+    answer: packages.Answer = json.loads(_read(completed, packages.MARKER))
+    return answer

@@ -39,7 +39,7 @@ Builds a container image for training on Amazon SageMaker and clusters like it, 
 EPILOG = """\
 Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
 4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
-12 extension, 13 incompatible parts, 14 findings of lint, 130 interrupted.
+12 extension, 13 incompatible parts, 14 findings of lint, 17 proof, 130 interrupted.
 """
 
 

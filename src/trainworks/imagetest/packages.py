@@ -1,0 +1,214 @@
+"""Lists what is installed in an image, from inside: packages of the distribution, Python distributions, licences.
+
+Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
+only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``Request`` and prints one
+line, ``MARKER`` followed by an ``Answer`` as JSON.
+"""
+
+# ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
+
+from __future__ import annotations
+
+import base64
+import email.parser
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from typing import TypedDict
+
+MARKER = "trainworks-packages: "
+RPM_TIMEOUT = 120.0
+
+OWN_FOLDER = "/usr/lib/python3/dist-packages"
+"""Where the distribution's packages have their Python distributions: they are in its list already."""
+
+
+class Request(TypedDict):
+    """The folder that is the image's root."""
+
+    root: str
+
+
+class SystemPackage(TypedDict):
+    """One package of the distribution; ``licenses`` as its copyright file names them, none where it is only prose."""
+
+    name: str
+    version: str
+    architecture: str
+    source: str
+    source_version: str
+    licenses: list[str]
+
+
+class PythonDistribution(TypedDict):
+    """One Python distribution: ``expression``, ``license``, ``classifiers`` are what its metadata says of licences."""
+
+    name: str
+    version: str
+    path: str
+    expression: str
+    license: str
+    classifiers: list[str]
+
+
+class Answer(TypedDict):
+    """What is installed; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` are of ``os-release``."""
+
+    kind: str
+    distribution: str
+    version: str
+    system: list[SystemPackage]
+    python: list[PythonDistribution]
+    error: str
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def release(root: str) -> dict[str, str]:
+    """Return ``os-release`` as a table."""
+    rows = (line.partition("=") for line in _text(root + "/etc/os-release").splitlines())
+    return {key: value.strip("\"'") for key, equals, value in rows if equals}
+
+
+def debian_packages(root: str) -> list[SystemPackage]:
+    """Return what dpkg's status file says to be installed."""
+    found: list[SystemPackage] = []
+    for paragraph in re.split(r"\n\s*\n", _text(root + "/var/lib/dpkg/status")):
+        fields = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
+        if not fields.get("Status", "").endswith(" installed"):
+            continue
+        name, version = fields["Package"], fields["Version"]
+        # "Source: gcc-12 (12.2.0-14)": the version only where it is another one than the package's.
+        source = re.match(r"(\S+)(?: \((.*)\))?", fields.get("Source", ""))
+        found.append(
+            {
+                "name": name,
+                "version": version,
+                "architecture": fields.get("Architecture", ""),
+                "source": source[1] if source else name,
+                "source_version": (source[2] if source else "") or version,
+                "licenses": debian_licenses(_text(root + "/usr/share/doc/" + name + "/copyright")),
+            }
+        )
+    return found
+
+
+def debian_licenses(text: str) -> list[str]:
+    """Return the short names of the licences in a machine-readable copyright file, none of any other.
+
+    The paragraphs of ``debian/`` files are left out: they are about the packaging, which is not in the package.
+    """
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    if "copyright-format" not in paragraphs[0].split("\n", 1)[0]:
+        return []
+    found = set()
+    for paragraph in paragraphs[1:]:
+        files = re.search(r"^Files:((?:.*\n?)(?:[ \t].*\n?)*)", paragraph, re.MULTILINE)
+        named = re.search(r"^License:[ \t]*(\S.*)$", paragraph, re.MULTILINE)
+        if files and named and not all(name.startswith("debian/") for name in files[1].split()):
+            found.add(named[1].strip())
+    return sorted(found)
+
+
+def rpm_packages(root: str) -> tuple[list[SystemPackage], str]:
+    """Return what rpm says to be installed, and what it complains of."""
+    form = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\n"
+    command = ["rpm", "--query", "--all", "--queryformat", form] + (["--root", root] if root else [])
+    try:
+        child = subprocess.run(command, capture_output=True, timeout=RPM_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], str(error)
+    complaint = child.stderr.decode("utf-8", "replace").strip()[-2000:] if child.returncode else ""
+    return rpm_listing(child.stdout.decode("utf-8", "replace")), complaint
+
+
+def rpm_listing(text: str) -> list[SystemPackage]:
+    """Return the packages in the lines that rpm prints."""
+    found: list[SystemPackage] = []
+    for line in text.splitlines():
+        name, version, architecture, source, named = [*line.split("\t"), "", "", "", ""][:5]
+        if not version or name == "gpg-pubkey":
+            continue
+        parts = re.sub(r"\.(?:no)?src\.rpm$", "", source).rsplit("-", 2)
+        split = len(parts) == 3
+        found.append(
+            {
+                "name": name,
+                "version": version,
+                "architecture": architecture,
+                "source": parts[0] if split else name,
+                "source_version": "-".join(parts[1:]) if split else version,
+                "licenses": [named] if named else [],
+            }
+        )
+    return found
+
+
+def python_distributions(root: str) -> list[PythonDistribution]:
+    """Return every Python distribution that does not come from a package of the distribution."""
+    found: list[PythonDistribution] = []
+    for folder, folders, _ in os.walk(root or "/"):
+        place = folder[len(root) :] if root else folder
+        folders[:] = sorted(name for name in folders if os.path.join(place, name) not in ("/proc", "/sys", "/dev"))
+        if os.path.basename(folder) not in ("site-packages", "dist-packages") or place == OWN_FOLDER:
+            continue
+        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
+            fields = email.parser.HeaderParser().parsestr(_text(path))
+            found.append(
+                {
+                    "name": str(fields["Name"] or ""),
+                    "version": str(fields["Version"] or ""),
+                    "path": os.path.dirname(path)[len(root) :],
+                    "expression": str(fields["License-Expression"] or ""),
+                    "license": str(fields["License"] or ""),
+                    "classifiers": sorted(
+                        {
+                            str(value).rpartition(" :: ")[2]
+                            for value in fields.get_all("Classifier", [])
+                            if str(value).startswith("License :: ") and not str(value).endswith(":: OSI Approved")
+                        }
+                    ),
+                }
+            )
+    return found
+
+
+def answer_request(request: Request) -> Answer:
+    """Return everything, sorted by name and place."""
+    root = request["root"].rstrip("/")
+    system = release(root)
+    kind, error = "deb", ""
+    if os.path.exists(root + "/var/lib/dpkg/status"):
+        packages = debian_packages(root)
+    else:
+        kind = "rpm"
+        packages, error = rpm_packages(root)
+    return {
+        "kind": kind,
+        "distribution": system.get("ID", ""),
+        "version": system.get("VERSION_ID", ""),
+        "system": sorted(packages, key=lambda row: (row["name"], row["architecture"], row["version"])),
+        "python": sorted(python_distributions(root), key=lambda row: (row["name"].lower(), row["path"])),
+        "error": error,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Read the packed request from the first argument and print the answer."""
+    request: Request = json.loads(zlib.decompress(base64.b64decode(arguments[0])))
+    print(MARKER + json.dumps(answer_request(request)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""Writes a bill of materials as CycloneDX 1.6 JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from trainworks.proof.components import Component, Contents
+from trainworks.proof.licenses import joined, spdx_expression
+
+TYPES = {"base": "operating-system", "launcher": "application"}
+"""The format's words for what is no library."""
+
+SINGLE = re.compile(r"[\w.+-]+")
+
+
+def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
+    """Return the document: same contents, same bytes.
+
+    Args:
+        contents: The image.
+        builder_version: Of this program.
+        time: What to give as its time, in seconds since 1970.
+    """
+    references = references_of(contents.components)
+    components = [_component(each, reference) for each, reference in zip(contents.components, references, strict=True)]
+    by_purl: dict[str, str] = {}
+    for each, reference in zip(contents.components, references, strict=True):
+        by_purl.setdefault(each.purl, reference)
+    dependencies: list[object] = [{"ref": contents.purl, "dependsOn": sorted(references)}]
+    dependencies += [
+        {"ref": reference, "dependsOn": sorted({by_purl[purl] for purl in each.requires})}
+        for each, reference in zip(contents.components, references, strict=True)
+        if each.requires
+    ]
+    document: dict[str, object] = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "timestamp": utc(time),
+            "tools": {"components": [{"type": "application", "name": "trainworks", "version": builder_version}]},
+            "component": {
+                "type": "container",
+                "bom-ref": contents.purl,
+                "name": contents.reference.rsplit(":", 1)[0],
+                "version": contents.reference.rsplit(":", 1)[1],
+                "purl": contents.purl,
+                "hashes": [{"alg": "SHA-256", "content": contents.sha256}],
+            },
+        },
+        "components": components,
+        "dependencies": dependencies,
+    }
+    return {**document, "serialNumber": f"urn:uuid:{content_uuid(document)}"}
+
+
+def utc(time: int) -> str:
+    """Return a time as both formats write it."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def content_uuid(document: Mapping[str, object]) -> uuid.UUID:
+    """Return a number for a document that follows from its content alone."""
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return uuid.uuid5(uuid.NAMESPACE_OID, digest)
+
+
+def references_of(components: Sequence[Component]) -> list[str]:
+    """Return a name within the document for each component: its package URL, told apart where two have the same."""
+    seen: dict[str, int] = {}
+    references = []
+    for each in components:
+        number = seen[each.purl] = seen.get(each.purl, 0) + 1
+        references.append(each.purl if number == 1 else f"{each.purl}#{number}")
+    return references
+
+
+def _component(each: Component, reference: str) -> dict[str, object]:
+    content: dict[str, object] = {
+        "type": TYPES.get(each.kind, "library"),
+        "bom-ref": reference,
+        "name": each.name,
+        "version": each.version,
+        "purl": each.purl,
+    }
+    if each.sha256:
+        content["hashes"] = [{"alg": "SHA-256", "content": each.sha256}]
+    if each.licenses:
+        content["licenses"] = _licenses(each.licenses)
+    if each.origin:
+        kind = "vcs" if each.origin.startswith("git+") else "distribution"
+        content["externalReferences"] = [{"type": kind, "url": each.origin}]
+    if each.properties:
+        content["properties"] = [{"name": f"trainworks:{name}", "value": value} for name, value in each.properties]
+    return content
+
+
+def _licenses(names: Sequence[str]) -> list[object]:
+    """Return one expression where every name has one; the format does not allow to mix expressions with names."""
+    expressions = [spdx_expression(name) for name in names]
+    if all(expressions):
+        return [{"expression": joined(list(dict.fromkeys(expressions)))}]
+    return [{"license": {"name": name}} for name in names]

@@ -1,0 +1,133 @@
+"""Signs statements and checks signatures: DSSE envelopes, as in-toto and cosign use them; Ed25519 or ECDSA P-256."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from trainworks.errors import ProofError
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+PrivateKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+PublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
+
+KINDS = "keys are Ed25519 or ECDSA P-256, as `openssl genpkey -algorithm ed25519` makes them"
+
+
+class EnvelopeError(Exception):
+    """An envelope is malformed, or its signature is not good."""
+
+
+def private_key(content: bytes, name: str, password: bytes | None) -> PrivateKey:
+    """Return the key in a PEM file.
+
+    Args:
+        content: The file's content.
+        name: The file's name, for messages.
+        password: What it is encrypted with, if it is.
+
+    Raises:
+        ProofError: It is no such key, or the password is wrong or missing.
+    """
+    try:
+        key = serialization.load_pem_private_key(content, password)
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
+        # Its own words, never the file's: what cannot be read may still be a key.
+        raise ProofError([f"{name} cannot be read as a private key: {error}"], hint=KINDS) from None
+    if not isinstance(key, PrivateKey) or not _fits(key):
+        raise ProofError([f"{name} is a private key of another kind"], hint=KINDS)
+    return key
+
+
+def public_key(content: bytes, name: str) -> PublicKey:
+    """Return the public key in a PEM file; raises as ``private_key`` does."""
+    try:
+        key = serialization.load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ProofError(
+            [f"{name} is no public key"], hint="`openssl pkey -in KEY -pubout` writes the public half of a private key"
+        ) from None
+    if not isinstance(key, PublicKey) or not _fits(key):
+        raise ProofError([f"{name} is a public key of another kind"], hint=KINDS)
+    return key
+
+
+def _fits(key: PrivateKey | PublicKey) -> bool:
+    return not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey) or isinstance(
+        key.curve, ec.SECP256R1
+    )
+
+
+def key_identifier(key: PublicKey) -> str:
+    """Return the hash of a public key's DER form, by which people tell keys apart."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+
+
+def sign(statement: Mapping[str, object], key: PrivateKey) -> str:
+    """Return a statement in a signed envelope, one line of JSON."""
+    payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+    content = signed_bytes(PAYLOAD_TYPE, payload)
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        signature = key.sign(content)
+    else:
+        # The nonce follows from key and content (RFC 6979): the same proof has the same bytes.
+        signature = key.sign(content, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+    envelope = {
+        "payloadType": PAYLOAD_TYPE,
+        "payload": base64.b64encode(payload).decode(),
+        "signatures": [
+            {"keyid": key_identifier(key.public_key()), "sig": base64.b64encode(signature).decode()},
+        ],
+    }
+    return json.dumps(envelope, separators=(",", ":"))
+
+
+def signed_bytes(payload_type: str, payload: bytes) -> bytes:
+    """Return what is signed: DSSE's pre-authentication encoding of type and payload."""
+    return b"DSSEv1 %d %s %d %s" % (len(payload_type), payload_type.encode(), len(payload), payload)
+
+
+def opened(envelope: str, key: PublicKey) -> dict[str, object]:
+    """Return the statement in an envelope that a key has signed.
+
+    Raises:
+        EnvelopeError: It is no envelope, or the key has not signed it.
+    """
+    try:
+        content = json.loads(envelope)
+        payload_type = str(content["payloadType"])
+        payload = base64.b64decode(content["payload"], validate=True)
+        signatures = [base64.b64decode(each["sig"], validate=True) for each in content["signatures"]]
+    except (ValueError, KeyError, TypeError, binascii.Error):
+        raise EnvelopeError("it is no DSSE envelope") from None
+    if payload_type != PAYLOAD_TYPE:
+        raise EnvelopeError(f"its payload is {payload_type}, not {PAYLOAD_TYPE}")
+    if not any(_good(signature, signed_bytes(payload_type, payload), key) for signature in signatures):
+        raise EnvelopeError(f"it is not signed by the key {key_identifier(key)[:12]}, or was changed afterwards")
+    try:
+        statement = json.loads(payload)
+    except ValueError:
+        raise EnvelopeError("its payload is no JSON") from None
+    if not isinstance(statement, dict):
+        raise EnvelopeError("its payload is no statement")
+    return statement
+
+
+def _good(signature: bytes, content: bytes, key: PublicKey) -> bool:
+    try:
+        if isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(signature, content)
+        else:
+            key.verify(signature, content, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True

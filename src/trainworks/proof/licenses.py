@@ -1,0 +1,60 @@
+"""From the names that packages give their licences to SPDX expressions, where a name says exactly one licence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+SAME = {"expat": "MIT", "mit license": "MIT", "artistic": "Artistic-1.0"}
+"""Names with one meaning that SPDX spells otherwise: Debian's (DEP 5) and that of the Python classifier for MIT."""
+
+GNU = re.compile(r"(A?GPL|LGPL|GFDL)-(\d+)(?:\.(\d+))?(\+?)", re.IGNORECASE)
+
+
+def spdx_expression(name: str) -> str:
+    """Return the SPDX expression that a licence's name means; ``""`` where that is not certain."""
+    text = re.sub(r"\s+", " ", name).strip()
+    # DEP 5 writes "or" and "and" in small letters; a comma changes how they bind, "with" needs SPDX's own exceptions.
+    if " with " in text.lower() or "," in text:
+        words = [text]
+    else:
+        words = [word for word in re.split(r"(\(|\)| or | and )", text, flags=re.IGNORECASE) if word.strip()]
+    try:
+        return str(canonicalize_license_expression(" ".join(_word(word.strip()) for word in words)))
+    except InvalidLicenseExpression:
+        return ""
+
+
+def _word(word: str) -> str:
+    if match := GNU.fullmatch(word):
+        family, major, minor, later = match.groups()
+        return f"{family.upper()}-{major}.{minor or 0}-{'or-later' if later else 'only'}"
+    return SAME.get(word.lower(), word)
+
+
+def python_licenses(expression: str, name: str, classifiers: Sequence[str]) -> tuple[str, ...]:
+    """Return the licences that a Python distribution's metadata names: the newest field that says something wins.
+
+    Args:
+        expression: ``License-Expression``.
+        name: ``License``, which may be a whole text; the classifiers say it shorter then.
+        classifiers: The last words of those that are about licences.
+    """
+    if expression:
+        return (expression,)
+    if name and name.upper() != "UNKNOWN" and "\n" not in name and len(name) < LONGEST_NAME:
+        return (name,)
+    return tuple(classifiers)
+
+
+LONGEST_NAME = 100
+"""Characters: what is longer is a licence's text and not its name."""
+
+
+def joined(expressions: Sequence[str]) -> str:
+    """Return the expression of all of these together."""
+    if len(expressions) == 1:
+        return expressions[0]
+    return " AND ".join(f"({each})" if " OR " in each else each for each in expressions)

@@ -1,0 +1,127 @@
+"""Writes a bill of materials as SPDX 2.3 JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from trainworks.proof.components import Component, Contents
+from trainworks.proof.cyclonedx import content_uuid, references_of, utc
+from trainworks.proof.licenses import joined, spdx_expression
+
+PURPOSES = {"base": "OPERATING-SYSTEM", "launcher": "APPLICATION"}
+"""The format's words for what is no library."""
+
+OWN_LICENSE = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
+
+NONE = "NOASSERTION"
+IMAGE = "SPDXRef-image"
+
+
+def spdx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
+    """Return the document: same contents, same bytes.
+
+    Args:
+        contents: The image.
+        builder_version: Of this program.
+        time: What to give as its time, in seconds since 1970; the format requires one.
+    """
+    references = references_of(contents.components)
+    identifiers = {
+        reference: _identifier(each, reference) for each, reference in zip(contents.components, references, strict=True)
+    }
+    names: dict[str, str] = {}
+    packages = [_image(contents)]
+    relationships = [_relation("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
+    for each, reference in zip(contents.components, references, strict=True):
+        packages.append(_package(each, identifiers[reference], names))
+        relationships.append(_relation(IMAGE, "CONTAINS", identifiers[reference]))
+        relationships += [_relation(identifiers[reference], "DEPENDS_ON", identifiers[purl]) for purl in each.requires]
+    document: dict[str, object] = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": contents.reference,
+        "creationInfo": {"created": utc(time), "creators": [f"Tool: trainworks-{builder_version}"]},
+        "packages": packages,
+        "relationships": relationships,
+    }
+    if names:
+        document["hasExtractedLicensingInfos"] = [
+            {
+                "licenseId": identifier,
+                "name": name,
+                "extractedText": f"Named {name!r} by the packages that have it; its text comes with them.",
+            }
+            for identifier, name in sorted(names.items())
+        ]
+    return {**document, "documentNamespace": f"urn:uuid:{content_uuid(document)}"}
+
+
+def _relation(one: str, kind: str, other: str) -> dict[str, str]:
+    return {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
+
+
+def _identifier(each: Component, reference: str) -> str:
+    """Return a name within the document: letters, digits, dots and hyphens only, told apart by a hash."""
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", each.name)
+    return f"SPDXRef-{each.kind}-{readable}-{hashlib.sha256(reference.encode()).hexdigest()[:8]}"
+
+
+def _image(contents: Contents) -> dict[str, object]:
+    name, _, tag = contents.reference.rpartition(":")
+    return {
+        "SPDXID": IMAGE,
+        "name": name,
+        "versionInfo": tag,
+        "downloadLocation": NONE,
+        "filesAnalyzed": False,
+        "primaryPackagePurpose": "CONTAINER",
+        "checksums": [{"algorithm": "SHA256", "checksumValue": contents.sha256}],
+        "externalRefs": [_purl(contents.purl)],
+        "licenseConcluded": NONE,
+        "licenseDeclared": NONE,
+        "copyrightText": NONE,
+    }
+
+
+def _package(each: Component, identifier: str, names: dict[str, str]) -> dict[str, object]:
+    content: dict[str, object] = {
+        "SPDXID": identifier,
+        "name": each.name,
+        "versionInfo": each.version,
+        "downloadLocation": each.origin or NONE,
+        "filesAnalyzed": False,
+        "primaryPackagePurpose": PURPOSES.get(each.kind, "LIBRARY"),
+        "externalRefs": [_purl(each.purl)],
+        "licenseConcluded": NONE,
+        "licenseDeclared": _declared(each, names),
+        "copyrightText": NONE,
+    }
+    if each.sha256:
+        content["checksums"] = [{"algorithm": "SHA256", "checksumValue": each.sha256}]
+    if each.properties:
+        content["sourceInfo"] = "; ".join(f"{name}: {value}" for name, value in each.properties)
+    return content
+
+
+def _purl(purl: str) -> dict[str, str]:
+    return {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": purl}
+
+
+def _declared(each: Component, names: dict[str, str]) -> str:
+    """Return what a package declares; a name that is no SPDX expression is explained in the document (``names``)."""
+    found: dict[str, None] = {}
+    for name in each.licenses:
+        expression = spdx_expression(name)
+        if not expression:
+            slug = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")
+            expression = f"LicenseRef-{slug}"
+            if names.setdefault(expression, name) != name:
+                expression += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+                names[expression] = name
+        else:
+            # A package's own expression may name what only the package knows.
+            names.update((word, word) for word in OWN_LICENSE.findall(expression))
+        found[expression] = None
+    return joined(list(found)) if found else NONE
