@@ -1,0 +1,90 @@
+"""The proof of the real `cpu` image: made, read by the standards' own readers, verified, and not for another image."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from image.support import ROOT, BuiltByCommand
+from proof.support import (
+    cyclonedx_packages,
+    cyclonedx_problems,
+    private_text,
+    public_text,
+    read_envelope,
+    read_provenance,
+    spdx_problems,
+)
+from trainworks.engine.protocol import BuiltImage
+from trainworks.facts.load import load
+
+pytestmark = pytest.mark.engine
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, str(ROOT / "build.py"), *words)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
+    target, engine = image.report["name"], image.engine.name
+    key = ed25519.Ed25519PrivateKey.generate()
+    private, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    private.write_bytes(private_text(key))
+    public.write_bytes(public_text(key))
+    proofs = [tmp_path / "one", tmp_path / "two"]
+    for folder in proofs:
+        done = call("prove", target, "--engine", engine, "--output", str(folder), "--key", str(private))
+        assert done.returncode == 0, done.stderr
+    texts = {path.name: path.read_text(encoding="utf-8") for path in proofs[0].iterdir()}
+    assert texts == {path.name: path.read_text(encoding="utf-8") for path in proofs[1].iterdir()}, "not reproducible"
+
+    assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
+    assert spdx_problems(texts["sbom.spdx.json"]) == []
+    provenance = read_provenance(json.loads(texts["provenance.json"]))
+    assert provenance.build_definition.internal_parameters["target"] == target
+    for line in texts["attestations.intoto.jsonl"].splitlines():
+        assert read_envelope(line, key.public_key())["subject"][0]["digest"]["sha256"] in image.report["identifier"]
+
+    # The package manager itself, and the lock, say the same as the bill of materials.
+    with image.engine.container(image.reference) as container:
+        listing = container.run(("dpkg-query", "--show", "--showformat", r"${db:Status-Abbrev}${Package}\n")).output
+    installed = {line.split()[1] for line in listing.splitlines() if line.startswith("ii")}
+    found = json.loads(texts["sbom.cdx.json"])["components"]
+    assert {each["name"] for each in found if each["purl"].startswith("pkg:deb/")} == installed
+    hashes = {each["name"].lower(): each["hashes"][0]["content"] for each in found if each.get("hashes")}
+    torch = next(row for row in load(ROOT).locks[target].packages if row.name == "torch")
+    assert hashes["torch"] == torch.sha256
+    assert len(cyclonedx_packages(texts["sbom.cdx.json"])) == len(found)
+
+    verify = ("--proof", str(proofs[0]), "--key", str(public), "--engine", engine)
+    assert call("verify", image.reference, *verify).returncode == 0
+    base = image.engine.inspect(provenance_base(texts["provenance.json"]))
+    assert isinstance(base, BuiltImage)
+    refused = call("verify", base.identifier, *verify)
+    assert refused.returncode == 17
+    assert f"not {base.identifier}" in refused.stderr
+
+
+def provenance_base(text: str) -> str:
+    """Return the base image's identifier, as provenance says it."""
+    inputs = json.loads(text)["predicate"]["buildDefinition"]["resolvedDependencies"]
+    return "sha256:" + str(next(each["digest"]["sha256"] for each in inputs if each["name"] == "base image"))
+
+
+def test_no_proof_is_given_of_what_was_built_from_something_else(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+    for name in ("images", "templates", "launcher"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
+    changed.write_text(changed.read_text(encoding="utf-8") + "\n# changed after the build\n", encoding="utf-8")
+    words = ("--engine", "docker", "--output", str(tmp_path / "out"), "--root", str(tmp_path))
+    done = call("prove", docker_image.report["name"], *words)
+    assert done.returncode == 17, done.stderr
+    assert "was not built from this checkout as it is now" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,169 @@
+"""Bills of materials and provenance: golden files, and what the standards' own readers say of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from proof.support import Proven, cyclonedx_packages, cyclonedx_problems, read_provenance, spdx_problems
+from trainworks.cli.prove import request_of, text_of
+from trainworks.engine.protocol import BuiltImage
+from trainworks.errors import ProofError, UnknownNameError
+from trainworks.facts.rows import Facts
+from trainworks.imagetest import packages
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import select_row
+from trainworks.proof.components import Contents, contents_of
+from trainworks.proof.cyclonedx import cyclonedx
+from trainworks.proof.licenses import python_licenses, spdx_expression
+from trainworks.proof.spdx import spdx
+from trainworks.render.dockerfile import Rendering
+
+GOLDEN = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_documents_of_a_tiny_image(name: str, proven: Proven, golden: Callable[[str, str], None]) -> None:
+    golden(f"proof/{name}", text_of(proven.documents()[name]))
+
+
+def test_cyclonedx_is_valid_and_its_library_reads_every_package(proven: Proven) -> None:
+    text = text_of(proven.documents()["sbom.cdx.json"])
+    assert cyclonedx_problems(text) is None
+    assert cyclonedx_packages(text) == {each.purl for each in proven.contents.components}
+
+
+def test_the_validator_of_cyclonedx_refuses_a_field_that_the_format_has_not(proven: Proven) -> None:
+    assert cyclonedx_problems(json.dumps({**proven.documents()["sbom.cdx.json"], "licence": "MIT"})) is not None
+
+
+def test_spdx_is_valid(proven: Proven) -> None:
+    assert spdx_problems(text_of(proven.documents()["sbom.spdx.json"])) == []
+
+
+def test_the_validator_of_spdx_refuses_a_license_that_nobody_explains(proven: Proven) -> None:
+    document = proven.documents()["sbom.spdx.json"]
+    del document["hasExtractedLicensingInfos"]
+    assert spdx_problems(json.dumps(document)) != []
+
+
+def test_provenance_is_a_statement_of_in_toto_and_a_predicate_of_slsa(proven: Proven) -> None:
+    provenance = read_provenance(proven.documents()["provenance.json"])
+    assert provenance.run_details.builder.id == "https://ci.example/builder"
+    inputs = {each.name: dict(each.digest) for each in provenance.build_definition.resolved_dependencies}
+    assert inputs["checkout"] == {"gitCommit": "7" * 40}
+    assert inputs["base image"] == {"sha256": "5" * 64}
+    assert inputs["open-mpi 4.1.7"] == {"sha256": "3" * 64}
+    # What only served the build is no part of the image, and yet an input.
+    assert inputs["gdrcopy 2.4"] == {"gitCommit": "4" * 40}
+    assert "pkg:generic/gdrcopy@2.4" not in {each.purl.partition("?")[0] for each in proven.contents.components}
+
+
+def test_every_input_has_a_digest(proven: Proven) -> None:
+    definition = proven.documents()["provenance.json"]["predicate"]["buildDefinition"]
+    assert [each["name"] for each in definition["resolvedDependencies"] if not each.get("digest")] == []
+
+
+def test_only_the_file_of_the_installed_version_lends_its_hash(contents: Contents) -> None:
+    hashes = {each.name: each.sha256 for each in contents.components if each.kind == "python"}
+    assert hashes == {"torch": "1" * 64, "Jinja2": "", "filelock": ""}
+
+
+def test_debian_packages_are_those_that_are_installed(contents: Contents) -> None:
+    debian = {each.name: each for each in contents.components if each.kind == "deb"}
+    assert set(debian) == {"libssl3", "libstdc++6"}
+    assert debian["libssl3"].licenses == ("Apache-2.0", "GPL-2+ or Artistic")
+    assert debian["libstdc++6"].licenses == ()
+    assert debian["libstdc++6"].purl == (
+        "pkg:deb/debian/libstdc%2B%2B6@2:12.2.0-14%2Bdeb12u1%2Bb1"
+        "?arch=amd64&distro=debian-12&upstream=gcc-12%4012.2.0-14%2Bdeb12u1"
+    )
+
+
+def test_a_change_of_the_contents_changes_the_documents_number(contents: Contents) -> None:
+    other = replace(contents, components=contents.components[:-1])
+    for write, number in ((cyclonedx, "serialNumber"), (spdx, "documentNamespace")):
+        first, again, changed = (write(each, builder_version="1", time=0) for each in (contents, contents, other))
+        assert first == again
+        assert first[number] != changed[number]
+
+
+def test_an_image_that_says_no_package_is_refused(facts: Facts, found: packages.Answer) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    image = BuiltImage(reference=plan.tags[0], identifier="sha256:1", size=1, labels={}, environment={})
+    silent: packages.Answer = {**found, "system": []}
+    with pytest.raises(ProofError, match="its packages cannot be listed"):
+        contents_of(
+            plan,
+            Rendering(dockerfile="", files=(), stage_components={}),
+            image,
+            silent,
+            base_identifier="",
+            launcher_version="1",
+            launcher_license="MIT",
+        )
+
+
+def test_packages_of_rpm() -> None:
+    listing = (
+        "glibc\t2.34-52.amzn2023.0.11\tx86_64\tglibc-2.34-52.amzn2023.0.11.src.rpm\tLGPLv2+\n"
+        "openssl\t1:3.2.2-1.amzn2023\tx86_64\topenssl-3.2.2-1.amzn2023.src.rpm\tASL 2.0\n"
+        "gpg-pubkey\td832c631-6515c85e\t(none)\t(none)\tpubkey\n"
+    )
+    assert [
+        (row["name"], row["version"], row["source"], row["source_version"]) for row in packages.rpm_listing(listing)
+    ] == [
+        ("glibc", "2.34-52.amzn2023.0.11", "glibc", "2.34-52.amzn2023.0.11"),
+        ("openssl", "1:3.2.2-1.amzn2023", "openssl", "3.2.2-1.amzn2023"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expression"),
+    [
+        ("GPL-2+", "GPL-2.0-or-later"),
+        ("LGPL-2.1", "LGPL-2.1-only"),
+        ("GPL-3+ or BSD-3-clause", "GPL-3.0-or-later OR BSD-3-Clause"),
+        ("Expat", "MIT"),
+        ("MIT License", "MIT"),
+        ("Apache-2.0 WITH LLVM-exception", "Apache-2.0 WITH LLVM-exception"),
+        # Nobody knows which one is meant, so nobody is told one.
+        ("BSD", ""),
+        ("public-domain", ""),
+        ("GPL-3+ with Bison exception", ""),
+        ("GPL-2+, and MIT or BSD-3-clause", ""),
+        ("", ""),
+    ],
+)
+def test_a_name_is_an_expression_only_where_it_is_certain(name: str, expression: str) -> None:
+    assert spdx_expression(name) == expression
+
+
+@pytest.mark.parametrize(
+    ("fields", "licenses"),
+    [
+        (("MIT", "old", ["BSD License"]), ("MIT",)),
+        (("", "BSD", ["BSD License"]), ("BSD",)),
+        (("", "A license\nwith its whole text", ["BSD License"]), ("BSD License",)),
+        (("", "UNKNOWN", []), ()),
+    ],
+)
+def test_the_newest_field_of_a_python_distribution_wins(
+    fields: tuple[str, str, list[str]], licenses: tuple[str, ...]
+) -> None:
+    assert python_licenses(*fields) == licenses
+
+
+def test_every_target_is_meant_by_its_request(facts: Facts) -> None:
+    for row in facts.targets:
+        name = facts.name_of(row)
+        assert facts.name_of(select_row(request_of(name, facts), facts)) == name
+
+
+def test_an_unknown_target_is_an_error_with_the_nearest(facts: Facts) -> None:
+    with pytest.raises(UnknownNameError, match="did you mean pytorch-2"):
+        request_of("pytorch-2.13.0-cpu-py311-debian1", facts)

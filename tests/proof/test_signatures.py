@@ -1,0 +1,179 @@
+"""Signatures: what was signed is believed, and nothing that was changed, left out, or signed by somebody else."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from proof.support import Proven, private_text, public_text, read_envelope
+from trainworks.cli import main
+from trainworks.errors import ProofError
+from trainworks.proof.envelope import PrivateKey, key_identifier, private_key, public_key, sign
+from trainworks.proof.verify import ATTESTATIONS_FILE, verify
+
+IMAGE = "a" * 64
+
+
+@pytest.fixture
+def folder(tmp_path: Path, proven: Proven, key: PrivateKey) -> Path:
+    """Give a folder with a good proof, and the public key."""
+    proven.write(tmp_path, key)
+    (tmp_path / "public.pem").write_bytes(public_text(key))
+    return tmp_path
+
+
+def check(folder: Path, *words: str, image: str = f"sha256:{IMAGE}") -> int:
+    return main(["verify", image, "--proof", str(folder), "--key", str(folder / "public.pem"), *words])
+
+
+def test_a_good_proof_is_verified_without_an_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(folder, "--format", "json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["sha256"] == IMAGE
+    assert content["commit"] == "7" * 40
+    assert content["changed"] is True
+    assert content["builder"] == "https://ci.example/builder"
+    assert content["components"] == 8
+
+
+def test_another_implementation_verifies_the_envelopes(proven: Proven, key: PrivateKey) -> None:
+    for name, statement in proven.statements.items():
+        assert read_envelope(sign(statement, key), key.public_key()) == json.loads(json.dumps(statement)), name
+
+
+def test_another_implementation_refuses_another_key(proven: Proven, key: PrivateKey) -> None:
+    line = sign(proven.statements["provenance.json"], key)
+    other = ed25519.Ed25519PrivateKey.generate()
+    with pytest.raises(Exception, match="Accepted signatures do not match threshold"):
+        read_envelope(line, other.public_key())
+
+
+def test_signing_twice_gives_the_same_bytes(proven: Proven, key: PrivateKey) -> None:
+    statement = proven.statements["provenance.json"]
+    assert sign(statement, key) == sign(statement, key)
+
+
+def other_key(folder: Path) -> None:
+    (folder / "public.pem").write_bytes(public_text(ed25519.Ed25519PrivateKey.generate()))
+
+
+def changed_payload(folder: Path) -> None:
+    path = folder / ATTESTATIONS_FILE
+    lines = path.read_text(encoding="utf-8").splitlines()
+    content = json.loads(lines[0])
+    payload = base64.b64decode(content["payload"]).replace(b"https://ci.example", b"https://me.example")
+    content["payload"] = base64.b64encode(payload).decode()
+    path.write_text("\n".join([json.dumps(content), *lines[1:]]), encoding="utf-8")
+
+
+def changed_type(folder: Path) -> None:
+    path = folder / ATTESTATIONS_FILE
+    path.write_text(path.read_text(encoding="utf-8").replace("in-toto+json", "else+json"), encoding="utf-8")
+
+
+def left_out(folder: Path) -> None:
+    path = folder / ATTESTATIONS_FILE
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
+
+
+def said_twice(folder: Path) -> None:
+    path = folder / ATTESTATIONS_FILE
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines, lines[0]]), encoding="utf-8")
+
+
+def changed(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        path = folder / name
+        text = path.read_text(encoding="utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+    return change
+
+
+def missing(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (other_key, "line 1: it is not signed by the key"),
+        (changed_payload, "line 1: it is not signed by the key"),
+        (changed_type, "its payload is application/vnd.else+json"),
+        (left_out, "no statement of the type https://spdx.dev/Document (sbom.spdx.json)"),
+        (said_twice, "line 4: a second statement of the type https://slsa.dev/provenance/v1"),
+        (changed("sbom.cdx.json", "libssl3", "libssl4"), "sbom.cdx.json: it is not what was signed"),
+        (changed("sbom.spdx.json", "libssl3", "libssl4"), "sbom.spdx.json: it is not what was signed"),
+        (changed("provenance.json", "ci.example", "me.example"), "provenance.json: it is not what was signed"),
+        (changed("sbom.cdx.json", "{", "["), "sbom.cdx.json: it is no JSON"),
+        (changed(ATTESTATIONS_FILE, '"payload":', '"load":'), "line 1: it is no DSSE envelope"),
+        (missing("sbom.cdx.json"), "sbom.cdx.json: No such file"),
+        (missing(ATTESTATIONS_FILE), f"{ATTESTATIONS_FILE}: No such file"),
+        (missing("public.pem"), "public.pem: No such file"),
+    ],
+)
+def test_what_was_tampered_with_is_named(
+    spoil: Callable[[Path], None], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(folder)
+    assert check(folder) == ProofError.exit_status
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert words in errors
+
+
+def test_the_proof_of_another_image_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(folder, image=f"sha256:{'b' * 64}") == ProofError.exit_status
+    assert f"it is about another image: sha256:{'a' * 64}, not sha256:{'b' * 64}" in capsys.readouterr().err
+
+
+def test_every_problem_is_said_at_once(folder: Path, key: PrivateKey) -> None:
+    changed("sbom.cdx.json", "libssl3", "libssl4")(folder)
+    left_out(folder)
+    lines = [*(folder / ATTESTATIONS_FILE).read_text(encoding="utf-8").splitlines(), "{}"]
+    documents = {"sbom.cdx.json": json.loads((folder / "sbom.cdx.json").read_text(encoding="utf-8"))}
+    with pytest.raises(ProofError) as error:
+        verify(lines, key.public_key(), IMAGE, documents)
+    assert len(error.value.problems) == 2
+
+
+def test_keys_are_read_with_their_password_only(key: PrivateKey) -> None:
+    text = private_text(key, b"word")
+    read = private_key(text, "key.pem", b"word")
+    assert key_identifier(read.public_key()) == key_identifier(key.public_key())
+    for password in (None, b"another"):
+        with pytest.raises(ProofError, match=r"key\.pem cannot be read as a private key"):
+            private_key(text, "key.pem", password)
+
+
+def test_keys_of_other_kinds_are_refused() -> None:
+    for other in (rsa.generate_private_key(65537, 2048), ec.generate_private_key(ec.SECP384R1())):
+        text = other.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        with pytest.raises(ProofError, match="a private key of another kind"):
+            private_key(text, "key.pem", None)
+        public = other.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        with pytest.raises(ProofError, match="a public key of another kind"):
+            public_key(public, "public.pem")
+
+
+def test_what_is_no_key_is_not_shown(capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    path.write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n", encoding="utf-8")
+    words = ["prove", "pytorch-2.13.0-cpu-py311-debian12", "--output", str(tmp_path / "out"), "--key", str(path)]
+    assert main(words, root) == ProofError.exit_status
+    errors = capsys.readouterr().err
+    assert "key.pem cannot be read as a private key" in errors
+    assert "c2VjcmV0" not in errors
+    assert not (tmp_path / "out").exists()
