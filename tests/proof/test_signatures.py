@@ -59,6 +59,20 @@ def test_signing_twice_gives_the_same_bytes(proven: Proven, key: PrivateKey) -> 
     assert sign(statement, key) == sign(statement, key)
 
 
+def test_lines_of_others_are_passed_over(folder: Path, proven: Proven, key: PrivateKey) -> None:
+    path = folder / ATTESTATIONS_FILE
+    statement = {**proven.statements["provenance.json"], "predicateType": "https://tests.example/result"}
+    about_another = {**proven.statements["provenance.json"], "subject": [{"digest": {"sha256": "b" * 64}}]}
+    lines = [
+        sign(proven.statements["provenance.json"], ed25519.Ed25519PrivateKey.generate()),
+        sign(statement, key),
+        sign(about_another, key),
+        "no envelope",
+    ]
+    path.write_text("\n".join([*lines, path.read_text(encoding="utf-8")]), encoding="utf-8")
+    assert check(folder) == 0
+
+
 def other_key(folder: Path) -> None:
     (folder / "public.pem").write_bytes(public_text(ed25519.Ed25519PrivateKey.generate()))
 
@@ -108,7 +122,7 @@ def missing(name: str) -> Callable[[Path], None]:
         (other_key, "line 1: it is not signed by the key"),
         (changed_payload, "line 1: it is not signed by the key"),
         (changed_type, "its payload is application/vnd.else+json"),
-        (left_out, "no statement of the type https://spdx.dev/Document (sbom.spdx.json)"),
+        (left_out, "no such statement of the type https://spdx.dev/Document (sbom.spdx.json)"),
         (said_twice, "line 4: a second statement of the type https://slsa.dev/provenance/v1"),
         (changed("sbom.cdx.json", "libssl3", "libssl4"), "sbom.cdx.json: it is not what was signed"),
         (changed("sbom.spdx.json", "libssl3", "libssl4"), "sbom.spdx.json: it is not what was signed"),
@@ -142,7 +156,7 @@ def test_every_problem_is_said_at_once(folder: Path, key: PrivateKey) -> None:
     documents = {"sbom.cdx.json": json.loads((folder / "sbom.cdx.json").read_text(encoding="utf-8"))}
     with pytest.raises(ProofError) as error:
         verify(lines, key.public_key(), IMAGE, documents)
-    assert len(error.value.problems) == 2
+    assert len(error.value.problems) == 3
 
 
 def test_keys_are_read_with_their_password_only(key: PrivateKey) -> None:

@@ -22,6 +22,9 @@ BUILD_TYPE = "urn:trainworks:build:1"
 LOCAL_BUILDER = "urn:trainworks:builder:local"
 """A builder that nobody has named: somebody's own machine."""
 
+CHECKOUT = "checkout"
+"""Name of the input that is our own repository."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkout:
@@ -102,7 +105,7 @@ def provenance(
 
 
 def _checkout(checkout: Checkout) -> dict[str, object]:
-    content: dict[str, object] = {"name": "checkout"}
+    content: dict[str, object] = {"name": CHECKOUT}
     if checkout.commit:
         content["digest"] = {"gitCommit": checkout.commit}
     else:

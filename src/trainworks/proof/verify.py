@@ -8,7 +8,7 @@ from typing import Any
 
 from trainworks.errors import ProofError
 from trainworks.proof.envelope import EnvelopeError, PublicKey, key_identifier, opened
-from trainworks.proof.provenance import CYCLONEDX, PROVENANCE, SPDX, STATEMENT
+from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE, SPDX, STATEMENT
 
 CYCLONEDX_FILE = "sbom.cdx.json"
 SPDX_FILE = "sbom.spdx.json"
@@ -53,30 +53,38 @@ def verify(lines: Sequence[str], key: PublicKey, sha256: str, documents: Mapping
         ProofError: Anything does not hold; with everything that does not.
     """
     problems: list[str] = []
+    # What is not for us is passed over, as in-toto wants it: others may add lines, with keys and types of their own.
+    passed_over: list[str] = []
     statements: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         where = f"{ATTESTATIONS_FILE}, line {number}"
         try:
             statement = opened(line, key)
         except EnvelopeError as error:
-            problems.append(f"{where}: {error}")
+            passed_over.append(f"{where}: {error}")
             continue
         kind = str(statement.get("predicateType", ""))
+        subjects = _subjects(statement)
         if statement.get("_type") != STATEMENT or kind not in DOCUMENTS:
-            problems.append(f"{where}: it is no statement that is known here ({kind or 'it has no type'})")
+            passed_over.append(f"{where}: it is no statement that is known here ({kind or 'it has no type'})")
+        elif sha256 not in subjects:
+            said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
+            passed_over.append(f"{where}: it is about another image: {said}, not sha256:{sha256}")
         elif kind in statements:
             problems.append(f"{where}: a second statement of the type {kind}")
         else:
             statements[kind] = statement
-            if sha256 not in (subjects := _subjects(statement)):
-                said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
-                problems.append(f"{where}: it is about another image: {said}, not sha256:{sha256}")
-    for kind, name in DOCUMENTS.items():
-        if kind not in statements:
-            if not problems:
-                problems.append(f"{ATTESTATIONS_FILE}: no statement of the type {kind} ({name})")
-        elif name in documents and documents[name] != _document(statements[kind]):
-            problems.append(f"{name}: it is not what was signed")
+    missing = [kind for kind in DOCUMENTS if kind not in statements]
+    if missing:
+        problems += passed_over
+        problems += [
+            f"{ATTESTATIONS_FILE}: no such statement of the type {kind} ({DOCUMENTS[kind]})" for kind in missing
+        ]
+    problems += [
+        f"{name}: it is not what was signed"
+        for kind, name in DOCUMENTS.items()
+        if kind in statements and name in documents and documents[name] != _document(statements[kind])
+    ]
     if problems:
         raise ProofError(problems, hint="trust neither these files nor what they say of the image")
     return _summary(sha256, key, statements)
@@ -97,7 +105,8 @@ def _document(statement: Mapping[str, Any]) -> object:
 def _summary(sha256: str, key: PublicKey, statements: Mapping[str, Mapping[str, Any]]) -> Verified:
     try:
         predicate = statements[PROVENANCE]["predicate"]
-        checkout = predicate["buildDefinition"]["resolvedDependencies"][0]
+        inputs = predicate["buildDefinition"]["resolvedDependencies"]
+        checkout = next(each for each in inputs if each["name"] == CHECKOUT)
         return Verified(
             sha256=sha256,
             builder=str(predicate["runDetails"]["builder"]["id"]),
@@ -106,5 +115,5 @@ def _summary(sha256: str, key: PublicKey, statements: Mapping[str, Mapping[str, 
             components=len(statements[CYCLONEDX]["predicate"]["components"]),
             key=key_identifier(key),
         )
-    except (KeyError, IndexError, TypeError, AttributeError):
+    except (KeyError, StopIteration, TypeError, AttributeError):
         raise ProofError(["the signed statements are not as trainworks writes them"]) from None
