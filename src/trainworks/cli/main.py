@@ -18,7 +18,21 @@ INTERRUPTED = 130
 BUILD = "build"
 """The command that is meant where none is named."""
 
-COMMANDS = (BUILD, "check", "extend", "lint", "lock", "mirror", "prove", "schema", "verify")
+COMMANDS = (
+    BUILD,
+    "catalogue",
+    "changelog",
+    "check",
+    "diff",
+    "extend",
+    "lint",
+    "lock",
+    "mirror",
+    "prove",
+    "report",
+    "schema",
+    "verify",
+)
 """A command is one file of ``cli.commands``."""
 
 

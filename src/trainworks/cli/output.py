@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TextIO
 
 from trainworks.errors import OutputError
@@ -25,3 +26,16 @@ def put(text: str) -> None:
     except OSError as error:
         silence(sys.stdout)
         raise OutputError(f"stdout cannot be written: {error.strerror}") from error
+
+
+def put_file(path: Path, text: str) -> None:
+    """Write a result to a file, and its name to stdout.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: {error.strerror}") from error
+    put(f"{path}\n")

@@ -17,6 +17,16 @@ def megabytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
+def amount(size: int) -> str:
+    """Return a size as ``megabytes`` does, and what is less than one of them in kB."""
+    return megabytes(size) if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def signed(size: int) -> str:
+    """Return a change in bytes as people read it, with its sign."""
+    return f"{'+' if size >= 0 else '-'}{amount(abs(size))}"
+
+
 def describe(error: TrainworksError) -> str:
     """Return an error for the terminal: what, where, and after a blank line what to do next."""
     text = f"error: {error.message}"

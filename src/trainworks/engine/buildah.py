@@ -376,6 +376,9 @@ class BuildahEngine:
             size=sum(_layer_sizes(description)),
             labels=dict(configuration.get("Labels") or {}),
             environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
+            entry_point=tuple(configuration.get("Entrypoint") or ()),
+            command=tuple(configuration.get("Cmd") or ()),
+            created=str(description["OCIv1"].get("created") or ""),
         )
 
     def _space(self) -> str:

@@ -545,6 +545,9 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         labels=dict(configuration.get("Labels") or {}),
         environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
         digests=tuple(image.attrs.get("RepoDigests") or ()),
+        entry_point=tuple(configuration.get("Entrypoint") or ()),
+        command=tuple(configuration.get("Cmd") or ()),
+        created=str(image.attrs.get("Created") or ""),
     )
 
 

@@ -73,6 +73,9 @@ class BuiltImage:
         labels: The image's labels.
         environment: The image's environment.
         digests: ``NAME@sha256:...`` by which registries know it, where the engine says; none of an image made here.
+        entry_point: What a container runs.
+        command: The default arguments of that.
+        created: When it was made, as its configuration says (ISO 8601).
     """
 
     reference: str
@@ -81,6 +84,9 @@ class BuiltImage:
     labels: Mapping[str, str]
     environment: Mapping[str, str]
     digests: tuple[str, ...] = ()
+    entry_point: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    created: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ only, no syntax newer than Python 3.8, and no import of the rest of this package
 line, ``MARKER`` followed by an ``Answer`` as JSON.
 """
 
-# ruff: noqa: PTH110, PTH112, PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207
 # A hundred thousand files are asked about: plain strings and os.path, no object for each.
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import csv
 import glob
+import hashlib
 import json
 import os
 import re
@@ -21,17 +22,21 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
+from typing import Optional, TypedDict
 
 MARKER = "trainworks-inventory: "
 RPM_TIMEOUT = 120.0
 
 
 class Request(TypedDict):
-    """All questions of one run: the folder that is the image's root, and patterns of files whose owner is known."""
+    """All questions of one run: the folder that is the image's root, and patterns of files whose owner is known.
+
+    ``contents`` asks for all files: ``files`` (with their owners), ``digests`` (with what is in them too), or nothing.
+    """
 
     root: str
     owned: list[str]
+    contents: str
 
 
 class PrivilegedFile(TypedDict):
@@ -40,6 +45,20 @@ class PrivilegedFile(TypedDict):
     path: str
     rights: str
     package: str
+
+
+class Contents(TypedDict):
+    """Everything in an image.
+
+    ``files`` are path, bytes on disk (a second hard link has none), mode, what is in it (``-> TARGET`` of a link, the
+    SHA-256 of a file where digests were asked for) and its owner: ``package NAME``, ``python NAME`` or nothing.
+    ``packages`` are those of dpkg, ``python`` the distributions of all environments: name and version, sorted.
+    """
+
+    files: list[tuple[str, int, int, str, str]]
+    packages: list[tuple[str, str]]
+    python: list[tuple[str, str]]
+    manifest: str
 
 
 class Answer(TypedDict):
@@ -56,6 +75,7 @@ class Answer(TypedDict):
     privileged: list[PrivilegedFile]
     two_architectures: dict[str, list[str]]
     error: str
+    contents: Optional[Contents]  # noqa: UP045 (read by Python 3.8)
 
 
 def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -86,7 +106,7 @@ class Owners:
         """Read the databases of the package manager."""
         self.root = root
         self.packages: dict[str, str] = {}
-        self.others: set[str] = set()
+        self.others: dict[str, str] = {}
         self.names: set[str] = set()
         self.error = ""
         self._real_folders: dict[str, str] = {}
@@ -154,31 +174,47 @@ class Owners:
                 break
             names.append(lines[index])
             links.append(lines[index + 1])
-        self.others.update(self.real(link) for link in links)
-        self.others.update("/etc/alternatives/" + one for one in names)
+        self.others.update((self.real(link), "") for link in links)
+        self.others.update(("/etc/alternatives/" + one, "") for one in names)
 
     def add_distribution(self, record: str) -> None:
         """Take the files of one Python distribution; ``record`` is its list of files."""
         # The paths of an egg's list start at its own folder.
         egg = record.endswith(".txt")
         folder = os.path.dirname(record) if egg else os.path.dirname(os.path.dirname(record))
+        name = distribution_of(os.path.dirname(record))[0]
         try:
             with open(self.root + record, encoding="utf-8", errors="surrogateescape", newline="") as file:
                 for row in csv.reader(file):
                     if row:
-                        self.others.add(self.real(os.path.normpath(os.path.join(folder, row[0]))))
+                        self.others[self.real(os.path.normpath(os.path.join(folder, row[0])))] = name
         except OSError:
             pass
 
     def owns(self, path: str) -> bool:
         """Say whether a package or a distribution brings the file, or Python made it from one that is there."""
-        if path in self.packages or path in self.others:
-            return True
-        compiled = re.fullmatch(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc", path)
-        if compiled is None:
-            return False
-        source = f"{compiled[1]}/{compiled[2]}.py"
+        source = self._source(path)
         return source in self.packages or source in self.others
+
+    def name(self, path: str) -> str:
+        """Return the owner of a file as ``Contents`` has it, or nothing."""
+        path = self._source(path)
+        if self.others.get(path):
+            return "python " + self.others[path]
+        return "package " + self.packages[path] if path in self.packages else ""
+
+    def _source(self, path: str) -> str:
+        """Return the file itself, or the source that Python compiled it from where only that has an owner."""
+        if path in self.packages or path in self.others:
+            return path
+        compiled = re.fullmatch(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc", path)
+        return path if compiled is None else f"{compiled[1]}/{compiled[2]}.py"
+
+
+def distribution_of(folder: str) -> tuple[str, str]:
+    """Return the normalised name and the version of a Python distribution, from its folder of metadata."""
+    name, _, version = os.path.basename(folder).rpartition(".")[0].partition("-")
+    return re.sub(r"[-_.]+", "-", name).lower(), re.sub(r"-py\d.*", "", version)
 
 
 def _lines(path: str) -> list[str]:
@@ -199,9 +235,8 @@ def pattern_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(translated) if translated else "(?!)")
 
 
-def two_architectures(root: str) -> dict[str, list[str]]:
-    """Return the Debian packages that are installed for more than one architecture."""
-    found: dict[str, list[str]] = {}
+def debian_packages(root: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of every Debian package that is installed."""
     fields: dict[str, str] = {}
     for line in [*_lines(root + "/var/lib/dpkg/status"), ""]:
         if line:
@@ -209,8 +244,15 @@ def two_architectures(root: str) -> dict[str, list[str]]:
             fields[key] = value
             continue
         if fields.get("Status", "").endswith(" installed"):
-            found.setdefault(fields.get("Package", ""), []).append(fields.get("Architecture", ""))
+            yield fields
         fields = {}
+
+
+def two_architectures(root: str) -> dict[str, list[str]]:
+    """Return the Debian packages that are installed for more than one architecture."""
+    found: dict[str, list[str]] = {}
+    for fields in debian_packages(root):
+        found.setdefault(fields.get("Package", ""), []).append(fields.get("Architecture", ""))
     return {name: architectures for name, architectures in found.items() if len(architectures) > 1}
 
 
@@ -232,6 +274,48 @@ def rights_of(path: str, status: os.stat_result) -> str:
     return ", ".join(found)
 
 
+# --- contents --------------------------------------------------------------------------------------------------------
+
+
+def contents_of(root: str, files: list[tuple[str, os.stat_result]], owners: Owners, *, digests: bool) -> Contents:
+    """Return everything in an image; ``files`` are its files and links, in any order."""
+    seen: set[tuple[int, int]] = set()
+    found: list[tuple[str, int, int, str, str]] = []
+    python: set[tuple[str, str]] = set()
+    for path, status in sorted(files, key=lambda pair: pair[0]):
+        if _METADATA.fullmatch(path):
+            python.add(distribution_of(os.path.dirname(path)))
+        inode = (status.st_dev, status.st_ino)
+        size = 0 if inode in seen or not stat.S_ISREG(status.st_mode) else status.st_size
+        seen.add(inode)
+        what = ""
+        if stat.S_ISLNK(status.st_mode):
+            what = "-> " + os.readlink(root + path)
+        elif digests and stat.S_ISREG(status.st_mode):
+            what = _digest(root + path)
+        found.append((path, size, stat.S_IMODE(status.st_mode), what, owners.name(path)))
+    return {
+        "files": found,
+        "packages": sorted((row.get("Package", ""), row.get("Version", "")) for row in debian_packages(root)),
+        "python": sorted(python),
+        "manifest": "\n".join(_lines(root + "/opt/trainworks/image.json")),
+    }
+
+
+def _digest(path: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for chunk in iter(lambda: file.read(1 << 20), b""):
+                digest.update(chunk)
+    except OSError as error:
+        # Nobody may read it: that is what can be compared of it.
+        return str(error.strerror)
+    return digest.hexdigest()
+
+
+_METADATA = re.compile(r".*/(?:site|dist)-packages/[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO)")
+
 _RECORD = re.compile(
     r".*/(?:site|dist)-packages/[^/]+\.(?:dist-info/RECORD|egg-info/installed-files\.txt)",
 )
@@ -249,8 +333,9 @@ def answer_request(request: Request) -> Answer:
         "privileged": [],
         "two_architectures": two_architectures(root),
         "error": owners.error,
+        "contents": None,
     }
-    rest: list[str] = []
+    rest: list[tuple[str, os.stat_result]] = []
     for path, status in walk(root):
         kind = status.st_mode
         if not stat.S_ISLNK(kind) and kind & stat.S_IWOTH:
@@ -265,9 +350,11 @@ def answer_request(request: Request) -> Answer:
                 answer["privileged"].append({"path": path, "rights": rights, "package": package})
             if _RECORD.fullmatch(path):
                 owners.add_distribution(path)
-        rest.append(path)
+        rest.append((path, status))
     declared = pattern_of(request["owned"])
-    answer["unowned"] = [path for path in rest if not owners.owns(path) and not declared.fullmatch(path)]
+    answer["unowned"] = [path for path, _ in rest if not owners.owns(path) and not declared.fullmatch(path)]
+    if request["contents"]:
+        answer["contents"] = contents_of(root, rest, owners, digests=request["contents"] == "digests")
     return answer
 
 

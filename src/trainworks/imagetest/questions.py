@@ -108,7 +108,7 @@ def elf_needs_question(check: ElfNeedsCheck) -> probe.ElfNeedsQuestion:
 def inventory_request_of(checks: Iterable[Check]) -> inventory.Request:
     """Return the questions of these checks to the inventory."""
     owned = [pattern for check in checks if isinstance(check, OwnedFilesCheck) for pattern in check.owned]
-    return {"root": "/", "owned": owned}
+    return {"root": "/", "owned": owned, "contents": ""}
 
 
 def command_of(
@@ -155,6 +155,18 @@ def ask(container: Container, request: probe.Request) -> probe.Answer:
     """Run the probe in a container."""
     children = 1 + len(request["loaded_libraries"]) + len(request["loadable_libraries"])
     return answer_of(container.run(command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
+
+
+def take_contents(container: Container, *, digests: bool) -> inventory.Contents:
+    """Return everything in an image; ``digests`` of its files too, which takes seconds for each GB.
+
+    Raises:
+        ImageTestError: The image has no Python that could tell.
+    """
+    request: inventory.Request = {"root": "/", "owned": [], "contents": "digests" if digests else "files"}
+    contents = take_inventory(container, request)["contents"]
+    assert contents is not None
+    return contents
 
 
 def take_inventory(container: Container, request: inventory.Request) -> inventory.Answer:

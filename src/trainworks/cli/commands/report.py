@@ -1,0 +1,55 @@
+"""``build.py report``: whose an image's bytes are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+
+from trainworks.cli.output import put
+from trainworks.facts.load import load
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``build.py report``."""
+    grammar = argparse.ArgumentParser(
+        prog="build.py report",
+        description="Says whose an image's bytes are: its components, packages, largest files and layers, against its "
+        "budget; and why it grew since the image that had its name before (as last reported on this machine).",
+        allow_abbrev=False,
+    )
+    grammar.add_argument("image", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
+    grammar.add_argument(
+        "--since", metavar="IMAGE|FILE", help="compare with this image, or with a report written by `--format json`"
+    )
+    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
+    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
+    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    return grammar
+
+
+def run(options: Namespace, root: Path) -> int:
+    """Report on an image."""
+    from trainworks.cli.contents import plan_of_target, read_contents, reference_of
+    from trainworks.cli.size_report import SizeReport, as_text, growth_of, read_report, remember, size_report
+    from trainworks.engine import choose
+
+    facts = load(root)
+    engine = choose(options.engine)
+
+    def size(name: str) -> SizeReport:
+        contents = read_contents(engine, reference_of(name, facts), facts)
+        return size_report(contents, plan_of_target(contents.name, facts), facts)
+
+    report = size(options.image)
+    before = remember(report, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
+    if options.since:
+        before = read_report(Path(options.since)) if Path(options.since).is_file() else size(options.since)
+    if options.format == "json":
+        growth = growth_of(before, report) if before else None
+        put(json.dumps({**report.as_values(), "growth": growth and growth.as_values()}, indent=2) + "\n")
+    else:
+        put(as_text(report, before))
+    return 0

@@ -1,0 +1,124 @@
+"""A real headless Chromium, driven through ChromeDriver's own protocol (W3C WebDriver): HTTP and JSON, no library."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+)
+
+KEYS = {"Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "Space": " "}
+"""Names of keys, as WebDriver writes them."""
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, client: requests.Session, session: str) -> None:
+        self.client = client
+        self.session = session
+
+    def command(self, path: str, **values: object) -> Any:
+        answer = self.client.post(f"{self.session}/{path}", json=values, timeout=60)
+        assert answer.ok, answer.text
+        return answer.json()["value"]
+
+    def open(self, address: str) -> None:
+        self.command("url", url=address)
+
+    def run(self, script: str) -> Any:
+        """Return what a script returns."""
+        return self.command("execute/sync", script=script, args=[])
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is, as a person does; a text is typed."""
+        actions = []
+        for key in keys:
+            for character in KEYS.get(key, key) if key in KEYS else key:
+                actions += [{"type": "keyDown", "value": character}, {"type": "keyUp", "value": character}]
+        self.command("actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
+
+    def choose(self, selector: str, value: str) -> None:
+        """Choose an option, and let the page know as Chromium does."""
+        self.run(
+            f"const it = document.querySelector({json.dumps(selector)}); it.value = {json.dumps(value)};"
+            "it.dispatchEvent(new Event('input', {bubbles: true}));"
+        )
+
+    def devtools(self, method: str, **values: object) -> Any:
+        return self.command("goog/cdp/execute", cmd=method, params=values)
+
+    def size(self, width: int, height: int) -> None:
+        """Be a screen of this size; windows have a least width, phones have less."""
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    def colours(self, scheme: str) -> None:
+        """Be set to ``dark`` or ``light``."""
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def scripts(self, *, on: bool) -> None:
+        """Let pages run scripts, or not."""
+        self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
+
+    def picture(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.client.get(f"{self.session}/screenshot", timeout=60).json()["value"]))
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        """Return what was logged since the last call: ``browser`` (the console) or ``performance`` (DevTools)."""
+        entries: list[dict[str, Any]] = self.command("se/log", type=kind)
+        return entries
+
+    def requests(self) -> list[str]:
+        """Return the addresses that were asked for since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """Give a window of a Chromium with a profile of its own; skip where there is none."""
+    driver = shutil.which("chromedriver", path="/usr/bin:/usr/local/bin")
+    chromium = shutil.which("chromium", path="/usr/bin:/usr/local/bin")
+    if driver is None or chromium is None:
+        pytest.skip("NOT TESTED: no chromium and chromedriver here (tools/set-up-peers installs Debian's)")
+    with (
+        subprocess.Popen((driver, "--port=0"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        requests.Session() as client,
+    ):
+        try:
+            assert process.stdout is not None
+            port = next(
+                line.rsplit(" ", 1)[1].strip(".\n") for line in process.stdout if "successfully on port" in line
+            )
+            options = {
+                "binary": chromium,
+                "args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"],
+            }
+            logs = {"browser": "ALL", "performance": "ALL"}
+            wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": logs}}
+            root = f"http://127.0.0.1:{port}/session"
+            # No proxy of this machine stands between us and our own child.
+            client.trust_env = False
+            answer = client.post(root, json={"capabilities": wanted}, timeout=60)
+            assert answer.ok, answer.text
+            session = f"{root}/{answer.json()['value']['sessionId']}"
+            try:
+                yield Browser(client, session)
+            finally:
+                client.delete(session, timeout=60)
+        finally:
+            process.terminate()

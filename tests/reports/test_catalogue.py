@@ -1,0 +1,299 @@
+"""The catalogue: its facts without a browser, and the page as people use it in a real headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from reports.browser import Browser, browser
+from trainworks.cli import main
+from trainworks.cli.catalogue import catalogue_of, features_of, render_catalogue
+from trainworks.cli.commands import build
+from trainworks.facts.rows import Facts
+from trainworks.plan.model import Missing, Request
+from trainworks.plan.resolve import make_plan
+
+CPU = "pytorch-2.13.0-cpu-py311-debian12"
+CU121 = "pytorch-2.4.1-cu121-py311-debian12"
+TEMPLATE = "catalogue.html.j2"
+
+
+# --- the facts -------------------------------------------------------------------------------------------------------
+
+
+def test_every_target_is_in_it_once_and_its_command_builds_it(facts: Facts) -> None:
+    entries = catalogue_of(facts)
+    assert sorted(entry.name for entry in entries) == sorted(map(facts.name_of, facts.targets))
+    for entry in entries:
+        words = shlex.split(entry.command)
+        assert words[:2] == ["python", "build.py"]
+        options = build.parser().parse_args(words[2:])
+        request = Request(
+            framework=options.framework,
+            cuda=options.cuda,
+            version=options.framework_version,
+            python=options.python,
+            sources=options.sources,
+        )
+        assert entry.problem or make_plan(request, facts).target.name == entry.name
+
+
+def test_what_is_said_of_an_image_is_its_plan(facts: Facts) -> None:
+    entry = next(entry for entry in catalogue_of(facts) if entry.name == CPU)
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    assert {part.name: part.version for part in entry.parts} == {
+        step.component: step.version for step in plan.steps if step.in_image
+    }
+    assert sum(entry.checks.values()) == len(plan.checks)
+    assert (entry.tag, entry.budget, entry.missing) == (plan.tags[0], plan.budget_megabytes, plan.missing)
+    assert entry.built is not None
+
+
+def test_filters_are_for_what_tells_images_apart(facts: Facts) -> None:
+    features = features_of(catalogue_of(facts))
+    assert {"nccl", "efa-installer", "smp", "smddp"} <= set(features)
+    assert not {"system", "launcher", "manifest"} & set(features)
+
+
+class Links(HTMLParser):
+    """Collects what a page refers to, and its identifiers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.identifiers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in {"img", "iframe", "object", "embed"}
+        for name, value in attrs:
+            if name in {"href", "src", "srcset", "action", "data"} and value is not None:
+                self.references.append(value)
+            if name == "id" and value is not None:
+                self.identifiers.append(value)
+
+
+def test_the_page_refers_to_nothing_but_itself(facts: Facts) -> None:
+    text = render_catalogue(catalogue_of(facts), facts.templates[TEMPLATE])
+    assert text == render_catalogue(catalogue_of(facts), facts.templates[TEMPLATE])
+    links = Links()
+    links.feed(text)
+    assert len(links.identifiers) == len(set(links.identifiers))
+    fragments = {reference for reference in links.references if reference.startswith("#")}
+    assert set(links.references) - fragments == {"data:,"}
+    assert {fragment[1:] for fragment in fragments} <= set(links.identifiers)
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    assert not re.search(r"url\(|@import", style)
+
+
+def test_facts_are_text_and_never_markup(facts: Facts) -> None:
+    entry = catalogue_of(facts)[0]
+    evil = "</script><script>window.evil=1</script>"
+    spoiled = replace(entry, version=evil, missing=(Missing(component=evil, cost=evil),))
+    text = render_catalogue((spoiled,), facts.templates[TEMPLATE])
+    assert evil not in text
+    assert text.count("<script") == 2
+
+
+def test_the_command_writes_the_file_or_says_why_not(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "catalogue.html"
+    assert main(("catalogue", "--root", str(root), "--output", str(file))) == 0
+    assert capsys.readouterr().out == f"{file}\n"
+    assert file.read_text().startswith("<!doctype html>")
+    assert main(("catalogue", "--root", str(root), "--format", "json")) == 0
+    assert CPU in {entry["name"] for entry in json.loads(capsys.readouterr().out)}
+    assert main(("catalogue", "--root", str(root), "--output", str(tmp_path))) == 9
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the page as a file, as a person opens it."""
+    file = tmp_path_factory.mktemp("catalogue") / "catalogue.html"
+    file.write_text(render_catalogue(catalogue_of(facts), facts.templates[TEMPLATE]), encoding="utf-8")
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Give one Chromium for all tests."""
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def page(window: Browser, address: str) -> Iterator[Browser]:
+    """Give the page, opened anew; at the end nothing was asked of any network, and the console is empty."""
+    window.size(1280, 900)
+    window.open("about:blank")
+    window.requests()
+    window.log("browser")
+    window.open(address)
+    yield window
+    asked = {url.partition("#")[0] for url in window.requests()}
+    assert address in asked, "the log of requests is on"
+    assert {url for url in asked if not url.startswith("data:")} == {address}
+    assert window.log("browser") == []
+
+
+SHOWN = (
+    "return [...document.querySelectorAll('.images tbody tr')].filter(row => row.checkVisibility())"
+    ".map(row => row.querySelector('small').textContent)"
+)
+COUNT = "return document.getElementById('count').textContent"
+FOCUS = "return document.activeElement.id || document.activeElement.textContent.trim()"
+OPENED = "const d = document.querySelector('dialog'); return d.open ? d.querySelector('article').id : ''"
+
+
+@pytest.mark.engine
+def test_search_narrows_and_filters_combine(page: Browser, facts: Facts) -> None:
+    everything = page.run(SHOWN)
+    assert len(everything) == len(facts.targets)
+    assert page.run(COUNT) == f"{len(everything)} images"
+    page.run("document.getElementById('search').focus()")
+    page.press("PyTorch-2.4.1 Debian12")
+    assert page.run(SHOWN) == [
+        name for name in everything if name.startswith("pytorch") and "2.4" in name and "debian12" in name
+    ]
+    page.run("document.getElementById('search').value = ''")
+    page.choose("#framework", "pytorch")
+    page.choose("#sources", "vendor")
+    page.choose("#base", "ubuntu20.04")
+    pytorch = page.run(SHOWN)
+    assert pytorch == [n for n in everything if n.startswith("pytorch-") and n.endswith("-ubuntu20.04-vendor")]
+    page.run("document.querySelector('[value=smp]').click()")
+    with_smp = page.run(SHOWN)
+    assert 0 < len(with_smp) < len(pytorch)
+    assert page.run(COUNT) == f"{len(with_smp)} of {len(everything)} images"
+    page.choose("#cuda", "cpu")
+    assert page.run(SHOWN) == []
+    assert page.run("return document.querySelector('.none').checkVisibility()")
+    page.run("document.getElementById('clear').click()")
+    assert page.run(SHOWN) == everything
+    assert page.run(FOCUS) == "search"
+
+
+@pytest.mark.engine
+def test_everything_can_be_done_with_the_keyboard(page: Browser) -> None:
+    page.press("Tab")
+    assert page.run(FOCUS) == "Skip to the images"
+    assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    order = []
+    for _ in range(9):
+        page.press("Tab")
+        order.append(page.run(FOCUS))
+    assert order[:8] == ["search", "framework", "cuda", "python", "base", "sources", "built", "With components"]
+    first = order[8]
+    page.press("Enter")
+    name = page.run(OPENED)
+    assert name == page.run("return document.querySelector('.images small').textContent")
+    assert page.run(FOCUS) == "title-1"
+    # The rest of the page is out of reach as long as the dialog is open.
+    for _ in range(6):
+        page.press("Tab")
+        assert page.run("return document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.press("Escape")
+    assert page.run(OPENED) == ""
+    assert page.run(FOCUS) == first, "the focus is where it was"
+    page.press("Enter")
+    assert page.run(OPENED) == name, "and opens it again"
+    page.press("Escape")
+    page.run("document.getElementById('search').focus()")
+    page.press("cu121")
+    few = page.run(SHOWN)
+    page.press("Escape")
+    assert len(page.run(SHOWN)) > len(few) > 0
+
+
+@pytest.mark.engine
+def test_an_address_with_a_name_opens_that_image(page: Browser, address: str) -> None:
+    page.open(f"{address}#{CPU}")
+    assert page.run(OPENED) == CPU
+    text = page.run("return document.querySelector('dialog').innerText")
+    assert "python build.py --framework pytorch --cuda cpu" in text
+    assert "trainworks/pytorch-training:2.13.0-cpu-py311-debian12" in text
+    assert "image_uri=" in text
+    page.run("document.querySelector('.close').click()")
+    assert page.run(OPENED) == ""
+    page.open(f"{address}#no-such-image")
+    assert page.run(OPENED) == ""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_no_screen_is_too_narrow(page: Browser, address: str, width: int) -> None:
+    page.size(width, 800)
+    overflow = "const e = document.scrollingElement; return e.scrollWidth - e.clientWidth"
+    assert page.run(overflow) == 0
+    page.run("document.querySelector('details').open = true")
+    assert page.run(overflow) == 0
+    page.open(f"{address}#{CPU}")
+    assert page.run("const d = document.querySelector('dialog'); return d.scrollWidth - d.clientWidth") == 0
+    small = (
+        "return [...document.querySelectorAll('button, select, input[type=search]')].filter(e => e.checkVisibility())"
+        ".map(e => e.getBoundingClientRect().height).filter(h => h < 24)"
+    )
+    assert page.run(small) == [], "a finger finds them"
+
+
+CONTRASTS = """
+const linear = v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+const luminance = rgb => { const [r, g, b] = rgb.map(linear);
+  return .2126 * r + .7152 * g + .0722 * b; };
+const numbers = text => text.match(/[\\d.]+/g).map(Number);
+const behind = e => { for (; e; e = e.parentElement) { const c = numbers(getComputedStyle(e).backgroundColor);
+  if (c.length < 4 || c[3] > 0) return c.slice(0, 3); } return [255, 255, 255]; };
+const found = {};
+for (const e of document.querySelectorAll('body *')) {
+  if (!e.checkVisibility() || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+  const [a, b] = [luminance(numbers(getComputedStyle(e).color).slice(0, 3)), luminance(behind(e))];
+  const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+  if (ratio < 4.5) found[e.tagName + '.' + e.className] = ratio;
+}
+return found;
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(page: Browser, address: str, scheme: str) -> None:
+    page.colours(scheme)
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", background))) < 200) == (scheme == "dark")
+    assert page.run(CONTRASTS) == {}, "WCAG AA asks for 4.5"
+    page.open(f"{address}#{CPU}")
+    assert page.run(CONTRASTS) == {}
+    if folder := os.environ.get("TRAINWORKS_PICTURES"):
+        for name, width in (("desktop", 1280), ("phone", 390)):
+            page.size(width, 900)
+            page.picture(Path(folder) / f"{name}-{scheme}-image.png")
+            page.open(address + "#")
+            page.run("document.querySelector('details').open = true")
+            page.picture(Path(folder) / f"{name}-{scheme}.png")
+            page.open(f"{address}#{CPU}")
+
+
+@pytest.mark.engine
+def test_without_scripts_everything_is_there(page: Browser, address: str, facts: Facts) -> None:
+    page.scripts(on=False)
+    try:
+        page.open("about:blank")
+        page.open(address)
+    finally:
+        page.scripts(on=True)
+    assert len(page.run(SHOWN)) == len(facts.targets)
+    articles = "return [...document.querySelectorAll('article')].filter(a => a.checkVisibility()).length"
+    assert page.run(articles) == len(facts.targets)
+    assert not page.run("return document.querySelector('form').checkVisibility()"), "what would do nothing is not shown"

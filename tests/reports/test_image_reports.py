@@ -1,0 +1,266 @@
+"""Reports on images: whose the bytes are, what is another between two images, and the changelog of a family."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainworks.cli.contents import Contents, File, plan_of_target
+from trainworks.cli.difference import Change, FileChange, as_text, changelog, difference, folder_of
+from trainworks.cli.size_report import as_text as size_text
+from trainworks.cli.size_report import growth_of, growth_text, last_stage, read_report, remember, size_report
+from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
+from trainworks.errors import OutputError
+from trainworks.facts.rows import Facts
+from trainworks.imagetest import inventory, questions
+from trainworks.render.dockerfile import render
+
+CPU = "pytorch-2.13.0-cpu-py311-debian12"
+PACKAGES = "/opt/venv/lib/python3.11/site-packages"
+
+
+def image(files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0, **python: str) -> Contents:
+    """Return an image of these files (path to bytes and owner) and Python distributions."""
+    identity = hashlib.sha256(repr((sorted(files.items()), python, layers)).encode()).hexdigest()
+    return Contents(
+        image=BuiltImage(
+            reference="trainworks/pytorch-training:x",
+            identifier=f"sha256:{identity}",
+            size=sum(size for size, _ in files.values()) + layers,
+            labels={"org.opencontainers.image.title": name},
+            environment={"LANG": "C.UTF-8"},
+            entry_point=("/opt/trainworks/bin/train",),
+            command=("train",),
+            created="2026-11-21T07:00:00Z",
+        ),
+        history=(HistoryEntry(created_by="RUN a", size=5), HistoryEntry(created_by="ENV A=1", size=0)),
+        files={path: File(path=path, size=size, mode=0o644, owner=owner) for path, (size, owner) in files.items()},
+        packages={"libc6": "2.36-9"},
+        python=python,
+        name=name,
+        components={"torch": python.get("torch", "")},
+    )
+
+
+BEFORE = image(
+    {
+        f"{PACKAGES}/torch/lib/libtorch_cpu.so": (400_000_000, "python torch"),
+        f"{PACKAGES}/networkx/graph.py": (2_000_000, "python networkx"),
+        "/usr/lib/libc.so.6": (3_000_000, "package libc6"),
+        "/opt/trainworks/image.json": (900, ""),
+        "/srv/mine": (70, ""),
+    },
+    torch="2.12.0",
+    networkx="3.6.1",
+)
+AFTER = image(
+    {
+        f"{PACKAGES}/torch/lib/libtorch_cpu.so": (450_000_000, "python torch"),
+        f"{PACKAGES}/sympy/core.py": (9_000_000, "python sympy"),
+        "/usr/lib/libc.so.6": (3_000_000, "package libc6"),
+        "/opt/trainworks/image.json": (900, ""),
+    },
+    layers=1_000_000,
+    torch="2.13.0",
+    sympy="1.14.0",
+)
+
+
+def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Path) -> None:
+    metadata = f"{tmp_path}{PACKAGES}/My_Package-1.0.dist-info"
+    Path(metadata).mkdir(parents=True)
+    Path(metadata, "METADATA").write_text("Name: My_Package\n")
+    Path(metadata, "RECORD").write_text("my/code.py,,\nmy/twin.py,,\nMy_Package-1.0.dist-info/METADATA,,\n")
+    code = tmp_path / PACKAGES.lstrip("/") / "my"
+    (code / "__pycache__").mkdir(parents=True)
+    (code / "code.py").write_text("print()\n")
+    os.link(code / "code.py", code / "twin.py")
+    (code / "__pycache__" / "code.cpython-311.pyc").write_bytes(b"123")
+    database = tmp_path / "var/lib/dpkg"
+    (database / "info").mkdir(parents=True)
+    (database / "info" / "libc6:amd64.list").write_text("/usr/lib/libc.so.6\n")
+    (database / "status").write_text(
+        "Package: libc6\nStatus: install ok installed\nVersion: 2.36-9\n\n"
+        "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\n"
+    )
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/libc.so.6").symlink_to("libc-2.36.so")
+    (tmp_path / "opt/trainworks").mkdir()
+    (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
+    request: inventory.Request = {"root": str(tmp_path), "owned": [], "contents": "digests"}
+    command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
+    child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    found = questions.inventory_of(Completed(status=child.returncode, output=child.stdout))["contents"]
+    assert found is not None
+    assert dict(found["packages"]) == {"libc6": "2.36-9"}
+    assert dict(found["python"]) == {"my-package": "1.0"}
+    assert json.loads(found["manifest"]) == {"name": "x"}
+    files = {path: (size, what, owner) for path, size, _, what, owner in found["files"]}
+    digest = hashlib.sha256(b"print()\n").hexdigest()
+    assert files[f"{PACKAGES}/my/code.py"] == (8, digest, "python my-package")
+    assert files[f"{PACKAGES}/my/twin.py"] == (0, digest, "python my-package"), "the same bytes, counted once"
+    assert files[f"{PACKAGES}/my/__pycache__/code.cpython-311.pyc"][2] == "python my-package"
+    assert files["/usr/lib/libc.so.6"] == (0, "-> libc-2.36.so", "package libc6")
+    assert files["/opt/trainworks/image.json"][2] == ""
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_belong_to_the_component_that_their_package_came_with(facts: Facts) -> None:
+    report = size_report(AFTER, plan_of_target(CPU, facts), facts)
+    sizes = {part.component: part.size for part in report.parts}
+    assert sizes == {"torch": 459_000_000, "system": 3_000_000, "manifest": 900}
+    assert report.overwritten == 1_000_000
+    assert sum(sizes.values()) + report.overwritten == report.size
+    assert report.budget == 1_300_000_000
+    text = size_text(report, None)
+    assert "36% of its 1.30 GB" in text
+    assert "450 MB  python torch 2.13.0 (torch)" in text
+
+
+def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> None:
+    assert plan_of_target("somebody-elses", facts) is None
+    report = size_report(BEFORE, None, facts)
+    assert {part.component for part in report.parts} == {
+        *("Debian packages", "other Python distributions", "other files"),
+    }
+    assert "of its" not in size_text(report, None)
+
+
+def test_growth_names_components_and_packages(facts: Facts) -> None:
+    plan = plan_of_target(CPU, facts)
+    lines = growth_text(growth_of(size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)))
+    assert lines[0].endswith("+58 MB")
+    assert (
+        lines[1].strip().startswith("+57 MB  torch: python torch 2.12.0 -> 2.13.0 (+50 MB); python sympy 1.14.0 is new")
+    )
+    assert "python networkx 3.6.1 is gone (-2 MB)" in lines[1]
+    assert lines[2].strip() == "+1 MB  written again or removed later"
+
+
+def test_the_image_that_had_the_name_before_is_remembered(tmp_path: Path, facts: Facts) -> None:
+    plan = plan_of_target(CPU, facts)
+    first, second = size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)
+    assert remember(first, tmp_path) is None
+    assert remember(first, tmp_path) is None, "the same image again is no other one"
+    assert remember(second, tmp_path) == first
+    assert remember(second, tmp_path) == first, "and stays so until there is a third one"
+
+
+def test_a_report_is_read_back_and_anything_else_refused(tmp_path: Path, facts: Facts) -> None:
+    report = size_report(AFTER, plan_of_target(CPU, facts), facts)
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report.as_values()))
+    assert read_report(file) == report
+    for spoiled in ("", "[]", '{"schema": 1}', json.dumps({**report.as_values(), "schema": 99})):
+        file.write_text(spoiled)
+        with pytest.raises(OutputError, match="is no report"):
+            read_report(file)
+
+
+def test_each_step_of_the_last_stage_has_its_component_on_every_target(facts: Facts) -> None:
+    for row in facts.targets:
+        plan = plan_of_target(facts.name_of(row), facts)
+        assert plan is not None
+        found = last_stage(plan, render(plan, facts))
+        order = [step.component for step in plan.steps]
+        places = [order.index(component) for component, _ in found]
+        assert places == sorted(places), plan.target.name
+        assert {"torch", "tensorflow", "mxnet"} & {component for component, _ in found}, plan.target.name
+
+
+# --- difference ------------------------------------------------------------------------------------------------------
+
+
+def test_a_difference_has_packages_files_and_settings() -> None:
+    changed = replace(AFTER.image, environment={"LANG": "C", "NEW": "1"}, entry_point=("/bin/sh",))
+    found = difference(BEFORE, replace(AFTER, image=changed, packages={"libc6": "2.36-9", "curl": "8"}))
+    assert found.components == (Change(name="torch", before="2.12.0", after="2.13.0"),)
+    assert found.python == (
+        Change(name="networkx", before="3.6.1", after=None),
+        Change(name="sympy", before=None, after="1.14.0"),
+        Change(name="torch", before="2.12.0", after="2.13.0"),
+    )
+    assert found.packages == (Change(name="curl", before=None, after="8"),)
+    assert [change.name for change in found.environment] == ["LANG", "NEW"]
+    assert [change.name for change in found.settings] == ["entry point"]
+    assert [file.path for file in found.files if file.after is None] == [f"{PACKAGES}/networkx/graph.py", "/srv/mine"]
+    assert found.folders[0].folder == f"{PACKAGES}/torch"
+    text = as_text(found)
+    for expected in (
+        "Python packages: 1 added, 1 removed, 1 changed",
+        "~ torch 2.12.0 -> 2.13.0",
+        "+ curl 8",
+        "~ entry point /opt/trainworks/bin/train -> /bin/sh",
+        "files: 1 added, 2 removed, 1 changed",
+    ):
+        assert expected in text
+
+
+FILES = st.dictionaries(
+    st.sampled_from(["/a", "/etc/b", f"{PACKAGES}/torch/c.py"]), st.tuples(st.integers(0, 9), st.just("")), max_size=3
+)
+
+
+@given(FILES, FILES)
+def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
+    left: dict[str, tuple[int, str]], right: dict[str, tuple[int, str]]
+) -> None:
+    before, after = image(left), image(right)
+    assert as_text(difference(before, before)).endswith("nothing is another\n")
+    there, back = difference(before, after), difference(after, before)
+    assert back.files == tuple(FileChange(path=row.path, before=row.after, after=row.before) for row in there.files)
+    assert sum(folder.growth for folder in there.folders) == after.image.size - before.image.size
+
+
+def test_a_change_of_rights_or_of_content_is_a_change() -> None:
+    files = {"/a": File(path="/a", size=1, mode=0o644, what="x")}
+    for other in (replace(files["/a"], mode=0o755), replace(files["/a"], what="y")):
+        found = difference(replace(BEFORE, files=files), replace(BEFORE, files={"/a": other}))
+        assert found.files == (FileChange(path="/a", before=1, after=1),)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        (f"{PACKAGES}/torch/lib/x.so", f"{PACKAGES}/torch"),
+        (f"{PACKAGES}/six.py", "/opt/venv/lib"),
+        ("/usr/share/doc/libc6/copyright", "/usr/share/doc"),
+        ("/etc/passwd", "/etc"),
+        ("/vmlinuz", "/"),
+    ],
+)
+def test_files_are_counted_by_folder(path: str, folder: str) -> None:
+    assert folder_of(path) == folder
+
+
+# --- changelog -------------------------------------------------------------------------------------------------------
+
+
+def test_a_changelog_grows_at_its_head_and_keeps_what_it_has() -> None:
+    first = changelog([BEFORE])
+    assert first.startswith("# Changelog\n\n## trainworks/pytorch-training:x (2026-11-21)\n")
+    assert "- torch 2.12.0" in first
+    edited = first.replace("The first image here", "Words of a person; the first image here")
+    both = changelog([BEFORE, AFTER], edited)
+    assert both.count("\n## ") == 2
+    assert "Words of a person" in both
+    assert both.index("- torch `2.12.0` → `2.13.0`") < both.index("Words of a person")
+    assert "- added sympy `1.14.0`" in both
+    assert "- removed networkx (was `3.6.1`)" in both
+    assert changelog([BEFORE, AFTER], both) == both, "the same command again adds nothing"
+
+
+def test_a_rebuild_without_news_says_so() -> None:
+    later = replace(BEFORE, image=replace(BEFORE.image, identifier="sha256:other"))
+    assert "No package and no setting is another (files: none)." in changelog([BEFORE, later])

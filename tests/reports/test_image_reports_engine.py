@@ -1,0 +1,107 @@
+"""Reports on the real `cpu` image and on one made from it by steps of which every effect is known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from image.support import ROOT, build_once
+from trainworks.engine.protocol import BuildRequest
+
+pytestmark = pytest.mark.engine
+
+CHANGED = "trainworks-test/reports:changed"
+
+DOCKERFILE = """\
+FROM {base}
+RUN /opt/venv/bin/python -m pip uninstall --yes networkx && dpkg --purge --force-depends media-types
+RUN mkdir /srv/new && head -c 3000000 /dev/zero > /srv/new/zeros && chmod 600 /etc/profile
+ENV NEW_VARIABLE=1
+LABEL maker=tests
+ENTRYPOINT ["/bin/sh"]
+"""
+
+
+def command(cache: Path, *words: str) -> str:
+    done = subprocess.run(
+        (sys.executable, str(ROOT / "build.py"), *words),
+        cwd=ROOT,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(cache), "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def base() -> str:
+    """Give the `cpu` image of Docker."""
+    return build_once("docker").reference
+
+
+@pytest.fixture(scope="module")
+def changed(base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Give an image of known changes."""
+    folder = tmp_path_factory.mktemp("context")
+    (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base))
+    engine = build_once("docker").engine
+    engine.build(BuildRequest(name="changed", context=folder, tags=(CHANGED,)), lambda _event: None)
+    try:
+        yield CHANGED
+    finally:
+        engine.remove(CHANGED)
+
+
+def test_a_difference_between_real_images_is_what_was_done(base: str, changed: str, tmp_path: Path) -> None:
+    found: dict[str, Any] = json.loads(command(tmp_path, "diff", base, changed, "--format", "json"))
+    assert [(row["name"], row["after"]) for row in found["python"]] == [("networkx", None)]
+    assert [(row["name"], row["after"]) for row in found["packages"]] == [("media-types", None)]
+    assert found["components"] == []
+    assert [(row["name"], row["before"], row["after"]) for row in found["environment"]] == [("NEW_VARIABLE", None, "1")]
+    assert {row["name"] for row in found["labels"]} == {"maker"}
+    assert [(row["name"], row["after"]) for row in found["settings"]] == [("arguments", ""), ("entry point", "/bin/sh")]
+    files = {row["path"]: (row["before"], row["after"]) for row in found["files"]}
+    assert files["/srv/new/zeros"] == (None, 3_000_000)
+    size, now = files["/etc/profile"]
+    assert size == now, "only its mode is another"
+    outside = {path for path in files if not path.startswith(("/opt/venv/", "/srv/new/", "/var/", "/usr/share/"))}
+    assert outside <= {"/etc/profile", "/etc/mime.types"}
+    growth = {row["folder"]: row["growth"] for row in found["folders"]}
+    assert growth["/srv/new"] == 3_000_000
+    assert -8_000_000 < growth["/opt/venv/lib/python3.11/site-packages/networkx"] < -5_000_000
+    assert len(found["layers"]) == 2
+
+
+def test_a_size_report_adds_up_and_explains_growth(base: str, changed: str, tmp_path: Path) -> None:
+    report: dict[str, Any] = json.loads(command(tmp_path, "report", base, "--format", "json"))
+    parts = {part["component"]: part["size"] for part in report["parts"]}
+    # Layers and files are counted by two programs; what a layer wrote a second time is no more than a few files.
+    assert report["overwritten"] < report["size"] / 100
+    assert parts["torch"] > parts["sagemaker-training"] > parts["open-mpi"] > 0
+    assert parts.get("other files", 0) == 0, "every byte of an image has an owner"
+    whose = [component for component, _, _ in report["layers"]]
+    assert whose[0] == whose[1] == "system"
+    assert whose[-1] == "manifest"
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    text = command(tmp_path, "report", changed, "--since", str(file))
+    assert "torch: python networkx" in text
+    assert "is gone" in text
+
+
+def test_a_changelog_of_real_images(base: str, changed: str, tmp_path: Path) -> None:
+    file = tmp_path / "CHANGELOG.md"
+    assert command(tmp_path, "changelog", base, changed, "--file", str(file)) == f"{file}\n"
+    text = file.read_text()
+    assert text.count("\n## ") == 2
+    assert "- removed networkx (was" in text
+    assert "- removed media-types (was" in text
