@@ -42,6 +42,11 @@ class Browser:
         """Return what a script returns."""
         return self.command("execute/sync", script=script, args=[])
 
+    def until(self, condition: str) -> None:
+        """Wait until an expression of the page is true: what follows a key or a click may come with the next frame."""
+        script = f"const done = arguments[0]; (function look() {{ ({condition}) ? done() : setTimeout(look, 10); }})();"
+        self.command("execute/async", script=script, args=[])
+
     def press(self, *keys: str) -> None:
         """Press keys where the focus is, as a person does; a text is typed."""
         actions = []

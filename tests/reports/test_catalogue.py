@@ -154,6 +154,7 @@ SHOWN = (
 )
 COUNT = "return document.getElementById('count').textContent"
 FOCUS = "return document.activeElement.id || document.activeElement.textContent.trim()"
+CLOSED = "!document.querySelector('dialog').open && document.activeElement.closest('.images')"
 OPENED = "const d = document.querySelector('dialog'); return d.open ? d.querySelector('article').id : ''"
 
 
@@ -197,6 +198,7 @@ def test_everything_can_be_done_with_the_keyboard(page: Browser) -> None:
     assert order[:8] == ["search", "framework", "cuda", "python", "base", "sources", "built", "With components"]
     first = order[8]
     page.press("Enter")
+    page.until("document.querySelector('dialog').open")
     name = page.run(OPENED)
     assert name == page.run("return document.querySelector('.images small').textContent")
     assert page.run(FOCUS) == "title-1"
@@ -205,11 +207,13 @@ def test_everything_can_be_done_with_the_keyboard(page: Browser) -> None:
         page.press("Tab")
         assert page.run("return document.activeElement === document.body || !!document.activeElement.closest('dialog')")
     page.press("Escape")
-    assert page.run(OPENED) == ""
+    page.until(CLOSED)
     assert page.run(FOCUS) == first, "the focus is where it was"
     page.press("Enter")
+    page.until("document.querySelector('dialog').open")
     assert page.run(OPENED) == name, "and opens it again"
     page.press("Escape")
+    page.until(CLOSED)
     page.run("document.getElementById('search').focus()")
     page.press("cu121")
     few = page.run(SHOWN)
@@ -226,7 +230,7 @@ def test_an_address_with_a_name_opens_that_image(page: Browser, address: str) ->
     assert "trainworks/pytorch-training:2.13.0-cpu-py311-debian12" in text
     assert "image_uri=" in text
     page.run("document.querySelector('.close').click()")
-    assert page.run(OPENED) == ""
+    page.until(CLOSED)
     page.open(f"{address}#no-such-image")
     assert page.run(OPENED) == ""
 
