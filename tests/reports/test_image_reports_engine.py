@@ -20,7 +20,7 @@ CHANGED = "trainworks-test/reports:changed"
 
 DOCKERFILE = """\
 FROM {base}
-RUN PYTHONDONTWRITEBYTECODE=1 /opt/venv/bin/python -m pip uninstall --yes networkx && dpkg --purge --force-depends media-types
+RUN /opt/venv/bin/python -B -m pip uninstall --yes networkx && dpkg --purge --force-depends media-types
 RUN mkdir /srv/new && head -c 3000000 /dev/zero > /srv/new/zeros && chmod 600 /etc/profile
 ENV NEW_VARIABLE=1
 LABEL maker=tests
