@@ -142,3 +142,9 @@ class ProofError(TrainworksError):
         lines = "".join(f"\n  {problem}" for problem in self.problems)
         count = len(self.problems)
         super().__init__(f"{count} problem{'s' if count != 1 else ''} with the proof:{lines}", hint=hint)
+
+
+class RegistryError(TrainworksError):
+    """A registry refuses what it is asked for, or cannot be reached; never has a password or token in its text."""
+
+    exit_status = 15

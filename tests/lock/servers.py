@@ -29,15 +29,15 @@ class Authority:
     key: Path
 
 
-def make_authority(folder: Path) -> Authority:
-    """Make a CA and a certificate for 127.0.0.1."""
+def make_authority(folder: Path, *also: str) -> Authority:
+    """Make a CA and a certificate for 127.0.0.1, and for hosts of these names too."""
     openssl = shutil.which("openssl")
     assert openssl, "openssl is not installed"
 
     def run(*words: str) -> None:
         subprocess.run((openssl, *words), cwd=folder, check=True, capture_output=True)
 
-    names = "subjectAltName=IP:127.0.0.1,DNS:localhost"
+    names = ",".join(("subjectAltName=IP:127.0.0.1", "DNS:localhost", *(f"DNS:{name}" for name in also)))
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     run("req", "-x509", *curve, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=the tests' own CA")
     run("req", *curve, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=127.0.0.1")

@@ -225,6 +225,14 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
     Both layouts are known: ``ID/layer.tar`` and ``HASH.tar`` of older engines, ``blobs/sha256/HASH`` of newer ones,
     where layers stand beside configurations and are told by their first bytes, and may be compressed.
     """
+    for name, content, is_layer in files_of(stream):
+        if is_layer:
+            with tarfile.open(fileobj=content, mode="r|*", bufsize=1 << 16) as inner:
+                yield Layer(name=_layer_name(name), archive=inner)
+
+
+def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
+    """Yield each file of such an archive: name, content, whether it is a layer; read it before you ask for the next."""
     with tarfile.open(fileobj=stream, mode="r|") as outer:
         for member in outer:
             if not member.isreg():
@@ -233,9 +241,8 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
             assert content is not None
             peeking = io.BufferedReader(_Raw(content), 1 << 16)
             head = peeking.peek(_BLOCK)[:_BLOCK]
-            if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or _empty_tar(member, head):
-                with tarfile.open(fileobj=peeking, mode="r|*", bufsize=1 << 16) as inner:
-                    yield Layer(name=_layer_name(member.name), archive=inner)
+            is_layer = head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or _empty_tar(member, head)
+            yield member.name, peeking, is_layer
     # tarfile stops at the end mark; what the engine pads after it must be read, or it dies of a broken pipe.
     while stream.read(1 << 16):
         pass

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from trainworks.engine import processes, progress
 from trainworks.engine.archive import images_in, layers_of
@@ -198,6 +198,12 @@ class BuildahEngine:
     @contextlib.contextmanager
     def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
         """Stream every layer of an image, lowest first, with no copy on disk."""
+        with self.archive(reference) as stream:
+            yield layers_of(stream)
+
+    @contextlib.contextmanager
+    def archive(self, reference: str) -> Iterator[IO[bytes]]:
+        """Stream an image in ``docker save`` form; ``BuildError`` when there is no such image."""
         identifier = self._existing(reference)["FromImageID"]
         with self._temporary_files() as (_, environment):
             argv = self._argv("push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout")
@@ -205,7 +211,7 @@ class BuildahEngine:
                 errors = child.errors
                 assert errors is not None
                 with errors:
-                    yield layers_of(stream)
+                    yield stream
                     status = child.wait(_SHORT_CALL)
                     if status:
                         raise self._error("reading an image's layers", errors.read().decode(errors="replace"))

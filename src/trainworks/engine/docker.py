@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from trainworks.engine import processes, progress
 from trainworks.engine.archive import layers_of
@@ -181,6 +181,23 @@ class DockerEngine:
                 close = getattr(chunks, "close", None)
                 if close is not None:
                     close()
+
+    @contextlib.contextmanager
+    def archive(self, reference: str) -> Iterator[IO[bytes]]:
+        """Stream an image in ``docker save`` form; ``BuildError`` when there is no such image.
+
+        By the command line: the daemon writes everything to its disk before the first byte comes, and the SDK does not
+        wait that long.
+        """
+        argv = (self.probe().program, "save", str(self._existing(reference).id))
+        with processes.Child(argv, environment=self._environment({})) as child, child.output as stream:
+            errors = child.errors
+            assert errors is not None
+            with errors:
+                yield stream
+                if child.wait(_SHORT_CALL):
+                    words = errors.read().decode(errors="replace").strip()
+                    raise BuildError(f"docker cannot save {reference}: {words}")
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[DockerContainer]:

@@ -207,6 +207,9 @@ class Engine(Protocol):
     def layers(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
         """Stream every layer of an image once, in the order of the engine's archive, with no copy on our side."""
 
+    def archive(self, reference: str) -> AbstractContextManager[IO[bytes]]:
+        """Stream an image in ``docker save`` form, with no copy on our side; ``engine.archive`` reads it."""
+
     def container(self, reference: str) -> AbstractContextManager[Container]:
         """Start a container that idles (or mount the image) for the time of the ``with`` block."""
 

@@ -236,7 +236,7 @@ class Client:
             address,
             headers=headers,
             # A token that stands in the headers would else be replaced by what netrc has for the host.
-            auth=_as_given if "Authorization" in headers else None,
+            auth=as_given if "Authorization" in headers else None,
             stream=stream,
             timeout=(self._timeout, self._timeout),
             verify=False if trusted else self._verify,
@@ -247,7 +247,7 @@ class Client:
             host = urlsplit(address).netloc
             self._dead[host] = f"{host.rpartition('@')[2]} does not answer"
         times = f", {attempts} attempts" if attempts else ""
-        return UnreachableError(f"{without_credentials(address)} cannot be had{times}: {_words(error)}")
+        return UnreachableError(f"{without_credentials(address)} cannot be had{times}: {reason_of(error)}")
 
 
 class _BrokenError(Exception):
@@ -258,7 +258,8 @@ class _BrokenError(Exception):
         self.validator = validator
 
 
-def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+def as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Leave a request as it is, as its ``auth``: no login from netrc takes the place of a chosen one."""
     return request
 
 
@@ -275,7 +276,7 @@ def _is_final(error: Exception) -> bool:
     return "NameResolutionError" in repr(error)
 
 
-def _words(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return the innermost reason of an error: the library wraps it several times."""
     reason: object = error
     while True:

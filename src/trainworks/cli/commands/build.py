@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainworks.cli.commands.push import add_push_arguments
 from trainworks.cli.listing import list_json, list_text
 from trainworks.cli.output import put
 from trainworks.errors import ImageTestError
@@ -34,12 +35,13 @@ Builds a container image for training on Amazon SageMaker and clusters like it, 
   python build.py --framework pytorch --cuda cpu --until render --output context   write its Dockerfile and files
   python build.py --all -j 2                                 build and test every target, two at once
   python build.py extend --help                              an image with your requirements and your code
+  python build.py push --help                                to ECR or any registry; `promote` copies between them
 """
 
 EPILOG = """\
 Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
 4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
-12 extension, 13 incompatible parts, 14 findings of lint, 17 proof, 130 interrupted.
+12 extension, 13 incompatible parts, 14 findings of lint, 15 registry, 17 proof, 130 interrupted.
 """
 
 
@@ -93,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     how.add_argument("--no-cache", action="store_true", help="build every step again")
     how.add_argument("--verbose", action="store_true", help="show every line that the build prints")
     how.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    push = grammar.add_argument_group("push (docs/push.md)")
+    push.add_argument("--push", action="store_true", help="push the image once it is built and tested")
+    add_push_arguments(push)
     return grammar
 
 
@@ -107,6 +112,10 @@ def run(options: Namespace, root: Path) -> int:
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
     if missing:
         parser().error(f"{' and '.join(missing)} must be given; --list shows what there is")
+    if options.push and (not options.repository or options.until != "test"):
+        parser().error("--push wants --repository HOST/NAME, and pushes what was tested: no --until")
+    if not options.push and (options.repository or options.fixed_tags or options.moving_tags):
+        parser().error("--repository, --tag and --moving-tag belong to --push")
     request = Request(
         framework=options.framework,
         cuda=options.cuda,
@@ -252,7 +261,17 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
         results = check_image(plan, result.image, engine, settings, junit=options.junit)
         report["checks"] = [asdict(outcome) for outcome in results]
         broken = broken_promises(plan, results)
-    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else f"{plan.tags[0]}\n")
+    text = f"{plan.tags[0]}\n"
+    if options.push and broken is None:
+        from trainworks.cli.push import push_image, report_of, tags_for, text_of
+        from trainworks.host.distribution import Registries
+
+        tags = tags_for(plan.tags[0], options.fixed_tags, options.moving_tags)
+        with Registries(settings, report=say) as registries:
+            pushed = push_image(engine, plan.tags[0], options.repository, tags, registries, os.environ)
+        report["pushed"] = report_of(pushed)
+        text += text_of(pushed)
+    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else text)
     if broken is not None:
         raise broken
     return 0

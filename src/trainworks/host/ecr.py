@@ -1,0 +1,149 @@
+"""Amazon ECR's own part, which the protocol of registries does not have: a login, and repositories made on demand.
+
+boto3 is optional (``pip install 'trainworks[ecr]'``): without it a credential helper or ``docker login`` gives the
+login, and repositories must exist.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from trainworks.errors import RegistryError
+
+HOST = re.compile(
+    r"(?P<account>\d{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)"
+)
+"""A registry of ECR: one account in one region."""
+
+IMMUTABLE_TAGS = "*-20*"
+"""ECR's own wildcard for the tags that it keeps from ever moving: those that end with a date of this century."""
+
+UNTAGGED_DAYS = 30
+"""After so many days an image that no tag points at may be removed."""
+
+INSTALL = "pip install 'trainworks[ecr]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """Whose registry it is, and where."""
+
+    account: str
+    region: str
+
+
+def parse_host(host: str) -> Registry | None:
+    """Return the account and the region of an ECR host; ``None`` where it is another registry."""
+    found = HOST.fullmatch(host)
+    return Registry(account=found["account"], region=found["region"]) if found else None
+
+
+def available() -> bool:
+    """Whether boto3 is installed and finds AWS credentials."""
+    if find_spec("boto3") is None:
+        return False
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        return boto3.Session().get_credentials() is not None
+    except BotoCoreError:
+        return False
+
+
+def login(registry: Registry) -> tuple[str, str]:
+    """Return the user and the password that ECR gives for 12 hours; raises ``RegistryError``."""
+    answer = _call(registry, "get_authorization_token", registryIds=[registry.account])
+    token = answer["authorizationData"][0]["authorizationToken"]
+    user, _, password = base64.b64decode(token).decode().partition(":")
+    return user, password
+
+
+def ensure_repository(registry: Registry, name: str) -> bool:
+    """Make a repository where it is not there; return whether it was made.
+
+    A new one is scanned at each push; tags with a date cannot be moved, and the others can; what has no tag any more is
+    removed after ``UNTAGGED_DAYS``. One that is there stays as it is.
+
+    Raises:
+        RegistryError: AWS refuses; or boto3 is too old to know such tags.
+    """
+    found = _call(
+        registry,
+        "describe_repositories",
+        missing="RepositoryNotFoundException",
+        registryId=registry.account,
+        repositoryNames=[name],
+    )
+    if found is not None:
+        return False
+    made = _call(
+        registry,
+        "create_repository",
+        missing="RepositoryAlreadyExistsException",
+        registryId=registry.account,
+        repositoryName=name,
+        imageTagMutability="MUTABLE_WITH_EXCLUSION",
+        imageTagMutabilityExclusionFilters=[{"filterType": "WILDCARD", "filter": IMMUTABLE_TAGS}],
+        imageScanningConfiguration={"scanOnPush": True},
+    )
+    if made is None:
+        # Another push was quicker.
+        return False
+    _call(
+        registry,
+        "put_lifecycle_policy",
+        registryId=registry.account,
+        repositoryName=name,
+        lifecyclePolicyText=json.dumps({"rules": [_RULE]}),
+    )
+    return True
+
+
+_RULE = {
+    "rulePriority": 1,
+    "description": f"images without a tag go after {UNTAGGED_DAYS} days",
+    "selection": {
+        "tagStatus": "untagged",
+        "countType": "sinceImagePushed",
+        "countUnit": "days",
+        "countNumber": UNTAGGED_DAYS,
+    },
+    "action": {"type": "expire"},
+}
+
+
+def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:
+    """Call ECR; ``None`` where it answers with the error ``missing``."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
+
+    place = f"ECR of {registry.account} in {registry.region}"
+    try:
+        client = boto3.client("ecr", region_name=registry.region)
+        return getattr(client, operation)(**arguments)
+    except ClientError as error:
+        code = str(error.response["Error"]["Code"])
+        if missing and code == missing:
+            return None
+        words = str(error.response["Error"].get("Message", ""))
+        hint = f"the IAM identity needs ecr:{_action(operation)}; `aws sts get-caller-identity` says who it is"
+        if "expired" in f"{code} {words}".lower():
+            hint = "AWS's session has ended: log in again (`aws sso login`, or new keys), then repeat the command"
+        raise RegistryError(f"{place} refuses {_action(operation)}: {code}: {words}", hint=hint) from error
+    except ParamValidationError as error:
+        raise RegistryError(f"this boto3 is too old for {_action(operation)}", hint=f"{INSTALL} --upgrade") from error
+    except BotoCoreError as error:
+        raise RegistryError(
+            f"{place} cannot be asked for {_action(operation)}: {error}",
+            hint="the same command goes on once AWS can be reached with credentials",
+        ) from error
+
+
+def _action(operation: str) -> str:
+    return "".join(word.title() for word in operation.split("_"))

@@ -1,0 +1,73 @@
+"""What the tests of pushes share: a registry with TLS and a login, and this machine's own login there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lock.servers import Authority, Server, make_authority, serving
+from push.support import PASSWORD, USER, RegistryServer, docker_configuration, registry_server
+from trainworks.host.distribution import Patience, Registries
+from trainworks.host.pip import PipSettings
+from trainworks.host.settings import HostSettings
+
+QUICK = Patience(attempts=3, pause=0.01, connect_seconds=10, answer_seconds=30)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Give a certificate authority that nobody else trusts; its server may be a registry of ECR too."""
+    return make_authority(tmp_path_factory.mktemp("authority"), "*.dkr.ecr.eu-west-1.amazonaws.com")
+
+
+@pytest.fixture
+def plain_server() -> Iterator[Server]:
+    """Give a server without TLS that answers as a test says."""
+    with serving() as mine:
+        yield mine
+
+
+@pytest.fixture
+def server(tmp_path: Path, authority: Authority) -> Iterator[RegistryServer]:
+    """Give a registry of its own to a test."""
+    with registry_server(tmp_path / "registry", authority) as mine:
+        yield mine
+
+
+@pytest.fixture
+def other(tmp_path: Path, authority: Authority) -> Iterator[RegistryServer]:
+    """Give another registry."""
+    with registry_server(tmp_path / "other", authority) as mine:
+        yield mine
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a machine that trusts the registries, keeps its caches here, and has no login."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_configuration(tmp_path / "docker", {})))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.fixture
+def logged_in(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Have docker's login at each registry of the test."""
+    names = [name for name in ("server", "other") if name in request.fixturenames]
+    hosts = [request.getfixturevalue(name).host for name in names]
+    docker_configuration(tmp_path / "docker", dict.fromkeys(hosts, (USER, PASSWORD)))
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    """Give what ``registries`` report."""
+    return []
+
+
+@pytest.fixture
+def registries(lines: list[str]) -> Iterator[Registries]:
+    """Give this machine's way to registries, with little patience."""
+    with Registries(HostSettings(pip=PipSettings()), report=lines.append, patience=QUICK) as mine:
+        yield mine

@@ -1,0 +1,181 @@
+"""ECR: its API is moto's server, its data path Debian's registry under ECR's own name. AWS itself is never asked."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from lock.servers import Request, Server
+from push.support import PASSWORD, ROOT, USER, RegistryServer, Tunnel, docker_configuration, free_port
+from push.test_registry import put_image
+from trainworks.cli import main
+from trainworks.host import ecr
+from trainworks.host.distribution import Registries
+
+ACCOUNT, REGION = "123456789012", "eu-west-1"
+HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
+SECRET = "s3cret-of-the-test-0815"
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[str]:
+    """Give the address of ECR's API."""
+    program = ROOT / ".cache/peers/s3/bin/moto_server"
+    if not program.exists():
+        pytest.skip("NOT TESTED: no moto here (`make peers`)")
+    port = free_port()
+    words = (str(program.with_name("python")), str(program), "-H", "127.0.0.1", "-p", str(port))
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if b"Running on" in line:
+                    break
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have AWS credentials, and none of this machine's own AWS settings."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHETEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+@pytest.fixture
+def tunnel(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tunnel]:
+    """Lead what is asked of ECR's host to our registry."""
+    mine = Tunnel(server.port)
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, mine.address)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    yield mine
+    mine.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (HOST, ecr.Registry(account=ACCOUNT, region=REGION)),
+        (f"{ACCOUNT}.dkr.ecr-fips.us-gov-west-1.amazonaws.com", ecr.Registry(account=ACCOUNT, region="us-gov-west-1")),
+        (f"{ACCOUNT}.dkr.ecr.cn-north-1.amazonaws.com.cn", ecr.Registry(account=ACCOUNT, region="cn-north-1")),
+        (f"{ACCOUNT}.dkr-ecr.us-east-1.on.aws", ecr.Registry(account=ACCOUNT, region="us-east-1")),
+        ("public.ecr.aws", None),
+        (f"{HOST}.evil.example", None),
+    ],
+)
+def test_hosts(host: str, expected: ecr.Registry | None) -> None:
+    assert ecr.parse_host(host) == expected
+
+
+@pytest.mark.usefixtures("aws", "logged_in")
+def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
+    api: str,
+    server: RegistryServer,
+    tunnel: Tunnel,
+    registries: Registries,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", api)
+    manifest = put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0-20261121")
+    words = ["promote", f"{server.host}/team/image:1.0-20261121", f"{HOST}/released/image", "--tag", "1.0-20261121"]
+    assert main([*words, "--moving-tag", "1.0"]) == 0
+    said = capsys.readouterr()
+    assert said.out.split() == [
+        f"{HOST}/released/image@{manifest.digest}",
+        f"{HOST}/released/image:1.0-20261121",
+        f"{HOST}/released/image:1.0",
+    ]
+    assert "made, with scan on push" in said.err
+    assert set(tunnel.asked) == {f"{HOST}:443"}
+    client = boto3.client("ecr", region_name=REGION)
+    (made,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
+    assert made["imageScanningConfiguration"] == {"scanOnPush": True}
+    assert made["imageTagMutability"] == "MUTABLE_WITH_EXCLUSION"
+    assert made["imageTagMutabilityExclusionFilters"] == [{"filterType": "WILDCARD", "filter": "*-20*"}]
+    policy = json.loads(client.get_lifecycle_policy(repositoryName="released/image")["lifecyclePolicyText"])
+    assert [rule["selection"]["tagStatus"] for rule in policy["rules"]] == ["untagged"]
+    # A repository that is there stays as it is.
+    client.delete_lifecycle_policy(repositoryName="released/image")
+    assert main(words) == 0
+    again = capsys.readouterr()
+    assert "made" not in again.err
+    with pytest.raises(client.exceptions.LifecyclePolicyNotFoundException):
+        client.get_lifecycle_policy(repositoryName="released/image")
+    token = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    client.close()
+    for secret in (SECRET, PASSWORD, token, base64.b64decode(token).decode().partition(":")[2]):
+        assert secret not in said.out + said.err + again.out + again.err + server.log
+
+
+@pytest.mark.usefixtures("aws")
+@pytest.mark.parametrize(
+    ("code", "message", "hint"),
+    [
+        ("ExpiredTokenException", "The security token included in the request is expired", "aws sso login"),
+        ("AccessDeniedException", "User is not authorized", "the IAM identity needs ecr:DescribeRepositories"),
+    ],
+)
+@pytest.mark.usefixtures("logged_in")
+def test_what_aws_refuses_is_one_clear_error(
+    server: RegistryServer,
+    registries: Registries,
+    plain_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: str,
+    message: str,
+    hint: str,
+) -> None:
+    def refuse(request: Request) -> None:
+        body = json.dumps({"__type": code, "message": message}).encode()
+        request.send_response(400)
+        request.send_header("Content-Type", "application/x-amz-json-1.1")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+    plain_server.serve("/", refuse)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", plain_server.url)
+    put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0")
+    assert main(["promote", f"{server.host}/team/image:1.0", f"{HOST}/released/image"]) == 15
+    said = capsys.readouterr()
+    assert f"ECR of {ACCOUNT} in {REGION} refuses DescribeRepositories: {code}: {message}" in said.err
+    assert hint in said.err
+    assert SECRET not in said.err
+
+
+def test_without_aws_credentials_docker_s_login_is_taken(
+    server: RegistryServer,
+    tunnel: Tunnel,
+    registries: Registries,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", raising=False)
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", raising=False)
+    docker_configuration(tmp_path / "docker", dict.fromkeys((server.host, HOST), (USER, PASSWORD)))
+    put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0")
+    assert main(["promote", f"{server.host}/team/image:1.0", f"{HOST}/released/image"]) == 0
+    assert "pip install 'trainworks[ecr]'" in capsys.readouterr().err
+    assert tunnel.asked

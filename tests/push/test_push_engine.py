@@ -1,0 +1,104 @@
+"""The real `cpu` image: pushed to a registry that dies in between, pulled by a clean engine, checked there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from image.support import build_once, engine_that_answers
+from push.support import PASSWORD, ROOT, RegistryServer
+from trainworks.engine.buildah import BuildahEngine
+from trainworks.facts.load import load
+from trainworks.imagetest.run import run_checks
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
+
+pytestmark = pytest.mark.engine
+
+KILLED_AFTER = 60_000_000
+"""Bytes that the registry has when it is killed: in the middle of a layer, after some."""
+
+
+def push(image: str, *repositories: str) -> subprocess.Popen[str]:
+    words = [word for repository in repositories for word in ("--repository", repository)]
+    command = (sys.executable, str(ROOT / "build.py"), "push", image, *words, "--engine", "docker", "--format", "json")
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_a_push_survives_its_registry_and_a_clean_engine_gets_the_same_image(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_that_answers("buildah")
+    # The machine of this test trusts another CA, and the build wants its own.
+    with monkeypatch.context() as usual:
+        usual.delenv("SSL_CERT_FILE")
+        usual.delenv("DOCKER_CONFIG")
+        reference = build_once("docker").reference
+    repository = f"{server.host}/team/pytorch-training"
+
+    def restart() -> None:
+        while server.received() < KILLED_AFTER:
+            if over.wait(0.05):
+                return
+        server.kill()
+        server.start()
+        killed.set()
+
+    over, killed = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=restart)
+    watcher.start()
+    try:
+        with push(reference, repository) as process:
+            output, errors = process.communicate(timeout=600)
+    finally:
+        over.set()
+        watcher.join(60)
+    assert process.returncode == 0, errors
+    assert killed.is_set()
+    assert "attempt 2 of" in errors
+    (pushed,) = json.loads(output)["pushed"]
+    # Only the layer that was under way is sent twice.
+    assert pushed["layers"]["sent"] >= 5
+    assert pushed["layers"]["there"] == 0
+    assert len(server.requests("POST", "/blobs/uploads/")) <= 2 * 2 + 2 * pushed["layers"]["sent"]
+    day = time.strftime("%Y%m%d", time.gmtime())
+    assert pushed["tags"][1] == "2.13.0-cpu-debian12"
+    assert pushed["tags"][0].startswith("2.13.0-cpu-py311-debian12-2")
+    assert pushed["tags"][0] <= f"2.13.0-cpu-py311-debian12-{day}"
+    for secret in (PASSWORD,):
+        assert secret not in output + errors + server.log
+
+    # The same image once more: no layer is read or sent, every name is the same.
+    with push(reference, repository) as process:
+        again = json.loads(process.communicate(timeout=120)[0])["pushed"][0]
+    assert (again["sent_bytes"], again["image_uri"]) == (0, pushed["image_uri"])
+
+    # A clean engine: buildah with a store of its own.
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "docker" / "config.json"))
+    store = ("--root", str(tmp_path / "store"), "--runroot", str(tmp_path / "run"))
+    clean = BuildahEngine(options=store)
+    try:
+        assert clean.inspect(reference) is None
+        assert clean.pull(pushed["image_uri"], timeout=300)
+        found = clean.inspect(pushed["image_uri"])
+        assert found is not None
+        listed = subprocess.run(
+            ("buildah", *store, "images", "--digests", "--json"), check=True, capture_output=True, text=True
+        )
+        assert pushed["digest"] in listed.stdout
+        plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
+        quick = tuple(check for check in plan.checks if check.component == "torch")[:8]
+        results = run_checks(clean, found, quick, forbidden=(), report=lambda _outcome: None)
+        assert [outcome.title for outcome in results if not outcome.passed] == []
+        assert len(results) == len(set(quick)) > 3
+    finally:
+        subprocess.run(("buildah", *store, "rmi", "--all", "--force"), check=False, capture_output=True)
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
