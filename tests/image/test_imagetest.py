@@ -453,6 +453,9 @@ class LocalEngine:
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         raise NotImplementedError
 
+    def archive(self, reference: str) -> contextlib.AbstractContextManager[typing.IO[bytes]]:
+        raise NotImplementedError
+
     def run(
         self,
         reference: str,

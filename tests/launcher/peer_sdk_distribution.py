@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import Any
 
-import boto3  # type: ignore[import-not-found]
+import boto3
 import sagemaker  # type: ignore[import-not-found]
 from sagemaker.instance_group import InstanceGroup  # type: ignore[import-not-found]
 from sagemaker.pytorch import PyTorch  # type: ignore[import-not-found]

@@ -80,7 +80,7 @@ class Pushed:
 def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = ()) -> Tags:
     """Return the tags of a push: those asked for, else those that follow from the image's own.
 
-    ``2.4.1-cu121-py311-debian12`` gets that with a date, and the moving tag ``2.4.1-cu121-debian12``.
+    ``VERSION-cu121-py311-debian12`` gets that with a date, and the moving tag ``VERSION-cu121-debian12``.
 
     Raises:
         RegistryError: A tag that no registry takes, or none to make one of.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from urllib.parse import urlunsplit
+
 from requests.utils import get_netrc_auth
 
 from trainworks.errors import RegistryError
@@ -54,5 +56,5 @@ def _from_docker(host: str) -> Credentials | None:
 
 
 def _from_netrc(host: str) -> Credentials | None:
-    found = get_netrc_auth(f"https://{host}")
+    found = get_netrc_auth(urlunsplit(("https", host, "", "", "")))
     return Credentials(user=found[0], password=found[1], origin="netrc") if found else None

@@ -224,13 +224,14 @@ class Registry:
     def address(self, path: str) -> str:
         """Return the address of a path. Registries speak TLS; only one on this machine is tried without it too."""
         if not self._base:
-            self._base = f"https://{DEFAULT_REGISTRY if self.host == 'docker.io' else self.host}"
+            host = DEFAULT_REGISTRY if self.host == "docker.io" else self.host
+            self._base = urlunsplit(("https", host, "", "", ""))
             if _is_loopback(self.host):
                 try:
                     self._session.get(f"{self._base}/v2/", timeout=self.patience.connect_seconds, verify=self._verify)
                 except requests.exceptions.SSLError as error:
                     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
-                        self._base = f"http://{self.host}"
+                        self._base = urlunsplit(("http", host, "", "", ""))
                 except requests.RequestException:
                     # Not there, or not there yet: the request itself will say.
                     base, self._base = self._base, ""

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-import boto3  # type: ignore[import-not-found]
+import boto3
 from sagemaker.estimator import Estimator  # type: ignore[import-not-found]
 from sagemaker.local import LocalSession  # type: ignore[import-not-found]
 from sagemaker.pytorch import PyTorch  # type: ignore[import-not-found]

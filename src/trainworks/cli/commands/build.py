@@ -107,15 +107,17 @@ def run(options: Namespace, root: Path) -> int:
         facts = load(root)
         put(list_json(facts) if options.format == "json" else list_text(facts))
         return 0
+    if options.push and (options.all or options.only):
+        parser().error("--push is for one target; `build.py push TARGET` pushes what is built already")
+    if options.push and (not options.repository or options.until != "test"):
+        parser().error("--push wants --repository HOST/NAME, and pushes what was tested: no --until")
+    if not options.push and (options.repository or options.fixed_tags or options.moving_tags):
+        parser().error("--repository, --tag and --moving-tag belong to --push")
     if options.all or options.only:
         return _many(options, root)
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
     if missing:
         parser().error(f"{' and '.join(missing)} must be given; --list shows what there is")
-    if options.push and (not options.repository or options.until != "test"):
-        parser().error("--push wants --repository HOST/NAME, and pushes what was tested: no --until")
-    if not options.push and (options.repository or options.fixed_tags or options.moving_tags):
-        parser().error("--repository, --tag and --moving-tag belong to --push")
     request = Request(
         framework=options.framework,
         cuda=options.cuda,
