@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
 from urllib.parse import urlunsplit
 
 from requests.utils import get_netrc_auth
