@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from trainworks.engine.processes import LineSplitter, clean, programs, run, stream, uninterrupted
+from trainworks.engine.processes import Child, LineSplitter, clean, programs, run, stream, uninterrupted
 
 FOREVER = "import signal, sys, time; print('ready', flush=True); signal.pause()"
 STUBBORN = (
@@ -139,6 +140,33 @@ def test_interrupt_ends_the_child_of_a_real_program(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=30)
     assert b"KeyboardInterrupt" in errors
     assert pid_gone(pid)
+
+
+def test_an_interrupt_between_the_first_one_and_the_cleaning_up() -> None:
+    """The second Ctrl-C falls on the first step of ``__exit__``, before anything there can guard itself."""
+    child = Child(("sleep", "62"), merge=True, grace=1.0)
+    arrived: list[str] = []
+
+    def again(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code is Child.__exit__.__code__:
+            arrived.append(event)
+            signal.raise_signal(signal.SIGINT)
+
+    def work() -> None:
+        with child:
+            sys.settrace(again)
+            signal.raise_signal(signal.SIGINT)
+
+    before, tracer = signal.getsignal(signal.SIGINT), sys.gettrace()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        sys.settrace(tracer)
+    child.output.close()
+    assert arrived == ["call"]
+    assert pid_gone(child.identifier)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_uninterrupted_delivers_afterwards() -> None:

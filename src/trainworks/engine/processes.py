@@ -82,6 +82,39 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(number)
 
 
+class _OneInterrupt:
+    """From the first SIGINT or SIGTERM on lets no further one through, until it is taken off.
+
+    ``uninterrupted`` guards the code that ends a child; between the first interrupt and that code there are steps of
+    Python's own, and a second one that falls there would leave the child running.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
+        self._interrupted = False
+
+    def put_on(self) -> None:
+        """Take over the handlers; only the main thread has any."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            # A signal that Python does not handle ends the process or does nothing: there is nothing to hold back.
+            if callable(handler):
+                self._before[number] = handler
+                signal.signal(number, self._first_only)
+
+    def take_off(self) -> None:
+        """Give the handlers back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _first_only(self, number: int, frame: FrameType | None) -> None:
+        if not self._interrupted:
+            self._interrupted = True
+            self._before[signal.Signals(number)](number, frame)
+
+
 class Child:
     """A child process in a session of its own; leaving the ``with`` block ends it, whatever happened inside."""
 
@@ -110,9 +143,11 @@ class Child:
         self._grace = grace
         self._process: subprocess.Popen[bytes] | None = None
         self._exited = threading.Event()
+        self._interrupts = _OneInterrupt()
 
     def __enter__(self) -> Child:
         """Start the child; ``OSError`` when there is no such program."""
+        self._interrupts.put_on()
         try:
             # An interrupt between fork and assignment would lose the child, hence none is taken here.
             with uninterrupted():
@@ -126,7 +161,7 @@ class Child:
                 )
                 threading.Thread(target=self._reap, args=(self._process,), daemon=True).start()
         except BaseException:
-            self.stop()
+            self._end()
             raise
         return self
 
@@ -134,7 +169,13 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the child and everything of its group; who reads the pipes closes them."""
-        self.stop()
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self.stop()
+        finally:
+            self._interrupts.take_off()
 
     @property
     def identifier(self) -> int:
