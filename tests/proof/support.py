@@ -1,10 +1,12 @@
-"""What a proof is in these tests, and the standards' own readers, which accept or refuse our documents."""
+"""A tiny image and its proof, and the standards' own readers, which accept or refuse our documents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +23,182 @@ from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from trainworks.cli.prove import text_of
-from trainworks.proof.components import Contents
-from trainworks.proof.envelope import PrivateKey, PublicKey, sign
-from trainworks.proof.verify import ATTESTATIONS_FILE, PROVENANCE_FILE
+from trainworks.cli.prove import texts_of
+from trainworks.engine.protocol import BuiltImage, EngineInformation
+from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
+from trainworks.imagetest import packages
+from trainworks.imagetest.questions import command_of
+from trainworks.plan.model import Request, Step
+from trainworks.plan.resolve import make_plan
+from trainworks.proof.components import Contents, contents_of
+from trainworks.proof.envelope import PrivateKey, PublicKey
+from trainworks.proof.provenance import Builder, Checkout
+from trainworks.proof.verify import PROVENANCE_FILE
+from trainworks.render.dockerfile import Rendering
+
+STATUS = """\
+Package: libssl3
+Status: install ok installed
+Architecture: amd64
+Source: openssl
+Version: 3.0.17-1~deb12u2
+Description: Secure Sockets Layer toolkit
+ Version: of what this line says, no package is
+
+Package: removed
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1.0
+
+Package: libstdc++6
+Status: install ok installed
+Architecture: amd64
+Multi-Arch: same
+Source: gcc-12 (12.2.0-14+deb12u1)
+Version: 2:12.2.0-14+deb12u1+b1
+"""
+
+COPYRIGHT = """\
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: OpenSSL
+License: not-the-files-own
+
+Files: *
+Copyright: 1998 The Project
+License: Apache-2.0
+
+Files: one.c
+ two.c
+Copyright: Somebody
+License: GPL-2+ or Artistic
+ The text.
+
+Files: debian/*
+Copyright: The packager
+License: BSD-3-clause
+
+License: MIT
+ A text that no file refers to.
+"""
+
+METADATA = {
+    "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n",
+    "Jinja2-3.1.6": "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n",
+    "filelock-3.0": "Name: filelock\nVersion: 3.0\nLicense: MIT\n\nLicense: of the description\n",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proven:
-    """A tiny image's contents and its three statements, by the name of the file that each is written to."""
+    """A tiny image's contents, and what writes the files of its proof."""
 
     contents: Contents
-    statements: Mapping[str, Mapping[str, Any]]
+    write: Callable[[PrivateKey | None], dict[str, str]]
+
+    def texts(self, key: PrivateKey | None = None) -> dict[str, str]:
+        """Return the files, signed where a key is given."""
+        return self.write(key)
 
     def documents(self) -> dict[str, dict[str, Any]]:
         """Return what the files have: bare bills of materials, the whole statement of provenance."""
-        return {
-            name: json.loads(json.dumps(each if name == PROVENANCE_FILE else each["predicate"]))
-            for name, each in self.statements.items()
-        }
+        return {name: json.loads(text) for name, text in self.texts().items()}
 
-    def write(self, folder: Path, key: PrivateKey) -> None:
-        """Write a signed proof, as ``build.py prove`` does."""
-        for name, document in self.documents().items():
-            (folder / name).write_text(text_of(document), encoding="utf-8")
-        lines = "".join(f"{sign(each, key)}\n" for each in self.statements.values())
-        (folder / ATTESTATIONS_FILE).write_text(lines, encoding="utf-8")
+    def statement(self) -> dict[str, Any]:
+        """Return the statement of provenance."""
+        return self.documents()[PROVENANCE_FILE]
+
+
+def make_tree(root: Path) -> Path:
+    """Make the root folder of a tiny image: the databases of its packages; return it."""
+    files = {
+        "etc/os-release": 'ID=debian\nVERSION_ID="12"\n',
+        "var/lib/dpkg/status": STATUS,
+        "usr/share/doc/libssl3/copyright": COPYRIGHT,
+        "usr/share/doc/libstdc++6/copyright": "This is the Debian package of GCC. License: prose.\n",
+        "usr/lib/python3/dist-packages/distro-1.0.dist-info/METADATA": "Name: distro\nVersion: 1.0\n",
+    }
+    folder = "opt/venv/lib/python3.11/site-packages"
+    files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in METADATA.items()}
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def ask(tree: Path) -> packages.Answer:
+    """Return what an image says of itself: the packed script as it is started in a container, in a process here."""
+    command = command_of({"root": str(tree)}, script="packages.py", interpreter=sys.executable)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    answer: packages.Answer = json.loads(done.stdout.removeprefix(packages.MARKER))
+    return answer
+
+
+def tiny_proof(facts: Facts, folder: Path, *, pushed: tuple[str, str] | None = None) -> Proven:
+    """Return the proof of a tiny image, whose root folder is made here."""
+    return prove(facts, ask(make_tree(folder)), pushed=pushed)
+
+
+def prove(facts: Facts, found: packages.Answer, *, pushed: tuple[str, str] | None = None) -> Proven:
+    """Return the proof of an image that says this of itself."""
+    request = Request(framework="pytorch", cuda="cpu")
+    torch = LockedPackage(
+        name="torch",
+        version="2.13.0+cpu",
+        file="torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl",
+        sha256="1" * 64,
+        size=100,
+        requires=("jinja2", "not-installed"),
+    )
+    # Locked is another version than the image has: its hash says nothing of what is installed.
+    filelock = LockedPackage(name="filelock", version="4.0", file="filelock-4.0-py3-none-any.whl", sha256="2" * 64)
+    archive = Artifact(
+        name="open-mpi", version="4.1.7", source="", url="https://vendor.example/openmpi.tar.bz2", sha256="3" * 64
+    )
+    repository = Artifact(
+        name="gdrcopy", version="2.4", source="", git="https://git.example/gdrcopy", tag="v2.4", commit="4" * 40
+    )
+    plan = replace(
+        make_plan(request, facts),
+        image="nvidia/cuda:12.1.1-base@sha256:" + "5" * 64,
+        tags=("trainworks/pytorch-training:tiny",),
+        steps=(
+            Step(component="torch", version="2.13.0", summary="", python=(torch, filelock)),
+            Step(component="open-mpi", version="4.1.7", summary="", artifacts=(archive,)),
+            Step(component="gdrcopy", version="2.4", summary="", artifacts=(repository,), in_image=False),
+        ),
+    )
+    rendering = Rendering(
+        dockerfile="FROM base\n",
+        files=(SourceFile(path="launcher/one.py", content=b"pass\n"),),
+        stage_components={},
+        texts={"torch": "RUN one\n", "open-mpi": "RUN two\n", "gdrcopy": "RUN three\n"},
+    )
+    image = BuiltImage(
+        reference=plan.tags[0], identifier=f"sha256:{'a' * 64}", size=1, labels={}, environment={}, digests=()
+    )
+    contents = contents_of(
+        plan,
+        rendering,
+        image,
+        found,
+        base_identifier="sha256:" + "6" * 64,
+        launcher_version="0.1.0",
+        launcher_license="Apache-2.0",
+    )
+    contents = replace(contents, pushed=pushed)
+    builder = Builder(
+        identifier="https://ci.example/builder",
+        version="0.1.0",
+        engine=EngineInformation(name="docker", version="20.10", program="/usr/bin/docker"),
+    )
+    checkout = Checkout(commit="7" * 40, changed=True, locks={"images/lock/tiny.toml": "8" * 64})
+    return Proven(
+        contents=contents,
+        write=lambda key: texts_of(
+            plan, request, rendering, contents, checkout=checkout, builder=builder, key=key, time=0
+        ),
+    )
 
 
 def cyclonedx_problems(text: str) -> object:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from proof.support import Proven, cyclonedx_packages, cyclonedx_problems, read_provenance, spdx_problems
-from trainworks.cli.prove import request_of, text_of
+from trainworks.cli.prove import request_of
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, UnknownNameError
 from trainworks.facts.rows import Facts
@@ -28,11 +28,11 @@ GOLDEN = ("sbom.cdx.json", "sbom.spdx.json", "provenance.json")
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_documents_of_a_tiny_image(name: str, proven: Proven, golden: Callable[[str, str], None]) -> None:
-    golden(f"proof/{name}", text_of(proven.documents()[name]))
+    golden(f"proof/{name}", proven.texts()[name])
 
 
 def test_cyclonedx_is_valid_and_its_library_reads_every_package(proven: Proven) -> None:
-    text = text_of(proven.documents()["sbom.cdx.json"])
+    text = proven.texts()["sbom.cdx.json"]
     assert cyclonedx_problems(text) is None
     assert cyclonedx_packages(text) == {each.purl for each in proven.contents.components}
 
@@ -42,7 +42,7 @@ def test_the_validator_of_cyclonedx_refuses_a_field_that_the_format_has_not(prov
 
 
 def test_spdx_is_valid(proven: Proven) -> None:
-    assert spdx_problems(text_of(proven.documents()["sbom.spdx.json"])) == []
+    assert spdx_problems(proven.texts()["sbom.spdx.json"]) == []
 
 
 def test_the_validator_of_spdx_refuses_a_license_that_nobody_explains(proven: Proven) -> None:

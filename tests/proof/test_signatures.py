@@ -23,7 +23,8 @@ IMAGE = "a" * 64
 @pytest.fixture
 def folder(tmp_path: Path, proven: Proven, key: PrivateKey) -> Path:
     """Give a folder with a good proof, and the public key."""
-    proven.write(tmp_path, key)
+    for name, text in proven.texts(key).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "public.pem").write_bytes(public_text(key))
     return tmp_path
 
@@ -43,28 +44,30 @@ def test_a_good_proof_is_verified_without_an_engine(folder: Path, capsys: pytest
 
 
 def test_another_implementation_verifies_the_envelopes(proven: Proven, key: PrivateKey) -> None:
-    for name, statement in proven.statements.items():
-        assert read_envelope(sign(statement, key), key.public_key()) == json.loads(json.dumps(statement)), name
+    lines = proven.texts(key)[ATTESTATIONS_FILE].splitlines()
+    statements = [read_envelope(line, key.public_key()) for line in lines]
+    documents = proven.documents()
+    assert statements[0] == documents["provenance.json"]
+    assert [each["predicate"] for each in statements[1:]] == [documents["sbom.cdx.json"], documents["sbom.spdx.json"]]
 
 
 def test_another_implementation_refuses_another_key(proven: Proven, key: PrivateKey) -> None:
-    line = sign(proven.statements["provenance.json"], key)
+    line = sign(proven.statement(), key)
     other = ed25519.Ed25519PrivateKey.generate()
     with pytest.raises(Exception, match="Accepted signatures do not match threshold"):
         read_envelope(line, other.public_key())
 
 
 def test_signing_twice_gives_the_same_bytes(proven: Proven, key: PrivateKey) -> None:
-    statement = proven.statements["provenance.json"]
-    assert sign(statement, key) == sign(statement, key)
+    assert proven.texts(key) == proven.texts(key)
 
 
 def test_lines_of_others_are_passed_over(folder: Path, proven: Proven, key: PrivateKey) -> None:
     path = folder / ATTESTATIONS_FILE
-    statement = {**proven.statements["provenance.json"], "predicateType": "https://tests.example/result"}
-    about_another = {**proven.statements["provenance.json"], "subject": [{"digest": {"sha256": "b" * 64}}]}
+    statement = {**proven.statement(), "predicateType": "https://tests.example/result"}
+    about_another = {**proven.statement(), "subject": [{"digest": {"sha256": "b" * 64}}]}
     lines = [
-        sign(proven.statements["provenance.json"], ed25519.Ed25519PrivateKey.generate()),
+        sign(proven.statement(), ed25519.Ed25519PrivateKey.generate()),
         sign(statement, key),
         sign(about_another, key),
         "no envelope",

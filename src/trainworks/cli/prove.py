@@ -9,10 +9,12 @@ import re
 import tomllib
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from trainworks.cli.attach import attach, attached, check_same, find_pushed
 from trainworks.cli.build import say
 from trainworks.engine import choose
 from trainworks.engine.processes import run
@@ -20,6 +22,8 @@ from trainworks.errors import HostError, OutputError, ProofError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.bootstrap import EPOCH
+from trainworks.host.distribution import Registries
+from trainworks.host.settings import read_host_settings
 from trainworks.imagetest.questions import list_packages
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
@@ -28,10 +32,19 @@ from trainworks.proof import verify as verifying
 from trainworks.proof.components import Contents, contents_of
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.envelope import PrivateKey, key_identifier, private_key, public_key, sign
-from trainworks.proof.provenance import CYCLONEDX, LOCAL_BUILDER, PROVENANCE, SPDX, Checkout, provenance, statement
+from trainworks.proof.provenance import (
+    CYCLONEDX,
+    LOCAL_BUILDER,
+    PROVENANCE,
+    SPDX,
+    Builder,
+    Checkout,
+    provenance,
+    statement,
+)
 from trainworks.proof.spdx import spdx
 from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, PROVENANCE_FILE, Verified
-from trainworks.render.dockerfile import INPUTS_LABEL, render
+from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
 
 PASSWORD = "TRAINWORKS_KEY_PASSWORD"
 """Has the password of an encrypted private key."""
@@ -44,12 +57,21 @@ GIT_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was written: of which target and image, to which files, and the public key's hash (``""``: unsigned)."""
+    """What was written.
+
+    Attributes:
+        target: Of which target.
+        contents: Of which image, and what is in it.
+        files: The files.
+        key: The public key's hash; ``""``: unsigned.
+        attached: File name to the digest of what it became in the registry.
+    """
 
     target: str
     contents: Contents
     files: tuple[Path, ...]
     key: str
+    attached: Mapping[str, str]
 
 
 def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Proof:
@@ -59,6 +81,7 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
         UnknownNameError: No such target.
         ProofError: There is no such image, it was built from something else than this checkout, or the key is none.
         OutputError: The folder cannot be written.
+        RegistryError: It cannot be attached.
     """
     # The key first: a wrong one is known before anything is asked or written.
     key = _read_private_key(options.key, environment) if options.key else None
@@ -68,7 +91,6 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
     plan = make_plan(request, facts)
     rendering = render(plan, facts)
     engine = choose(options.engine)
-    information = engine.probe()
     image = engine.inspect(plan.tags[0])
     again = f"`python build.py` with the same choice builds it, or says that nothing changed: {options.target}"
     if image is None:
@@ -78,47 +100,70 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
             [f"{plan.tags[0]} was not built from this checkout as it is now"],
             hint=f"proof is given of what was built: {again}",
         )
-    base = engine.inspect(plan.image)
-    say(f"{plan.target.name}: asking {plan.tags[0]} what is in it")
-    with engine.container(plan.tags[0]) as container:
-        found = list_packages(container)
-    launcher = _launcher(root)
-    contents = contents_of(
-        plan,
-        rendering,
-        image,
-        found,
-        base_identifier=base.identifier if base else "",
-        launcher_version=launcher["version"],
-        launcher_license=launcher["license"],
-    )
-    version = metadata.version("trainworks")
+    with ExitStack() as stack:
+        pushed = None
+        if options.attach:
+            registries = stack.enter_context(Registries(read_host_settings(environment), report=say))
+            pushed = find_pushed(options.attach, registries)
+            check_same(pushed, image)
+        say(f"{plan.target.name}: asking {plan.tags[0]} what is in it")
+        launcher = _launcher(root)
+        base = engine.inspect(plan.image)
+        with engine.container(plan.tags[0]) as container:
+            found = list_packages(container)
+        contents = contents_of(
+            plan,
+            rendering,
+            image,
+            found,
+            base_identifier=base.identifier if base else "",
+            launcher_version=launcher["version"],
+            launcher_license=launcher["license"],
+        )
+        if pushed is not None:
+            contents = replace(contents, pushed=(pushed.address, pushed.sha256))
+        builder = Builder(
+            identifier=options.builder or LOCAL_BUILDER, version=metadata.version("trainworks"), engine=engine.probe()
+        )
+        texts = texts_of(
+            plan, request, rendering, contents, checkout=read_checkout(root, plan), builder=builder, key=key, time=time
+        )
+        files = _write(options.output, texts)
+        return Proof(
+            target=plan.target.name,
+            contents=contents,
+            files=files,
+            key=key_identifier(key.public_key()) if key else "",
+            attached=attach(pushed, texts) if pushed else {},
+        )
+
+
+def texts_of(
+    plan: ImagePlan,
+    request: Request,
+    rendering: Rendering,
+    contents: Contents,
+    *,
+    checkout: Checkout,
+    builder: Builder,
+    key: PrivateKey | None,
+    time: int,
+) -> dict[str, str]:
+    """Return the files of a proof: name to text. The same values give the same texts."""
     predicates: dict[str, dict[str, object]] = {
-        CYCLONEDX: cyclonedx(contents, builder_version=version, time=time),
-        SPDX: spdx(contents, builder_version=version, time=time),
+        CYCLONEDX: cyclonedx(contents, builder_version=builder.version, time=time),
+        SPDX: spdx(contents, builder_version=builder.version, time=time),
     }
     texts = {DOCUMENTS[kind]: text_of(predicate) for kind, predicate in predicates.items()}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     predicates[PROVENANCE] = provenance(
-        plan,
-        request,
-        rendering,
-        contents,
-        checkout=read_checkout(root, plan),
-        engine=information,
-        builder=options.builder or LOCAL_BUILDER,
-        builder_version=version,
-        documents={name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()},
+        plan, request, rendering, contents, checkout=checkout, builder=builder, documents=digests
     )
     statements = {kind: statement(contents, kind, predicates[kind]) for kind in DOCUMENTS}
     texts[PROVENANCE_FILE] = text_of(statements[PROVENANCE])
     if key is not None:
         texts[ATTESTATIONS_FILE] = "".join(f"{sign(each, key)}\n" for each in statements.values())
-    return Proof(
-        target=plan.target.name,
-        contents=contents,
-        files=_write(options.output, texts),
-        key=key_identifier(key.public_key()) if key else "",
-    )
+    return texts
 
 
 def request_of(
@@ -212,24 +257,33 @@ def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(folder / name for name in texts)
 
 
-def verify(options: Namespace) -> Verified:
-    """Check the proof in a folder; return what it proves.
+def verify(options: Namespace, environment: Mapping[str, str]) -> Verified:
+    """Check the proof in a folder, or the one that is attached to an image in a registry; return what it proves.
 
     Raises:
         ProofError: Anything does not hold, or is not there.
+        RegistryError: The registry does not answer.
     """
     key = public_key(_read(options.key), str(options.key))
-    sha256 = _image_digest(options.image, options.engine)
-    lines = _decoded(options.proof / ATTESTATIONS_FILE).splitlines()
-    documents = {name: _json(options.proof / name) for name in DOCUMENTS.values()}
+    if options.proof is None:
+        with Registries(read_host_settings(environment), report=say) as registries:
+            pushed = find_pushed(options.image, registries)
+            files = attached(pushed)
+        if ATTESTATIONS_FILE not in files:
+            raise ProofError([f"{pushed.address}: no signed proof is attached to it"])
+        sha256 = pushed.sha256
+    else:
+        sha256 = _image_digest(options.image, options.engine)
+        files = {name: _read(options.proof / name) for name in (ATTESTATIONS_FILE, *DOCUMENTS.values())}
+    lines = _decoded(ATTESTATIONS_FILE, files.pop(ATTESTATIONS_FILE)).splitlines()
+    documents = {name: _json(name, content) for name, content in files.items()}
     return verifying.verify(lines, key, sha256, documents)
 
 
 def _image_digest(image: str, engine_name: str | None) -> str:
-    """Return the hash of an image's configuration: what is named, or what an engine has under that name."""
-    prefix, _, digest = image.partition(":")
-    if prefix == "sha256" and re.fullmatch("[0-9a-f]{64}", digest):
-        return digest
+    """Return the hash that names an image: what is given, or that of the configuration which an engine has."""
+    if match := re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image):
+        return match[1]
     engine = choose(engine_name)
     found = engine.inspect(image)
     if found is None:
@@ -237,18 +291,18 @@ def _image_digest(image: str, engine_name: str | None) -> str:
     return found.identifier.removeprefix("sha256:")
 
 
-def _decoded(path: Path) -> str:
+def _decoded(name: str, content: bytes) -> str:
     try:
-        return _read(path).decode()
+        return content.decode()
     except UnicodeDecodeError:
-        raise ProofError([f"{path}: it is no text"]) from None
+        raise ProofError([f"{name}: it is no text"]) from None
 
 
-def _json(path: Path) -> object:
+def _json(name: str, content: bytes) -> object:
     try:
-        return json.loads(_decoded(path))
+        return json.loads(_decoded(name, content))
     except ValueError:
-        raise ProofError([f"{path}: it is no JSON"]) from None
+        raise ProofError([f"{name}: it is no JSON"]) from None
 
 
 def describe(image: str, proven: Verified) -> str:

@@ -56,11 +56,13 @@ class Contents:
         reference: Its name, with its tag.
         sha256: The hash of its configuration, which has those of all layers in it (``docker inspect``'s ``Id``).
         components: Base image first, then by kind, name and version.
+        pushed: ``NAME`` and hash of the manifest by which a registry knows it, where it was pushed.
     """
 
     reference: str
     sha256: str
     components: tuple[Component, ...]
+    pushed: tuple[str, str] | None = None
 
     @property
     def purl(self) -> str:

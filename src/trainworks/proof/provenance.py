@@ -41,11 +41,21 @@ class Checkout:
     locks: Mapping[str, str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Builder:
+    """Who builds: the URI of who vouches for it, this program's version, the engine."""
+
+    identifier: str
+    version: str
+    engine: EngineInformation
+
+
 def statement(contents: Contents, predicate_type: str, predicate: Mapping[str, object]) -> dict[str, object]:
-    """Return a statement about an image."""
+    """Return a statement about an image: its configuration, and its manifest where it was pushed."""
+    subjects = [(contents.reference, contents.sha256), *([contents.pushed] if contents.pushed else [])]
     return {
         "_type": STATEMENT,
-        "subject": [{"name": contents.reference, "digest": {"sha256": contents.sha256}}],
+        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
         "predicateType": predicate_type,
         "predicate": predicate,
     }
@@ -58,9 +68,7 @@ def provenance(
     contents: Contents,
     *,
     checkout: Checkout,
-    engine: EngineInformation,
-    builder: str,
-    builder_version: str,
+    builder: Builder,
     documents: Mapping[str, str],
 ) -> dict[str, object]:
     """Return the predicate: how an image came to be.
@@ -71,9 +79,7 @@ def provenance(
         rendering: The build context.
         contents: The image and what is in it.
         checkout: The files of ours that it was built from.
-        engine: What built it.
-        builder: URI of the builder that vouches for this.
-        builder_version: Of this program.
+        builder: Who built it.
         documents: What was written beside this: name to hash.
     """
     dependencies = [
@@ -96,8 +102,8 @@ def provenance(
         },
         "runDetails": {
             "builder": {
-                "id": builder,
-                "version": {"trainworks": builder_version, engine.name: engine.version},
+                "id": builder.identifier,
+                "version": {"trainworks": builder.version, builder.engine.name: builder.engine.version},
             },
             "byproducts": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(documents.items())],
         },

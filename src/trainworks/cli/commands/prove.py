@@ -25,6 +25,9 @@ def parser() -> argparse.ArgumentParser:
     grammar.add_argument("target", metavar="TARGET", help="one of --list whose image the engine has")
     grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
     grammar.add_argument("--key", type=Path, metavar="FILE", help="private key, PEM: Ed25519 or ECDSA P-256")
+    grammar.add_argument(
+        "--attach", metavar="ADDRESS", help="HOST/NAME:TAG or HOST/NAME@sha256:...: attach it to the image there"
+    )
     grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
     grammar.add_argument(
         "--with", dest="with_components", action="append", default=[], metavar="COMPONENT", help="as the build had it"
@@ -50,6 +53,7 @@ def run(options: Namespace, root: Path) -> int:
         "components": len(proof.contents.components),
         "key": proof.key,
         "files": [str(path) for path in proof.files],
+        "attached": dict(proof.attached),
     }
     lines = "".join(f"{path}\n" for path in proof.files)
     put(json.dumps(content, indent=2) + "\n" if options.format == "json" else lines)
