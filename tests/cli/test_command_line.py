@@ -239,6 +239,11 @@ def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
         pytest.param(
             ("lock", "--only", "pytorch-2.4.1"), 4, "did you mean pytorch-2.4.1-cu121-py311-debian12?", id="no target"
         ),
+        pytest.param((*CPU, "--push"), 2, "--push wants --repository HOST/NAME", id="push nowhere"),
+        pytest.param((*CPU, "--tag", "1"), 2, "--repository, --tag and --moving-tag belong to --push", id="no push"),
+        pytest.param(
+            ("push", "pytorch-2.4.1", "--repository", "h.example/a"), 4, "did you mean pytorch-2.4.1-", id="push"
+        ),
         pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent/images is not a folder", id="no checkout"),
     ],
 )

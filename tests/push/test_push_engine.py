@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from engine.helpers import CREATED, busybox, make_rootfs
 from image.support import build_once, engine_that_answers
 from push.support import PASSWORD, ROOT, RegistryServer
+from trainworks.cli.push import Pushed, Tags, push_image, tags_for
+from trainworks.engine import ENGINES
+from trainworks.engine.archive import write_archive
 from trainworks.engine.buildah import BuildahEngine
+from trainworks.errors import RegistryError
 from trainworks.facts.load import load
+from trainworks.host.distribution import Registries
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
@@ -102,3 +112,59 @@ def test_a_push_survives_its_registry_and_a_clean_engine_gets_the_same_image(
     finally:
         subprocess.run(("buildah", *store, "rmi", "--all", "--force"), check=False, capture_output=True)
         shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.usefixtures("logged_in")
+def test_tags_of_a_day_with_two_contents(
+    name: str, server: RegistryServer, registries: Registries, tmp_path: Path
+) -> None:
+    """What never moves is refused or gets a name of its own; what moves does; two repositories cost one upload."""
+    engine = engine_that_answers(name)
+    program = busybox()
+    if program is None:
+        pytest.skip("no busybox: `apt-get install busybox-static`")
+    rootfs = make_rootfs(tmp_path / "rootfs", program)
+    reference = f"trainworks-push-{uuid.uuid4().hex[:12]}:1.0-cpu-py311-debian12"
+    places = [f"{server.host}/team/{each}" for each in ("one", "two")]
+    day = datetime(2026, 11, 21, tzinfo=UTC)
+    done: list[list[Pushed]] = []
+    try:
+        for flavour in ("first", "second", "second"):
+            write_archive(
+                rootfs,
+                tmp_path / "image.tar",
+                name=reference,
+                environment={"FLAVOUR": flavour},
+                command=("/bin/sh",),
+                created=CREATED,
+            )
+            engine.load(tmp_path / "image.tar")
+            tags = tags_for(reference)
+            done.append(push_image(engine, reference, places, tags, registries, os.environ, today=day))
+        first, second, again = done
+        assert [each.layers for each in first] == [
+            {"sent": 1, "mounted": 0, "there": 0},
+            {"sent": 0, "mounted": 1, "there": 0},
+        ]
+        assert [each.sent_bytes for each in (*second, *again)] == [0] * 4, "only the configuration is another one"
+        assert [each.digest for each in second] == [each.digest for each in again]
+        assert first[0].tags == ["1.0-cpu-py311-debian12-20261121", "1.0-cpu-debian12"]
+        dated, moving = second[0].tags
+        assert re.fullmatch(r"1\.0-cpu-py311-debian12-20261121-[0-9a-f]{8}", dated)
+        assert again[0].tags == second[0].tags
+        place = registries.repository(places[0])
+        assert place.descriptor(first[0].tags[0])["digest"] == first[0].digest
+        assert place.descriptor(dated)["digest"] == place.descriptor(moving)["digest"] == second[0].digest
+        assert first[0].digest != second[0].digest
+        with pytest.raises(RegistryError, match=f"is another image, {first[0].digest}, and this tag never moves"):
+            push_image(engine, reference, places, Tags(fixed=(first[0].tags[0],)), registries, os.environ)
+        assert place.descriptor(first[0].tags[0])["digest"] == first[0].digest
+    finally:
+        engine.remove(reference)
+
+
+def test_an_image_that_is_not_there(registries: Registries) -> None:
+    engine = engine_that_answers("docker")
+    with pytest.raises(RegistryError, match="docker has no image nobody/made-this:1"):
+        push_image(engine, "nobody/made-this:1", ["127.0.0.1:1/a"], tags_for("nobody/made-this:1"), registries, {})
