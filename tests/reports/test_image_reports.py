@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from trainworks.cli.contents import Contents, File, plan_of_target
 from trainworks.cli.difference import Change, FileChange, as_text, changelog, difference, folder_of
 from trainworks.cli.size_report import as_text as size_text
-from trainworks.cli.size_report import growth_of, growth_text, last_stage, read_report, remember, size_report
+from trainworks.cli.size_report import (
+    growth_of,
+    growth_text,
+    instruction_of,
+    last_stage,
+    read_report,
+    remember,
+    size_report,
+)
 from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
@@ -151,10 +159,11 @@ def test_growth_names_components_and_packages(facts: Facts) -> None:
 def test_the_image_that_had_the_name_before_is_remembered(tmp_path: Path, facts: Facts) -> None:
     plan = plan_of_target(CPU, facts)
     first, second = size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)
-    assert remember(first, tmp_path) is None
-    assert remember(first, tmp_path) is None, "the same image again is no other one"
-    assert remember(second, tmp_path) == first
-    assert remember(second, tmp_path) == first, "and stays so until there is a third one"
+    assert remember(first, "docker", tmp_path) is None
+    assert remember(first, "docker", tmp_path) is None, "the same image again is no other one"
+    assert remember(second, "buildah", tmp_path) is None, "another engine's images are made of other layers"
+    assert remember(second, "docker", tmp_path) == first
+    assert remember(second, "docker", tmp_path) == first, "and stays so until there is a third one"
 
 
 def test_a_report_is_read_back_and_anything_else_refused(tmp_path: Path, facts: Facts) -> None:
@@ -177,6 +186,22 @@ def test_each_step_of_the_last_stage_has_its_component_on_every_target(facts: Fa
         places = [order.index(component) for component, _ in found]
         assert places == sorted(places), plan.target.name
         assert {"torch", "tensorflow", "mxnet"} & {component for component, _ in found}, plan.target.name
+
+
+@pytest.mark.parametrize(
+    ("created_by", "word"),
+    [
+        ("RUN /bin/sh -c ldconfig # buildkit", "RUN"),
+        ("COPY /opt/venv /opt/venv # buildkit", "COPY"),
+        ("/bin/sh -c ldconfig", "RUN"),
+        ("/bin/sh -c #(nop) COPY dir:c2bf in /opt/venv", "COPY"),
+        ("/bin/sh -c #(nop) ENV A=1", ""),
+        ("ENV A=1", ""),
+        ("trainworks: root file system", ""),
+    ],
+)
+def test_a_step_is_told_in_each_engines_words(created_by: str, word: str) -> None:
+    assert instruction_of(created_by) == word
 
 
 # --- difference ------------------------------------------------------------------------------------------------------

@@ -118,16 +118,14 @@ def size_report(contents: Contents, plan: ImagePlan | None, facts: Facts) -> Siz
 def _layers(history: Sequence[HistoryEntry], plan: ImagePlan | None, facts: Facts) -> tuple[tuple[str, str, int], ...]:
     """Return the layers that have any bytes; whose they are follows from the order of the Dockerfile's last stage.
 
-    Where the steps of the history are others (an extension, a variant, another engine's words), nobody is named.
+    Where the steps of the history are others (an extension, a variant), nobody is named.
     """
     components = [""] * len(history)
     if plan:
         expected = last_stage(plan, render(plan, facts))
-        made = [
-            (number, entry.created_by.split(" ", 1)[0])
-            for number, entry in enumerate(history)
-            if entry.created_by.startswith(("RUN ", "COPY "))
-        ][-len(expected) :]
+        made = [(number, word) for number, entry in enumerate(history) if (word := instruction_of(entry.created_by))][
+            -len(expected) :
+        ]
         if [word for _, word in made] == [word for _, word in expected]:
             for (number, _), (component, _) in zip(made, expected, strict=True):
                 components[number] = component
@@ -138,6 +136,16 @@ def _layers(history: Sequence[HistoryEntry], plan: ImagePlan | None, facts: Fact
         for component, entry in zip(components, history, strict=True)
         if entry.size
     )
+
+
+def instruction_of(created_by: str) -> str:
+    """Return ``RUN`` or ``COPY`` where a step of an image's history is one, in BuildKit's words or in buildah's."""
+    shell = "/bin/sh -c "
+    text = created_by.removeprefix(f"{shell}#(nop) ")
+    if text == created_by and created_by.startswith(shell):
+        return "RUN"
+    word = text.lstrip().split(" ", 1)[0]
+    return word if word in {"RUN", "COPY"} else ""
 
 
 def last_stage(plan: ImagePlan, rendering: Rendering) -> list[tuple[str, str]]:
@@ -325,12 +333,13 @@ def _from_values(values: Mapping[str, Any]) -> SizeReport:
     )
 
 
-def remember(report: SizeReport, cache: Path) -> SizeReport | None:
-    """Keep a report on this machine, and return that of the image which had this name before.
+def remember(report: SizeReport, engine: str, cache: Path) -> SizeReport | None:
+    """Keep a report on this machine, and return that of the image which had this name in this engine before.
 
     A cache that cannot be read or written costs the comparison only.
     """
-    path = cache / "trainworks" / "reports" / f"{hashlib.sha256(report.reference.encode()).hexdigest()[:32]}.json"
+    key = hashlib.sha256(f"{engine} {report.reference}".encode()).hexdigest()[:32]
+    path = cache / "trainworks" / "reports" / f"{key}.json"
     kept: list[SizeReport] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = [_from_values(values) for values in json.loads(path.read_text(encoding="utf-8"))]
