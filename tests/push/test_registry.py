@@ -356,3 +356,34 @@ def test_compression_gives_the_same_bytes_and_gzip_reads_them(size: int) -> None
         assert (done.difference, done.original_size) == (digest_of(content), size)
         results.append(done)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("origin", ["helper", "netrc"])
+def test_where_a_login_comes_from(
+    server: RegistryServer, registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    if origin == "helper":
+        program = tmp_path / "bin" / "docker-credential-of-the-tests"
+        program.parent.mkdir()
+        answer = json.dumps({"ServerURL": server.host, "Username": USER, "Secret": PASSWORD})
+        program.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{answer}'\n", encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+        configuration = {"credHelpers": {server.host: "of-the-tests"}}
+        (tmp_path / "docker" / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    else:
+        line = f"machine 127.0.0.1 login {USER} password {PASSWORD}\n"
+        (tmp_path / "netrc").write_text(line, encoding="utf-8")
+    repository = registries.repository(f"{server.host}/team/image")
+    assert repository.get_manifest(put_image(repository, b"a layer").digest) is not None
+
+
+def test_a_credential_helper_that_fails(
+    server: RegistryServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration = {"credHelpers": {server.host: "that-nobody-installed"}}
+    (tmp_path / "docker" / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
+    assert promote(server) == 15
+    said = capsys.readouterr().err
+    assert f"docker's configuration has a credential helper for {server.host}, and it fails" in said
+    assert "docker-credential-that-nobody-installed" in said

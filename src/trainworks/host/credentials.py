@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from urllib.parse import urlunsplit
 
@@ -42,7 +43,10 @@ def _from_docker(host: str) -> Credentials | None:
     from docker.errors import DockerException
 
     try:
-        found = load_config().resolve_authconfig(host) or {}
+        with warnings.catch_warnings():
+            # Of a helper that is not there: the error below says it.
+            warnings.simplefilter("ignore")
+            found = load_config().resolve_authconfig(host) or {}
     except DockerException as error:
         raise RegistryError(
             f"docker's configuration has a credential helper for {host}, and it fails: {error}",
