@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measures four targets built with `-j 2` beside the same four one after another, both from a cold cache.
 
-The four are the `cpu` target of PyTorch on four base images of the same content and of different names, made here:
-they have no stage in common, so that nothing but running side by side can help. `build.py --only` builds all four,
-and with `--until test` (the default) checks every promise, as a user's command does. Cold: every round gets base
-images that were never there before, so that no layer is known, and cache mounts of this benchmark alone, emptied
-before. The base image itself is in the engine's store, and a package mirror may remember what was asked before: the
-one-after-another round goes first in the first pair, second in the next.
+The four are targets of a framework made here, `plain`: all that an image has without PyTorch, so that they are small
+(Debian packages, compiler, Open MPI, mpi4py, NumPy, SciPy, sagemaker-training, launcher). They stand on four base
+images of different content: they have no stage in common, and nothing but running side by side can help. The command
+is a user's: `build.py --only`, by default with every image test. Cold: every round gets base images that were never
+there before, so that no layer is known, and cache mounts of this benchmark alone, emptied before. What stays warm for
+both: a package mirror may remember what was asked before, so a round that is not measured comes first.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
+import tomllib
 import uuid
 from pathlib import Path
 from typing import Any
 
-from builds import CACHE, freeze, ignore, say
+from builds import CACHE, OWN_CACHES, freeze, ignore, say
 from measure import Figure, Section, clock, describe, load, machine, run, write
+from trainworks.cli.many import Chosen, choose_rows, chosen_targets, request_for
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.engine.scratch import private_folder
 from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import Facts
-from trainworks.plan.resolve import base_reference
+from trainworks.plan.resolve import base_reference, make_plan
 
 PROMISED = 0.7
 """The most that two at once may take of the time of one after another."""
@@ -37,7 +38,10 @@ PROMISED = 0.7
 NAMES = ("one", "two", "three", "four")
 AT_ONCE = 2
 CELL = "cpu"
-FRAMEWORK = "pytorch"
+LIKE = "pytorch"
+"""The framework whose `cpu` target lends its lock, without the framework itself."""
+
+FRAMEWORK = "plain"
 
 
 def main(words: list[str]) -> int:
@@ -54,6 +58,8 @@ def main(words: list[str]) -> int:
         freeze(root)
         facts = load_facts(root)
         suffix = write_targets(root, facts)
+        say("a round that is not measured")
+        one_round(root, engine, facts, suffix, AT_ONCE, options.until)
         alone: list[float] = []
         together: list[float] = []
         loads = []
@@ -89,30 +95,33 @@ def main(words: list[str]) -> int:
 
 
 def write_targets(root: Path, facts: Facts) -> str:
-    """Give the copied facts four targets that differ in their base images' names; returns a suffix of those names."""
+    """Give the copied facts four targets that differ in their base images; returns a suffix of the bases' names."""
     suffix = uuid.uuid4().hex[:6]
-    row = next(row for row in facts.targets if (row.framework, row.cuda) == (FRAMEWORK, CELL) and row.built)
-    bases, targets = root / "images" / "bases.toml", root / "images" / f"{FRAMEWORK}.toml"
-    base_block = block(bases.read_text(encoding="utf-8"), "base", f'name = "{row.base}"')
-    target_block = block(targets.read_text(encoding="utf-8"), "target", f'cuda = "{CELL}"')
-    lock = root / "images" / "lock" / f"{facts.name_of(row)}.toml"
-    content = lock.read_text(encoding="utf-8")
-    more_bases, more_targets = "", ""
-    for name in NAMES:
+    row = next(row for row in facts.targets if (row.framework, row.cuda) == (LIKE, CELL) and row.built)
+    plan = make_plan(request_for(row, facts), facts)
+    own = {package.name for step in plan.steps if step.component == "torch" for package in step.python}
+    own -= {package.name for step in plan.steps if step.component != "torch" for package in step.python}
+    lock = root / "images" / "lock" / f"{plan.target.name}.toml"
+    head, *packages = lock.read_text(encoding="utf-8").split("[[package]]")
+    kept = [text for text in packages if tomllib.loads(text)["name"] not in own]
+    bases = root / "images" / "bases.toml"
+    text = bases.read_text(encoding="utf-8")
+    base_block = next(part for part in text.split("[[base]]")[1:] if f'name = "{row.base}"' in part)
+    targets = f'framework = "{FRAMEWORK}"\nsummary = "no framework: for a benchmark"\n'
+    for number, name in enumerate(NAMES):
         new = f"{row.base}{name}{suffix}"
         # The name of the base image follows from the row: another image text makes it another one.
-        more_bases += base_block.replace(f'"{row.base}"', f'"{new}"').replace('image = "', f'image = "{new}/')
-        more_targets += target_block.replace(f'"{row.base}"', f'"{new}"')
-        other = lock.with_name(lock.name.replace(row.base, new))
-        other.write_text(content.replace(row.base, new), encoding="utf-8")
-    for file, more in ((bases, more_bases), (targets, more_targets)):
-        file.write_text(f"{file.read_text(encoding='utf-8')}\n{more}", encoding="utf-8")
+        block = base_block.replace(f'"{row.base}"', f'"{new}"').replace('image = "', f'image = "{new}/')
+        text += f"\n[[base]]{block}"
+        targets += (
+            f'\n[[target]]\nversion = "{number}"\ncuda = "{CELL}"\nbase = "{new}"\nstack = "{row.stack}"\nversions = {{}}\n'
+            f'size_budget_megabytes = {row.size_budget_megabytes}\nsource = "a benchmark"\n'
+        )
+        file = f"{FRAMEWORK}-{number}-{CELL}-py{plan.target.python.replace('.', '')}-{new}.toml"
+        lock.with_name(file).write_text("[[package]]".join([head, *kept]), encoding="utf-8")
+    bases.write_text(text, encoding="utf-8")
+    (root / "images" / f"{FRAMEWORK}.toml").write_text(targets, encoding="utf-8")
     return suffix
-
-
-def block(text: str, table: str, line: str) -> str:
-    """Return the rows' table of a TOML file that has a line."""
-    return next(f"[[{table}]]{part}\n" for part in text.split(f"[[{table}]]")[1:] if line in part)
 
 
 def one_round(
@@ -124,11 +133,10 @@ def one_round(
     original = next(base for base in facts.bases if bases[0].name.startswith(base.name))
     mark = uuid.uuid4().hex
     with private_folder() as folder:
-        caches = {
-            found["id"] for path in (root / "templates").rglob("*.j2") for found in CACHE.finditer(path.read_text())
-        }
-        names = {re.sub(r"\{\{.*?\}\}", original.suite, name) for name in caches}
-        mounts = " ".join(f"--mount=type=cache,id={name},target=/caches/{n}" for n, name in enumerate(sorted(names)))
+        names = sorted({found["id"] for text in dockerfiles(root, suffix) for found in CACHE.finditer(text)})
+        if not all(name.startswith(OWN_CACHES.partition("=")[2]) for name in names):
+            raise SystemExit(f"these cache mounts are not this benchmark's alone: {names}")
+        mounts = " ".join(f"--mount=type=cache,id={name},target=/caches/{n}" for n, name in enumerate(names))
         build(engine, folder, base_reference(original), f"RUN {mounts} find /caches -mindepth 2 -delete", "empty")
         for base in bases:
             # A file makes the content another one; with labels alone the layers would be the same.
@@ -160,13 +168,20 @@ def build(engine: Engine, folder: Path, base: str, line: str, tag: str) -> None:
     engine.build(BuildRequest(name=tag, context=folder, tags=(name,), no_cache=True), ignore)
 
 
+def chosen(root: Path, suffix: str) -> list[Chosen]:
+    """Return the four, planned and rendered."""
+    facts = load_facts(root)
+    return chosen_targets(choose_rows([f"*{suffix}"], facts), facts)
+
+
 def tags(root: Path, suffix: str) -> list[str]:
     """Return the names of the four images."""
-    from trainworks.cli.many import choose_rows, chosen_targets
+    return [target.plan.tags[0] for target in chosen(root, suffix) if target.plan]
 
-    facts = load_facts(root)
-    chosen = chosen_targets(choose_rows([f"*{suffix}"], facts), facts)
-    return [target.plan.tags[0] for target in chosen if target.plan]
+
+def dockerfiles(root: Path, suffix: str) -> list[str]:
+    """Return the four Dockerfiles."""
+    return [target.rendering.dockerfile for target in chosen(root, suffix) if target.rendering]
 
 
 if __name__ == "__main__":
