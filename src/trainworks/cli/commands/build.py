@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     many.add_argument("--all", action="store_true", help="every target; those with unlocked inputs are skipped")
     many.add_argument("--only", action="append", default=[], metavar="GLOB", help="targets of these names: 'pytorch-*'")
     many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="so many at once (default: 1)")
+    many.add_argument("--bake", action="store_true", help="write docker-bake.json for `docker buildx bake` to --output")
     many.add_argument("--strict", action="store_true", help="an unlocked target is a failure")
     how = grammar.add_argument_group("how")
     how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
@@ -113,7 +114,7 @@ def run(options: Namespace, root: Path) -> int:
         parser().error("--push wants --repository HOST/NAME, and pushes what was tested: no --until")
     if not options.push and (options.repository or options.fixed_tags or options.moving_tags):
         parser().error("--repository, --tag and --moving-tag belong to --push")
-    if options.all or options.only:
+    if options.all or options.only or options.bake:
         return _many(options, root)
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
     if missing:
@@ -147,6 +148,12 @@ def _many(options: Namespace, root: Path) -> int:
     named = [flag for flag, value in (chosen | {"--framework-version": options.framework_version}).items() if value]
     if named:
         parser().error(f"{' and '.join(named)}: --all and --only choose targets by their names")
+    if options.bake:
+        from trainworks.cli.bake import write_bake
+
+        if options.output is None:
+            parser().error("--bake needs --output DIR, a folder for the file and the contexts")
+        return write_bake(options, load(root), os.environ)
     return build_many(options, load(root), root)
 
 

@@ -1,0 +1,163 @@
+"""``build.py --bake``: the file, held against what bake's reference says of one, and what lies beside it.
+
+No buildx can be installed where this was written, so no bake has read the file. The schema is made from
+docker/buildx, docs/bake-reference.md (the table of target's attributes) and bake/bake.go (names of targets).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from trainworks.cli import main
+from trainworks.cli.many import choose_rows
+from trainworks.facts.rows import Facts
+
+CPU = "pytorch-2.13.0-cpu-py311-debian12"
+
+TEXT = {"type": "string"}
+FLAG = {"type": "boolean"}
+TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+MAP = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
+NAME = "^[a-zA-Z0-9_-]+$"
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["group", "target"],
+    "properties": {
+        "variable": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "additionalProperties": {
+                "type": "object",
+                "properties": {"default": {"type": ["string", "null"]}},
+                "additionalProperties": False,
+            },
+        },
+        "group": {
+            "type": "object",
+            "propertyNames": {"pattern": NAME},
+            "additionalProperties": {
+                "type": "object",
+                "properties": {"targets": TEXTS},
+                "required": ["targets"],
+                "additionalProperties": False,
+            },
+        },
+        "target": {
+            "type": "object",
+            "propertyNames": {"pattern": NAME},
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    **dict.fromkeys(("context", "dockerfile", "dockerfile-inline", "target"), TEXT),
+                    **dict.fromkeys(("args", "contexts", "labels"), MAP),
+                    **dict.fromkeys(("attest", "annotations", "cache-from", "cache-to", "inherits", "output"), TEXTS),
+                    **dict.fromkeys(("no-cache-filter", "platforms", "secret", "ssh", "tags"), TEXTS),
+                    **dict.fromkeys(("no-cache", "pull"), FLAG),
+                },
+            },
+        },
+    },
+}
+
+
+SOME = "pytorch-2.1[3-5].*"
+
+
+@pytest.fixture(scope="module")
+def baked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    folder = tmp_path_factory.mktemp("bake") / "baked"
+    command = (sys.executable, str(root / "build.py"), "--bake", "--only", SOME, "--output", str(folder))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == f"{folder / 'docker-bake.json'}\n"
+    return folder, json.loads((folder / "docker-bake.json").read_text(encoding="utf-8")), done.stderr
+
+
+def test_the_file_is_what_bakes_reference_says(baked: tuple[Path, dict[str, Any], str], facts: Facts) -> None:
+    folder, content, said = baked
+    jsonschema.validate(content, SCHEMA)
+    packages = [row for row in choose_rows([SOME], facts) if facts.sources_of(row) == "packages"]
+    assert len(content["target"]) == len(packages) > 1
+    assert "-vendor: skipped: " in said
+    members = [name for group in content["group"].values() for name in group["targets"]]
+    assert set(members) == set(content["target"]), "every group has targets of the file, every target a group"
+    assert set(content["group"]["default"]["targets"]) == set(content["target"])
+    assert content["group"]["cpu"]["targets"] == ["pytorch-2_13_0-cpu-py311-debian12"]
+    assert not set(content["group"]) & set(content["target"]), "a group hides a target of its name"
+    for target in content["target"].values():
+        assert (folder / target["context"] / target["dockerfile"]).is_file()
+
+
+def test_everything_that_a_target_names_is_declared_or_there(baked: tuple[Path, dict[str, Any], str]) -> None:
+    folder, content, _ = baked
+    used = set(re.findall(r"\$\{(\w+)", json.dumps(content["target"])))
+    assert used == set(content["variable"])
+    for target in content["target"].values():
+        dockerfile = (folder / target["context"] / "Dockerfile").read_text(encoding="utf-8")
+        secrets = dict(re.findall(r"id=([\w.]+),src=(\S+)", "\n".join(target["secret"])))
+        assert set(secrets) == set(re.findall(r"type=secret,id=([\w.]+)", dockerfile))
+        assert all((folder / path).is_file() for path in secrets.values())
+        outside = {name for name in re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) if ":" in name}
+        assert outside == set(target["contexts"]), "a base that only this machine's engine has comes as a context"
+
+
+def test_the_machines_settings_are_in_private_files_and_not_in_the_file(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://user:swordfish@packages.example/simple")
+    assert main(["--bake", "--only", CPU, "--output", str(tmp_path)], root) == 0
+    secrets = tmp_path / "secrets"
+    assert "swordfish" in (secrets / CPU / "uv.toml").read_text(encoding="utf-8")
+    assert stat.S_IMODE(secrets.stat().st_mode) == 0o700
+    assert (secrets / ".gitignore").read_text(encoding="utf-8") == "*\n"
+    others = [path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents]
+    assert [path for path in others if b"swordfish" in path.read_bytes()] == []
+
+
+def test_the_same_file_every_time(root: Path, tmp_path: Path) -> None:
+    texts = []
+    for _ in range(2):
+        assert main(["--bake", "--only", "*-cpu-*", "--output", str(tmp_path)], root) == 0
+        texts.append((tmp_path / "docker-bake.json").read_bytes())
+    assert texts[0] == texts[1]
+
+
+def test_one_target(baked: tuple[Path, dict[str, Any], str]) -> None:
+    """What a reader would write by hand; ``${...}`` is for bake."""
+    _, content, _ = baked
+    target = dict(content["target"]["pytorch-2_13_0-cpu-py311-debian12"])
+    (base,) = target.pop("contexts").items()
+    assert base[0].startswith("trainworks/base:bookworm-")
+    assert base[1] == "docker-image://${BASE_DEBIAN12}"
+    assert target.pop("labels")["trainworks.inputs"].startswith("sha256:")
+    assert f"id=uv.toml,src=secrets/{CPU}/uv.toml" in target.pop("secret")
+    tag = "${REPOSITORY}/pytorch-training:2.13.0-cpu-py311-debian12"
+    assert target == {
+        "context": f"contexts/{CPU}",
+        "dockerfile": "Dockerfile",
+        "tags": [tag],
+        "platforms": ["linux/amd64"],
+        "cache-from": [f'${{CACHE == "" ? "type=registry,ref={tag}" : "type=registry,ref=${{CACHE}}:{CPU}"}}'],
+        "cache-to": [f'${{CACHE == "" ? "type=inline" : "type=registry,ref=${{CACHE}}:{CPU},mode=max"}}'],
+    }
+
+
+def test_an_unlocked_target_is_refused_where_that_is_asked_for(root: Path, tmp_path: Path) -> None:
+    assert main(["--bake", "--only", "pytorch-2.1.0-*-vendor", "--strict", "--output", str(tmp_path / "a")], root) == 11
+    assert not (tmp_path / "a").exists()
+
+
+def test_bake_needs_a_folder(root: Path) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--bake"], root)
+    assert error.value.code == 2
