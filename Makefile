@@ -22,9 +22,11 @@ check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/generate --check
+	$(BIN)/python tools/write-buildspec --check
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate
+	$(BIN)/python tools/write-buildspec
 	$(BIN)/python build.py schema
 
 golden: setup  ## write the golden files anew; review the difference

@@ -1,0 +1,169 @@
+"""``buildspec.yml``: CodeBuild's file, held against the buildspec reference and against the targets.
+
+No CodeBuild has read it here. The schema is the part of the reference that the file uses, written from AWS CodeBuild's
+user guide: "Build specification reference" and "Batch build buildspec reference".
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from trainworks.cli.commands import push
+from trainworks.cli.commands.build import parser
+from trainworks.cli.many import chosen_targets
+from trainworks.facts.rows import Facts
+
+TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+PHASE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["commands"],
+    "properties": {
+        "run-as": {"type": "string"},
+        "on-failure": {"enum": ["ABORT", "CONTINUE"]},
+        "runtime-versions": {"type": "object"},
+        "commands": TEXTS,
+        "finally": TEXTS,
+    },
+}
+TASK = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["identifier"],
+    "properties": {
+        "identifier": {"type": "string", "pattern": "^[A-Za-z0-9_]{1,128}$"},
+        "buildspec": {"type": "string"},
+        "debug-session": {"type": "boolean"},
+        "ignore-failure": {"type": "boolean"},
+        "env": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "compute-type": {"type": "string"},
+                "fleet": {"type": "string"},
+                "image": {"type": "string"},
+                "privileged-mode": {"type": "boolean"},
+                "type": {"type": "string"},
+                "variables": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+        },
+    },
+}
+FILES = {
+    "files": TEXTS,
+    "base-directory": {"type": "string"},
+    "discard-paths": {"enum": [True, False, "yes", "no"]},
+}
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["version", "phases"],
+    "properties": {
+        "version": {"const": 0.2},
+        "run-as": {"type": "string"},
+        "env": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "shell": {"enum": ["bash", "/bin/sh", "powershell.exe", "cmd.exe"]},
+                "variables": {"type": "object", "additionalProperties": {"type": "string"}},
+                "parameter-store": {"type": "object"},
+                "exported-variables": TEXTS,
+                "secrets-manager": {"type": "object"},
+                "git-credential-helper": {"enum": ["yes", "no"]},
+            },
+        },
+        "batch": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "fast-fail": {"type": "boolean"},
+                "build-list": {"type": "array", "minItems": 1, "items": TASK},
+            },
+        },
+        "phases": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": dict.fromkeys(("install", "pre_build", "build", "post_build"), PHASE),
+        },
+        "reports": {
+            "type": "object",
+            "maxProperties": 5,
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["files"],
+                "properties": {**FILES, "file-format": {"enum": ["JUNITXML", "CUCUMBERJSON", "NUNITXML", "TESTNGXML"]}},
+            },
+        },
+        "artifacts": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["files"],
+            "properties": {**FILES, "name": {"type": "string"}},
+        },
+        "cache": {"type": "object", "additionalProperties": False, "properties": {"paths": TEXTS}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def content(root: Path) -> Any:
+    return yaml.safe_load((root / "buildspec.yml").read_text(encoding="utf-8"))
+
+
+def test_it_is_what_the_reference_says(content: Any) -> None:
+    jsonschema.validate(content, SCHEMA)
+
+
+def test_the_batch_is_every_target_that_can_be_built(content: Any, facts: Facts) -> None:
+    targets = chosen_targets(facts.targets, facts)
+    expected = {target.name for target in targets if target.plan and not target.plan.unlocked}
+    tasks = content["batch"]["build-list"]
+    assert {task["env"]["variables"]["TARGET"] for task in tasks} == expected
+    assert len({task["identifier"] for task in tasks}) == len(tasks)
+
+
+def test_the_committed_file_is_the_generated_one(root: Path) -> None:
+    done = subprocess.run((sys.executable, str(root / "tools" / "write-buildspec"), "--check"), check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def words_of(content: Any) -> list[list[str]]:
+    """Return the words of each command of the build phase, without where its output goes."""
+    return [shlex.split(command.partition(" > ")[0]) for command in content["phases"]["build"]["commands"]]
+
+
+def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -> None:
+    build, pushes = words_of(content)
+    assert build[:2] == pushes[:2] == [".venv/bin/python", "build.py"]
+    options = parser().parse_args(build[2:])
+    assert (options.only, options.until, options.strict) == (["$TARGET"], "test", True)
+    assert pushes[2] == "push"
+    pushed = push.parser().parse_args(pushes[3:])
+    assert (pushed.image, pushed.repository) == ("$TARGET", ["$REPOSITORY"])
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    (setup,) = content["phases"]["install"]["commands"]
+    assert all(f"\n{goal}:" in makefile for goal in setup.split()[1:])
+
+
+def test_nothing_that_is_not_built_and_tested_is_pushed(content: Any) -> None:
+    """CodeBuild ends a phase at the first command that fails; the push is the last one."""
+    assert content["phases"]["build"]["on-failure"] == "ABORT"
+    assert [words[2] for words in words_of(content)] == ["--only", "push"]
+    assert "post_build" not in content["phases"]
+
+
+def test_reports_come_from_where_they_are_written(content: Any) -> None:
+    folder = str(parser().parse_args(words_of(content)[0][2:]).junit)
+    assert content["artifacts"]["base-directory"] == folder
+    assert {report["base-directory"] for report in content["reports"].values()} == {folder}
+    assert f"mkdir -p {folder}" in content["phases"]["pre_build"]["commands"]
