@@ -2,7 +2,8 @@
 """Builds a target twice with every step run again, and says whether the layers are the same, and if not, in what.
 
 Both builds have the same lock, base image and recipes; what is between them is time. buildah sets every time to a
-constant, so the image's identifier has to be the same; docker 20.10 cannot do that, and the table says what differs.
+constant, so the image's identifier has to be the same; docker 20.10 has no option for that, and a table says what
+differs.
 """
 
 from __future__ import annotations
