@@ -28,7 +28,11 @@ from trainworks.host.settings import read_host_settings
 
 PACKAGES_TARGET = "pytorch-2.13.0-cpu-py311-debian12"
 TARGET = f"{PACKAGES_TARGET}-vendor"
-ARCHIVE = "https://deb.debian.org/debian/pool/main"
+ARCHIVE = "https://vendor.example.org/sources"
+"""Where the rows say that the sources are. Nobody asks there: everything comes from the mirror alone."""
+
+SUITE = "bookworm"
+"""The Debian whose source packages are built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Source:
 
     @property
     def url(self) -> str:
-        """Where Debian has it."""
+        """Where its row says that it is."""
         return f"{ARCHIVE}/{self.folder}/{self.package}/{self.file}"
 
 
@@ -149,13 +153,15 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
 def fetch_sources(folder: Path) -> None:
     """Bring the sources into a folder, by ``apt-get source`` from the archive that this machine's apt uses."""
     settings = read_host_settings(os.environ).apt
-    addresses = {source.uri for source in settings.sources if source.suite == "bookworm"}
+    addresses = {source.uri for source in settings.sources if source.suite == SUITE}
+    if not addresses:
+        pytest.skip(f"NOT TESTED: this machine's apt has no archive of Debian {SUITE}, whose sources the hashes are of")
     private = folder / ".apt"
     (private / "lists" / "partial").mkdir(parents=True)
     (private / "cache" / "archives" / "partial").mkdir(parents=True)
     # Trusted, because another distribution has no key of Debian's; the hashes above decide.
-    lines = [f"deb-src [trusted=yes] {address} bookworm main\n" for address in sorted(addresses)]
-    (private / "sources.list").write_text("".join(lines or [f"deb-src [trusted=yes] {ARCHIVE[:-10]} bookworm main\n"]))
+    lines = [f"deb-src [trusted=yes] {address} {SUITE} main\n" for address in sorted(addresses)]
+    (private / "sources.list").write_text("".join(lines))
     options = (
         *("-o", f"Dir::Etc::SourceList={private}/sources.list", "-o", "Dir::Etc::SourceParts=-"),
         *("-o", f"Dir::State::lists={private}/lists", "-o", f"Dir::Cache={private}/cache"),

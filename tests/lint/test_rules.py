@@ -50,7 +50,7 @@ BAD: list[tuple[str, str, list[int]]] = [
     ("plain-http", "ADD http://a.example/metis-5.1.0.tar.gz /", [2]),
     ("plain-http", "RUN git clone -b v1 http://a.example/b.git", [2]),
     ("plain-http", "RUN pip install --index-url http://a.example/simple a==1", [2]),
-    ("tls-check-off", "RUN pip install --trusted-host pypi.org a==1", [2]),
+    ("tls-check-off", "RUN pip install --trusted-host index.example.org a==1", [2]),
     ("tls-check-off", "RUN curl -fkL https://a.example/b -o b", [2]),
     ("tls-check-off", "RUN curl --fail --insecure https://a.example/b", [2]),
     ("tls-check-off", "RUN wget -q --no-check-certificate https://a.example/b", [2]),
