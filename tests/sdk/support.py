@@ -150,7 +150,7 @@ def source(folder: Path, program: str, requirements: str = "") -> Path:
 def pip_settings(folder: Path) -> tuple[Path, dict[str, str]]:
     """Return a folder that carries this machine's pip settings into a job, and the variables that make pip read it.
 
-    Jobs on a machine behind a mirror or an intercepting proxy need both; that is what docs/use.md says to do.
+    Jobs on a machine behind a mirror or an intercepting proxy need both; that is what docs/jobs.md says to do.
     """
     settings = read_host_settings(os.environ)
     folder.mkdir()

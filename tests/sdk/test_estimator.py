@@ -170,7 +170,7 @@ def test_torch_distributed_starts_torchrun_on_every_host(image: str, tmp_path: P
 
 
 def test_what_the_generic_estimator_drops_can_be_said_as_hyperparameters(image: str, tmp_path: Path) -> None:
-    """`Estimator` accepts `distribution` and sends nothing of it: docs/use.md."""
+    """`Estimator` accepts `distribution` and sends nothing of it: docs/jobs.md."""
     asked = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
     ended = fit(image, tmp_path, "world.py", estimator="Estimator", hyperparameters={**VALUES, **asked})
     assert_world_of_four(ended, ARGUMENTS)
