@@ -1,8 +1,7 @@
 """Every error a user can cause or meet, in one file: one class is one exit status.
 
 An error is a paragraph: what is wrong and where (``message``), then what to do next (``hint``). The exit statuses are
-part of the command line's contract; ``0`` is success, ``2`` is argparse's own for a wrong command line, and ``130``
-means interrupted.
+part of the command line's contract, and their meanings stand in every command's ``--help``; ``0`` is success.
 """
 
 from __future__ import annotations
@@ -18,11 +17,13 @@ class TrainworksError(Exception):
         message: What is wrong, and where.
         hint: What to do next; empty where the message says it all.
         exit_status: The process's exit status when this error ends the command.
+        meaning: That exit status in a few words, for the command line's help.
         reported: Whether what it is about is on stdout already, in full.
     """
 
     exit_status: ClassVar[int] = 1
-    reported: ClassVar[bool] = False
+    meaning: ClassVar[str] = ""
+    reported: bool = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         """Store the two halves of the text; ``str()`` of the error shows both."""
@@ -35,10 +36,31 @@ class TrainworksError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+class CommandLineError(TrainworksError):
+    """Words of the command line that no parser takes; ``problems`` has every one of them."""
+
+    exit_status = 2
+    meaning = "wrong command line"
+
+    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
+        """Join all problems, one a line."""
+        self.problems = tuple(problems)
+        first, *others = self.problems
+        super().__init__(
+            "".join(
+                (f"{len(self.problems)} problems with the command line:", *(f"\n  {each}" for each in self.problems))
+            )
+            if others
+            else first,
+            hint=hint,
+        )
+
+
 class FactsError(TrainworksError):
     """Rows in ``images/`` or the front matter of a recipe are malformed; ``problems`` has every one of them."""
 
     exit_status = 3
+    meaning = "malformed facts"
 
     def __init__(self, problems: Sequence[str]) -> None:
         """Join all problems, one a line, each with its file, row and key."""
@@ -52,30 +74,35 @@ class UnknownNameError(TrainworksError):
     """A framework, version, CUDA, Python, component or engine was asked for that does not exist."""
 
     exit_status = 4
+    meaning = "unknown name"
 
 
 class RecipeError(TrainworksError):
     """A recipe and the values it is given do not fit each other."""
 
     exit_status = 5
+    meaning = "a recipe does not fit"
 
 
 class EngineUnavailableError(TrainworksError):
     """No container engine answers, or the one asked for does not."""
 
     exit_status = 6
+    meaning = "no engine answers"
 
 
 class BuildError(TrainworksError):
     """The engine refused or failed a step; says which component, which command, and its last lines."""
 
     exit_status = 7
+    meaning = "build failed"
 
 
 class ImageTestError(TrainworksError):
     """The image was built, and does not keep every promise of its plan."""
 
     exit_status = 8
+    meaning = "image tests failed"
     reported = True
 
 
@@ -83,24 +110,28 @@ class OutputError(TrainworksError):
     """A file or folder cannot be written or read: wrong permissions, or the disk is full."""
 
     exit_status = 9
+    meaning = "a file or stdout cannot be read or written"
 
 
 class HostError(TrainworksError):
     """This machine lacks something other than an engine that the build needs (a bootstrap tool, a local file)."""
 
     exit_status = 10
+    meaning = "this machine lacks something"
 
 
 class LockError(TrainworksError):
     """A lock cannot be made, or does not fit the row that it is for."""
 
     exit_status = 11
+    meaning = "not locked, or a lock does not fit"
 
 
 class ExtendError(TrainworksError):
     """An image cannot be extended as asked for: base, requirements, code or entry point; has every problem found."""
 
     exit_status = 12
+    meaning = "cannot be extended so"
 
     def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
         """Join all problems, one a line."""
@@ -114,6 +145,7 @@ class CompatibilityError(TrainworksError):
     """A target's parts do not go together; ``problems`` has every one of them, with its reason and source."""
 
     exit_status = 13
+    meaning = "parts do not go together"
 
     def __init__(self, target: str, problems: Sequence[str]) -> None:
         """Join all problems, one a line."""
@@ -128,6 +160,7 @@ class LintError(TrainworksError):
     """A Dockerfile has findings that are more than advice."""
 
     exit_status = 14
+    meaning = "findings of lint"
     reported = True
 
 
@@ -135,6 +168,7 @@ class ProofError(TrainworksError):
     """Proof cannot be given, or does not hold; ``problems`` has every reason."""
 
     exit_status = 17
+    meaning = "no proof, or it does not hold"
 
     def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
         """Join all problems, one a line."""
@@ -148,3 +182,16 @@ class RegistryError(TrainworksError):
     """A registry refuses what it is asked for, or cannot be reached; never has a password or token in its text."""
 
     exit_status = 15
+    meaning = "a registry refuses or cannot be reached"
+
+
+class InterruptionError(TrainworksError):
+    """Ctrl-C or SIGTERM came."""
+
+    exit_status = 130
+    meaning = "interrupted"
+
+    def __init__(self, *, reported: bool = False) -> None:
+        """Say what became of the rest; ``reported``: what was done until then is on stdout."""
+        super().__init__("everything that was started has been stopped")
+        self.reported = reported

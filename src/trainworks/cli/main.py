@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
+from trainworks.cli.commands import BUILD, COMMANDS, command_named
 from trainworks.cli.output import put, silence
-from trainworks.errors import OutputError, TrainworksError
-
-INTERRUPTED = 130
-
-BUILD = "build"
-"""The command that is meant where none is named."""
-
-COMMANDS = (
-    BUILD,
-    "catalogue",
-    "changelog",
-    "check",
-    "diff",
-    "extend",
-    "lint",
-    "lock",
-    "mirror",
-    "promote",
-    "prove",
-    "push",
-    "report",
-    "schema",
-    "verify",
-)
-"""A command is one file of ``cli.commands``."""
+from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
+from trainworks.plan.names import nearest
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
@@ -49,32 +27,52 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         The exit status; see the end of ``--help``.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words.pop(0) if words and words[0] in COMMANDS and words[0] != BUILD else BUILD
-    # One command's libraries are not loaded for another: a plan is there in half a second.
-    command = importlib.import_module(f"trainworks.cli.commands.{name}")
-    options = command.parser().parse_args(words)
-    # For a command that hands its own words on to other processes.
-    options.words = tuple(words)
+    as_json = _wants_json(words)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        name, words = _command(words)
+        # One command's libraries are not loaded for another: a plan is there in half a second.
+        command = command_named(name)
+        options = command.parser().parse_args(words)
+        # For a command that hands its own words on to other processes.
+        options.words = tuple(words)
         return int(command.run(options, options.root or root or Path.cwd()))
     except TrainworksError as error:
-        _say_error(error, as_json=getattr(options, "format", "text") == "json" and not error.reported)
+        _say_error(error, as_json=as_json)
         return error.exit_status
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted: everything that was started has been stopped\n")
-        return INTERRUPTED
+        _say_error(InterruptionError(), as_json=as_json)
+        return InterruptionError.exit_status
     except BrokenPipeError:
         # Nobody reads our progress any more (`2>&1 | head`): what it was about has been stopped, as by Ctrl-C.
         silence(sys.stderr)
-        return INTERRUPTED
+        return InterruptionError.exit_status
     except OSError as error:
         # A disk that is full, or a folder that may not be written, where no layer expected it.
         where = f"{error.filename}: " if error.filename else ""
-        _say_error(OutputError(f"{where}{error.strerror or error}"), as_json=False)
+        _say_error(OutputError(f"{where}{error.strerror or error}"), as_json=as_json)
         return OutputError.exit_status
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command that is meant, and its own words. Raises ``CommandLineError``."""
+    first, *others = words or ("",)
+    if first in ("-h", "--help"):
+        return "help", others
+    if first in COMMANDS:
+        return first, others
+    if first.startswith("-") or not first:
+        return BUILD, list(words)
+    near = nearest(first, COMMANDS)
+    did_you_mean = f"did you mean {near}? " if near else ""
+    raise CommandLineError([f"unknown command {first!r}"], hint=f"{did_you_mean}`python build.py help` lists them all")
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether errors go to stdout as JSON too; asked before the words are parsed, which may be what fails."""
+    return "--format=json" in words or ("--format", "json") in pairwise(words)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -85,7 +83,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def _say_error(error: TrainworksError, *, as_json: bool) -> None:
     from trainworks.cli.report import describe
 
-    if as_json:
+    if as_json and not error.reported:
         content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
         put(json.dumps({**content, "exit_status": error.exit_status}, indent=2) + "\n")
-    sys.stderr.write(describe(error) + "\n")
+    said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
+    sys.stderr.write(said + "\n")

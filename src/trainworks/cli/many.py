@@ -25,7 +25,7 @@ from trainworks.cli.listing import sorted_rows
 from trainworks.cli.output import put
 from trainworks.cli.report import megabytes
 from trainworks.engine.processes import GRACE, Child, clean, uninterrupted
-from trainworks.errors import BuildError, ImageTestError, LockError, OutputError, TrainworksError
+from trainworks.errors import BuildError, ImageTestError, InterruptionError, LockError, OutputError, TrainworksError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.names import unknown
@@ -375,6 +375,7 @@ def build_many(options: argparse.Namespace, facts: Facts, root: Path) -> int:
     Raises:
         UnknownNameError: A pattern fits no target.
         EngineUnavailableError: No engine answers; asked once, before anything is started.
+        InterruptionError: Ctrl-C or SIGTERM came; how each target ended until then has been written.
     """
     like = Request(
         framework="",
@@ -413,7 +414,7 @@ def build_many(options: argparse.Namespace, facts: Facts, root: Path) -> int:
     except KeyboardInterrupt:
         with uninterrupted():
             finish()
-        raise
+        raise InterruptionError(reported=True) from None
     finish()
     return worst(results)
 

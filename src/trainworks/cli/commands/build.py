@@ -10,39 +10,43 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworks.cli.commands.push import add_push_arguments
-from trainworks.cli.listing import list_json, list_text
+from trainworks.cli.grammar import (
+    APT_SETTINGS,
+    DOCKER_HOST,
+    FACTS,
+    HOST_SETTINGS,
+    MEMORY,
+    Example,
+    Grammar,
+    add_build_options,
+    add_components,
+    add_engine,
+    add_format,
+    add_repositories,
+    add_until,
+)
 from trainworks.cli.output import put
-from trainworks.errors import ImageTestError
-from trainworks.facts.load import load
-from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import make_plan
+from trainworks.errors import (
+    BuildError,
+    CompatibilityError,
+    EngineUnavailableError,
+    FactsError,
+    HostError,
+    ImageTestError,
+    LockError,
+    RecipeError,
+    RegistryError,
+    UnknownNameError,
+)
 
 if TYPE_CHECKING:
     from trainworks.facts.rows import Facts
+    from trainworks.plan.model import ImagePlan
     from trainworks.render.dockerfile import Rendering
     from trainworks.render.forecast import Forecast
 
 STAGES = ("plan", "render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
-
-DESCRIPTION = """\
-Builds a container image for training on Amazon SageMaker and clusters like it, and proves what is in it.
-
-  python build.py --list                                     what can be built
-  python build.py --framework pytorch --cuda cu121           build and test the newest PyTorch for CUDA 12.1
-  python build.py --framework pytorch --cuda cu121 --until plan        show what it would be made of
-  python build.py --framework pytorch --cuda cpu --until render --output context   write its Dockerfile and files
-  python build.py --all -j 2                                 build and test every target, two at once
-  python build.py extend --help                              an image with your requirements and your code
-  python build.py push --help                                to ECR or any registry; `promote` copies between them
-"""
-
-EPILOG = """\
-Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 wrong command line, 3 malformed facts,
-4 unknown name, 5 recipe, 6 no engine, 7 build failed, 8 image tests failed, 9 output, 10 this machine, 11 lock,
-12 extension, 13 incompatible parts, 14 findings of lint, 15 registry, 17 proof, 130 interrupted.
-"""
 
 
 def _count(text: str) -> int:
@@ -51,17 +55,43 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py``."""
+    grammar = Grammar(
+        "build",
+        program="build.py",
+        usage="build.py [build] --framework FRAMEWORK --cuda CELL [options]\n"
+        "       build.py [build] --list | --all | --only GLOB [options]",
+        summary="build and test an image; the command that is meant where none is named",
+        details="Builds a container image for training on Amazon SageMaker and clusters like it, and tests every "
+        "promise that its parts make.",
+        examples=(
+            Example("--list", "what can be built, and what was built for real"),
+            Example("--framework pytorch --cuda cu121 --until plan", "what would it be made of, and built again? why?"),
+            Example("--framework pytorch --cuda cpu --until render --output context", "write its Dockerfile and files"),
+            Example("--framework pytorch --cuda cu121", "build and test the newest PyTorch for CUDA 12.1", "an engine"),
+            Example("--all -j 2", "build and test every target, two at once", "an engine"),
+        ),
+        result="the image's name on stdout once every test is green; `build.py push NAME` brings it to a registry. "
+        "Progress and errors go to stderr.",
+        done="done, and tests green",
+        fails=(
+            FactsError,
+            UnknownNameError,
+            RecipeError,
+            EngineUnavailableError,
+            BuildError,
+            ImageTestError,
+            HostError,
+            LockError,
+            CompatibilityError,
+            RegistryError,
+        ),
+        reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
+        see_also=("check", "extend", "push", "docs/targets.md"),
     )
     what = grammar.add_argument_group("what to build")
-    what.add_argument("--framework", metavar="NAME", help="for example pytorch")
+    what.add_argument("--framework", metavar="FRAMEWORK", help="for example pytorch")
     what.add_argument("--cuda", metavar="CELL", help="cpu, or for example cu121")
     what.add_argument("--framework-version", metavar="VERSION", help="default: the newest for this CUDA")
     what.add_argument("--python", metavar="VERSION", help="for example 3.13; default: the oldest of the target")
@@ -71,12 +101,7 @@ def parser() -> argparse.ArgumentParser:
         default="packages",
         help="packages: Debian and Python packages only (default); vendor: the vendors' own installers",
     )
-    what.add_argument(
-        "--with", dest="with_components", action="append", default=[], metavar="COMPONENT", help="add an optional one"
-    )
-    what.add_argument(
-        "--without", dest="without_components", action="append", default=[], metavar="COMPONENT", help="leave one out"
-    )
+    add_components(what)
     many = grammar.add_argument_group("many targets")
     many.add_argument("--all", action="store_true", help="every target; those with unlocked inputs are skipped")
     many.add_argument("--only", action="append", default=[], metavar="GLOB", help="targets of these names: 'pytorch-*'")
@@ -85,26 +110,26 @@ def parser() -> argparse.ArgumentParser:
     many.add_argument("--strict", action="store_true", help="an unlocked target is a failure")
     how = grammar.add_argument_group("how")
     how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
-    how.add_argument("--until", choices=STAGES, default="test", help="stop after this stage (default: test)")
-    how.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    how.add_argument("--output", type=Path, metavar="DIR", help="leave the build context in this folder")
-    how.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    how.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
+    add_until(how, STAGES)
+    add_engine(how)
+    add_format(how)
+    add_build_options(how)
     how.add_argument(
         "--mirror", metavar="DIR|URL", help="take every download from here, and from nowhere else (`build.py mirror`)"
     )
-    how.add_argument("--no-cache", action="store_true", help="build every step again")
-    how.add_argument("--verbose", action="store_true", help="show every line that the build prints")
-    how.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     push = grammar.add_argument_group("push (docs/push.md)")
     push.add_argument("--push", action="store_true", help="push the image once it is built and tested")
-    add_push_arguments(push)
+    add_repositories(push)
     return grammar
 
 
 def run(options: Namespace, root: Path) -> int:
     """Build a target, as far as ``--until`` says; or list them all."""
+    from trainworks.facts.load import load
+
     if options.list:
+        from trainworks.cli.listing import list_json, list_text
+
         facts = load(root)
         put(list_json(facts) if options.format == "json" else list_text(facts))
         return 0
@@ -115,10 +140,13 @@ def run(options: Namespace, root: Path) -> int:
     if not options.push and (options.repository or options.fixed_tags or options.moving_tags):
         parser().error("--repository, --tag and --moving-tag belong to --push")
     if options.all or options.only or options.bake:
-        return _many(options, root)
+        return _many(options, load(root), root)
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
     if missing:
         parser().error(f"{' and '.join(missing)} must be given; --list shows what there is")
+    from trainworks.plan.model import Request
+    from trainworks.plan.resolve import make_plan
+
     request = Request(
         framework=options.framework,
         cuda=options.cuda,
@@ -141,7 +169,7 @@ def run(options: Namespace, root: Path) -> int:
     return _build(plan, rendering, options)
 
 
-def _many(options: Namespace, root: Path) -> int:
+def _many(options: Namespace, facts: Facts, root: Path) -> int:
     from trainworks.cli.many import build_many
 
     chosen = {"--framework": options.framework, "--cuda": options.cuda, "--python": options.python}
@@ -153,8 +181,8 @@ def _many(options: Namespace, root: Path) -> int:
 
         if options.output is None:
             parser().error("--bake needs --output DIR, a folder for the file and the contexts")
-        return write_bake(options, load(root), os.environ)
-    return build_many(options, load(root), root)
+        return write_bake(options, facts, os.environ)
+    return build_many(options, facts, root)
 
 
 def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Namespace) -> int:

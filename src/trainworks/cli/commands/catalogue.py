@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import FACTS, Example, Grammar, add_format
 from trainworks.cli.output import put, put_file
-from trainworks.facts.load import load
+from trainworks.errors import FactsError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py catalogue``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py catalogue",
-        description="Writes one HTML file with every target: search and filters, versions, sizes, checks, and how to "
-        "use each. It needs no network.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py catalogue``."""
+    grammar = Grammar(
+        "catalogue",
+        summary="write every target on one HTML page, with search and filters",
+        details="Writes one HTML file with every target: search and filters, versions, sizes, checks, and how to use "
+        "each. It needs no network and no engine, here or where it is read.",
+        examples=(
+            Example("catalogue --output catalogue.html", "write the page; open it in a browser"),
+            Example("catalogue --format json", "what the page is made from, for programs"),
+        ),
+        result="the page, or with --output the name of the file. Each target on it shows the command that builds it.",
+        done="written",
+        fails=(FactsError,),
+        reads=(FACTS,),
+        see_also=("build --list", "check"),
     )
     grammar.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
-    grammar.add_argument("--format", choices=("html", "json"), default="html", help="json: what the page is made from")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_format(grammar, ("html", "json"), "json: what the page is made from")
     return grammar
 
 
 def run(options: Namespace, root: Path) -> int:
     """Write the catalogue."""
     from trainworks.cli.catalogue import as_json, catalogue_of, render_catalogue
+    from trainworks.facts.load import load
 
     facts = load(root)
     entries = catalogue_of(facts)

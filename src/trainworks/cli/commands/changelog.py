@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine
 from trainworks.cli.output import put, put_file
-from trainworks.errors import OutputError
-from trainworks.facts.load import load
+from trainworks.errors import EngineUnavailableError, FactsError, ImageTestError, OutputError, UnknownNameError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py changelog``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py changelog",
-        description="Writes the changelog of a family of images as Markdown, from the differences of each to the next.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py changelog``."""
+    grammar = Grammar(
+        "changelog",
+        summary="write what changed from each image of a family to the next",
+        details="Writes the changelog of a family of images as Markdown, from the differences of each to the next.",
+        examples=(
+            Example("changelog old/image:1 old/image:2", "what changed between two images", needs="an engine"),
+            Example(
+                f"changelog my/train:3 {TARGET} --file CHANGES.md",
+                "add what is new in the target's image to a changelog that has the rest",
+                needs="an engine",
+            ),
+        ),
+        result="Markdown, the newest image first; with --file the name of the file.",
+        done="written",
+        fails=(FactsError, UnknownNameError, EngineUnavailableError, ImageTestError),
+        reads=(FACTS, DOCKER_HOST),
+        see_also=("diff", "report"),
     )
     grammar.add_argument("images", nargs="+", metavar="IMAGE|TARGET", help="the oldest first")
     grammar.add_argument("--file", type=Path, metavar="FILE", help="add what is new to this changelog; default: stdout")
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_engine(grammar)
     return grammar
 
 
@@ -30,6 +41,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.cli.contents import read_contents, reference_of
     from trainworks.cli.difference import changelog
     from trainworks.engine import choose
+    from trainworks.facts.load import load
 
     existing = ""
     if options.file is not None and options.file.exists():

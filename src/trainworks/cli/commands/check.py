@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import FACTS, TARGET, Example, Grammar, add_format, add_only
 from trainworks.cli.output import put
-from trainworks.facts.load import load
+from trainworks.errors import CompatibilityError, FactsError, LockError, UnknownNameError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py check``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py check",
-        description="Plans targets without building anything, and says which parts do not go together, and why; "
-        "see docs/compatibility.md.",
-        epilog="Exit status: 0 all fit, 3 malformed facts, 4 unknown name, 11 a lock does not fit, 13 parts do not.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py check``."""
+    grammar = Grammar(
+        "check",
+        summary="hold targets against the compatibility table and their locks",
+        details="Plans targets without building anything, and says which parts do not go together, and why.",
+        examples=(
+            Example("check", "the whole matrix"),
+            Example(f"check --only {TARGET} --format json", "one target, for programs"),
+        ),
+        result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts.",
+        done="all fit",
+        fails=(FactsError, UnknownNameError, LockError, CompatibilityError),
+        reads=(FACTS,),
+        see_also=("lock --check", "docs/compatibility.md"),
     )
-    grammar.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_only(grammar)
+    add_format(grammar)
     return grammar
 
 
 def run(options: Namespace, root: Path) -> int:
     """Check targets."""
     from trainworks.cli.check import as_json, as_text, check, exit_status_of
+    from trainworks.facts.load import load
 
     findings = check(load(root), options.only)
     put(as_json(findings) if options.format == "json" else as_text(findings))

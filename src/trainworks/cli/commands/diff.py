@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put
-from trainworks.facts.load import load
+from trainworks.errors import EngineUnavailableError, FactsError, ImageTestError, UnknownNameError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py diff``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py diff",
-        description="Says what is another between two images: components, Python and Debian packages, environment, "
+def parser() -> Grammar:
+    """Return the grammar of ``build.py diff``."""
+    grammar = Grammar(
+        "diff",
+        summary="say what is another between two images",
+        details="Says what is another between two images: components, Python and Debian packages, environment, "
         "labels, entry point, files and layers.",
-        allow_abbrev=False,
+        examples=(
+            Example("diff my/train:1 my/train:2", "two images of the engine's store", needs="an engine"),
+            Example(
+                f"diff my/train:1 {TARGET} --format json",
+                "an image and the one that was built for a target, for programs",
+                needs="an engine",
+            ),
+        ),
+        result="one line for each difference, `before -> after`, by kind; nothing is pulled, nothing is changed.",
+        done="compared, whether or not they differ",
+        fails=(FactsError, UnknownNameError, EngineUnavailableError, ImageTestError),
+        reads=(FACTS, DOCKER_HOST),
+        see_also=("report", "changelog"),
     )
     grammar.add_argument("before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
     grammar.add_argument("after", metavar="IMAGE|TARGET", help="the other one")
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_engine(grammar)
+    add_format(grammar)
     return grammar
 
 
@@ -32,6 +44,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.cli.contents import read_contents, reference_of
     from trainworks.cli.difference import as_text, difference
     from trainworks.engine import choose
+    from trainworks.facts.load import load
 
     facts = load(root)
     engine = choose(options.engine)

@@ -2,39 +2,80 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import (
+    APT_SETTINGS,
+    DOCKER_HOST,
+    HOST_SETTINGS,
+    Example,
+    Grammar,
+    add_build_options,
+    add_engine,
+    add_format,
+    add_until,
+)
 from trainworks.cli.output import put
-from trainworks.errors import OutputError
+from trainworks.errors import (
+    BuildError,
+    EngineUnavailableError,
+    ExtendError,
+    HostError,
+    ImageTestError,
+    LockError,
+    OutputError,
+    UnknownNameError,
+)
 
 STAGES = ("render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py extend``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py extend",
-        description="Makes an image of a base image, requirements and code, and proves what is in it.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py extend``."""
+    grammar = Grammar(
+        "extend",
+        summary="make a tested image of a base image, requirements and your code",
+        details="Makes an image of a base image, requirements and code, and proves what is in it. Requirements without "
+        "hashes are resolved for the base first, and the file with the hashes is kept beside yours.",
+        examples=(
+            Example(
+                "extend --base my/pytorch:1 --tag my/train:1 --source src --entry-point train.py",
+                "your code in an image of ours, or in any with a Python",
+                needs="an engine",
+            ),
+            Example(
+                "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --until render",
+                "show the Dockerfile that would install more into it",
+                needs="an engine",
+            ),
+        ),
+        result="the new image's name, once all its tests are green; `build.py push NAME` brings it to a registry.",
+        done="made, and tests green",
+        fails=(
+            UnknownNameError,
+            EngineUnavailableError,
+            BuildError,
+            ImageTestError,
+            HostError,
+            LockError,
+            ExtendError,
+        ),
+        reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
+        see_also=("push", "report", "lint"),
     )
     grammar.add_argument("--base", required=True, metavar="IMAGE", help="an image of ours, or a registry's")
     grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name of the new image, such as my/train:1")
     grammar.add_argument("--requirements", type=Path, metavar="FILE", help="to install; resolved and hashed if needed")
     grammar.add_argument("--source", type=Path, metavar="DIR", help="copied to /opt/ml/code")
     grammar.add_argument("--entry-point", metavar="FILE", help="below --source; default: the job names it")
-    grammar.add_argument("--until", choices=STAGES, default="test", help="stop after this stage (default: test)")
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--output", type=Path, metavar="DIR", help="leave the build context in this folder")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--junit", type=Path, metavar="FILE", help="write the image tests' results as JUnit XML")
-    grammar.add_argument("--no-cache", action="store_true", help="build every step again")
-    grammar.add_argument("--verbose", action="store_true", help="show every line that the build prints")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_until(grammar, STAGES)
+    add_engine(grammar)
+    add_format(grammar)
+    add_build_options(grammar)
     return grammar
 
 

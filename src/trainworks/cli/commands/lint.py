@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import CPU_TARGET, Example, Grammar, Source, add_format
 from trainworks.cli.output import put
+from trainworks.errors import LintError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py lint``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py lint",
-        description="Finds defects in Dockerfiles, and shows hadolint's findings beside them; see docs/lint.md.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py lint``."""
+    grammar = Grammar(
+        "lint",
+        summary="find the defects of the field in any Dockerfile",
+        details="Finds defects in Dockerfiles, and shows hadolint's findings beside them. Nothing is built.",
+        examples=(
+            Example(f"lint tests/golden/render/{CPU_TARGET}/Dockerfile", "a Dockerfile of this checkout"),
+            Example("lint Dockerfile gpu/Dockerfile --format json", "two of your own, for programs", needs="files"),
+        ),
+        result="one paragraph for each finding: file, line, rule, reason, fix. docs/lint.md explains each rule.",
+        done="nothing but advice",
+        fails=(LintError,),
+        reads=(Source("PATH", "hadolint, where it is installed"),),
+        see_also=("docs/lint.md",),
     )
     grammar.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a Dockerfile, ours or any other")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the findings on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_format(grammar, note="of the findings on stdout")
     return grammar
 
 

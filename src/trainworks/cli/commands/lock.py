@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_only
 from trainworks.cli.output import put
-from trainworks.errors import LockError
-from trainworks.facts.load import load
-from trainworks.plan.select import rows_named
+from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py lock``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py lock",
-        description=(
-            "Records in images/lock what targets are made of: their Python files, resolved and pinned by hash; hash "
-            "and size of everything else that is downloaded, signatures checked; digests of base images."
+def parser() -> Grammar:
+    """Return the grammar of ``build.py lock``."""
+    grammar = Grammar(
+        "lock",
+        summary="record hash, size and digest of everything that targets are made of",
+        details="Records in images/lock what targets are made of: their Python files, resolved and pinned by hash; "
+        "hash and size of everything else that is downloaded, signatures checked; digests of base images.",
+        examples=(
+            Example("lock --check", "write nothing: does every lock fit its row, and what is not locked yet?"),
+            Example(f"lock --only {TARGET}", "lock one target again", needs="the network"),
         ),
-        allow_abbrev=False,
+        result="the names of the files that were written. Commit them: a build takes nothing that is not in them.",
+        done="locked, or every lock fits",
+        fails=(FactsError, UnknownNameError, HostError, LockError),
+        reads=(FACTS, HOST_SETTINGS),
+        see_also=("mirror", "check", "docs/lock.md"),
     )
-    grammar.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
+    add_only(grammar)
     grammar.add_argument(
         "--check", action="store_true", help="write nothing: hold every lock against the rows, and say what is unlocked"
     )
@@ -32,7 +37,6 @@ def parser() -> argparse.ArgumentParser:
     grammar.add_argument(
         "--mirror", type=Path, metavar="DIR", help="take files that lie here, and leave here what is downloaded"
     )
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     return grammar
 
 
@@ -41,8 +45,10 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.cli.build import say
     from trainworks.cli.lock import write_python_lock
     from trainworks.cli.lock_inputs import check_locks, lock_artifacts, lock_base_images
+    from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
+    from trainworks.plan.select import rows_named
 
     facts = load(root)
     rows = rows_named(options.only, facts)

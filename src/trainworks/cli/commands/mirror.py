@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_only
 from trainworks.cli.output import put
-from trainworks.facts.load import load
-from trainworks.plan.select import rows_named
+from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py mirror``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py mirror",
-        description=(
-            "Fills a folder with everything that targets download: the files of their components, git commits as "
-            "bundles, their Python files; each verified. `--mirror DIR`, or its address, builds from it."
+def parser() -> Grammar:
+    """Return the grammar of ``build.py mirror``."""
+    grammar = Grammar(
+        "mirror",
+        summary="fill a folder with everything that targets download",
+        details="Fills a folder with everything that targets download: the files of their components, git commits as "
+        "bundles, their Python files; each verified.",
+        examples=(
+            Example(f"mirror files --only {TARGET}", "what one target takes", needs="the network"),
+            Example("mirror /srv/mirror", "what all take; only what is missing comes", needs="the network"),
         ),
-        allow_abbrev=False,
+        result="the folder's name. `build.py --mirror DIR`, or the address of a server that has it, builds from it.",
+        done="all of it is there",
+        fails=(FactsError, UnknownNameError, HostError, LockError),
+        reads=(FACTS, HOST_SETTINGS),
+        see_also=("lock", "docs/lock.md"),
     )
     grammar.add_argument("folder", type=Path, metavar="DIR", help="new, or filled before: only what is missing comes")
-    grammar.add_argument("--only", action="append", default=[], metavar="TARGET", help="default: every target")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_only(grammar)
     return grammar
 
 
@@ -32,8 +37,10 @@ def run(options: Namespace, root: Path) -> int:
     """Fill a mirror."""
     from trainworks.cli.build import say
     from trainworks.cli.mirror import fill_mirror
+    from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
+    from trainworks.plan.select import rows_named
 
     facts = load(root)
     rows = rows_named(options.only, facts)

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar, add_format, add_tags
 from trainworks.cli.output import put
+from trainworks.errors import HostError, RegistryError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py promote``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py promote",
-        description="Copies an image by its digest, with what is attached to it, to other repositories: no rebuild, no "
+def parser() -> Grammar:
+    """Return the grammar of ``build.py promote``."""
+    grammar = Grammar(
+        "promote",
+        summary="copy an image by digest to other repositories, without a rebuild",
+        details="Copies an image by its digest, with what is attached to it, to other repositories: no rebuild, no "
         "engine. Within a registry no layer is sent.",
-        epilog="Exit status: 0 copied, 15 a registry refuses or cannot be reached.",
-        allow_abbrev=False,
+        examples=(
+            Example(
+                "promote r.example.org/test:2026.11 r.example.org/production",
+                "what was tested goes into production, under the same tag",
+                needs="registries",
+            ),
+            Example(
+                "promote r.example.org/test:1 east.example.org/a west.example.org/a --tag 1.0 --moving-tag latest",
+                "to two regions, under a tag that never moves and one that does",
+                needs="registries",
+            ),
+        ),
+        result="the image_uri of each copy, by digest and by tag: what an Estimator takes.",
+        done="copied",
+        fails=(HostError, RegistryError),
+        reads=(LOGINS, HOST_SETTINGS),
+        see_also=("push", "prove", "docs/push.md"),
     )
-    grammar.add_argument("source", metavar="SOURCE", help="HOST/NAME@sha256:... or HOST/NAME:TAG")
+    grammar.add_argument("source", metavar="ADDRESS", help="HOST/NAME@sha256:... or HOST/NAME:TAG")
     grammar.add_argument("targets", nargs="+", metavar="REPOSITORY", help="HOST/NAME; several for several regions")
-    grammar.add_argument(
-        "--tag",
-        action="append",
-        default=[],
-        dest="fixed_tags",
-        metavar="TAG",
-        help="a tag that never moves; default: the source's, where it was named by tag",
-    )
-    grammar.add_argument(
-        "--moving-tag",
-        action="append",
-        default=[],
-        dest="moving_tags",
-        metavar="TAG",
-        help="a tag that points here from now on",
-    )
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_tags(grammar, fixed="; default: the source's, where it was named by tag")
+    add_format(grammar)
     return grammar
 
 

@@ -2,42 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import (
+    CPU_TARGET,
+    DOCKER_HOST,
+    FACTS,
+    LOGINS,
+    Example,
+    Grammar,
+    Source,
+    add_components,
+    add_engine,
+    add_format,
+)
 from trainworks.cli.output import put
+from trainworks.errors import (
+    CompatibilityError,
+    EngineUnavailableError,
+    FactsError,
+    HostError,
+    ImageTestError,
+    LockError,
+    ProofError,
+    RecipeError,
+    RegistryError,
+    UnknownNameError,
+)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py prove``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py prove",
-        description=(
-            "Writes what is in a target's image (CycloneDX and SPDX) and what it was built from (SLSA provenance), and "
-            "signs all of it; see docs/proof.md. The password of an encrypted key comes from TRAINWORKS_KEY_PASSWORD, "
-            "the time that documents give from SOURCE_DATE_EPOCH."
+def parser() -> Grammar:
+    """Return the grammar of ``build.py prove``."""
+    grammar = Grammar(
+        "prove",
+        summary="write and sign what is in an image and what it was built from",
+        details="Writes what is in a target's image (CycloneDX and SPDX) and what it was built from (SLSA provenance), "
+        "and signs all of it.",
+        examples=(
+            Example(
+                f"prove {CPU_TARGET} --output proof",
+                "bills of materials, unsigned",
+                needs="an engine",
+            ),
+            Example(
+                f"prove {CPU_TARGET} --output proof --key key.pem --attach r.example.org/pytorch:1",
+                "signed, and attached to the image in the registry",
+                needs="an engine, a key and a registry",
+            ),
         ),
-        allow_abbrev=False,
+        result="the names of the files. `build.py verify IMAGE --proof DIR --key PUBLIC` checks them.",
+        done="written",
+        fails=(
+            FactsError,
+            UnknownNameError,
+            RecipeError,
+            EngineUnavailableError,
+            ImageTestError,
+            HostError,
+            LockError,
+            CompatibilityError,
+            RegistryError,
+            ProofError,
+        ),
+        reads=(
+            FACTS,
+            DOCKER_HOST,
+            LOGINS,
+            Source("TRAINWORKS_KEY_PASSWORD", "password of an encrypted key"),
+            Source("SOURCE_DATE_EPOCH", "the time that the documents give, in seconds since 1970"),
+        ),
+        see_also=("verify", "push", "docs/proof.md"),
     )
     grammar.add_argument("target", metavar="TARGET", help="one of --list whose image the engine has")
     grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
     grammar.add_argument("--key", type=Path, metavar="FILE", help="private key, PEM: Ed25519 or ECDSA P-256")
     grammar.add_argument(
-        "--attach", metavar="ADDRESS", help="HOST/NAME:TAG or HOST/NAME@sha256:...: attach it to the image there"
+        "--attach", metavar="ADDRESS", help="to this image in a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
     grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
-    grammar.add_argument(
-        "--with", dest="with_components", action="append", default=[], metavar="COMPONENT", help="as the build had it"
-    )
-    grammar.add_argument(
-        "--without", dest="without_components", action="append", default=[], metavar="COMPONENT", help="the same"
-    )
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_components(grammar, "as the build had it", "the same")
+    add_engine(grammar)
+    add_format(grammar)
     return grammar
 
 

@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    HOST_SETTINGS,
+    LOGINS,
+    TARGET,
+    Example,
+    Grammar,
+    add_engine,
+    add_format,
+    add_repositories,
+)
 from trainworks.cli.output import put
-from trainworks.facts.load import load
-from trainworks.plan.model import Request
-from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import rows_named
+from trainworks.errors import EngineUnavailableError, FactsError, HostError, LockError, RegistryError, UnknownNameError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py push``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py push",
-        description="Pushes an image that is built to one or several repositories, and prints its image_uri. What a "
-        "registry has already is not sent again; see docs/push.md for logins and ECR.",
-        epilog="Exit status: 0 pushed, 4 unknown name, 6 no engine, 15 a registry refuses or cannot be reached.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py push``."""
+    grammar = Grammar(
+        "push",
+        summary="bring an image that is built to ECR or any other registry",
+        details="Pushes an image that is built to one or several repositories. What a registry has already is not sent "
+        "again, also after a connection broke. ECR's repositories are made on demand.",
+        examples=(
+            Example(
+                f"push {TARGET} --repository r.example.org/pytorch",
+                "a target's image, under a dated tag and one that moves",
+                needs="an engine and a registry",
+            ),
+            Example(
+                "push my/train:1 --repository 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a --tag 1.0",
+                "an image of your own to ECR, under a tag of your own",
+                needs="an engine and a registry",
+            ),
+        ),
+        result="the image_uri, by digest and by each tag: what an Estimator takes.",
+        done="pushed",
+        fails=(FactsError, UnknownNameError, EngineUnavailableError, HostError, LockError, RegistryError),
+        reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
+        see_also=("promote", "prove", "docs/push.md"),
     )
-    grammar.add_argument("image", metavar="IMAGE", help="its name in the engine, or the name of a target")
-    add_push_arguments(grammar, required=True)
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    grammar.add_argument("image", metavar="IMAGE|TARGET", help="its name in the engine, or the name of a target")
+    add_repositories(grammar, required=True)
+    add_engine(grammar)
+    add_format(grammar)
     return grammar
-
-
-def add_push_arguments(
-    grammar: argparse.ArgumentParser | argparse._ArgumentGroup,
-    *,
-    required: bool = False,
-) -> None:
-    """Add where to push, and under which tags."""
-    grammar.add_argument(
-        "--repository",
-        action="append",
-        default=[],
-        required=required,
-        metavar="URI",
-        help="HOST/NAME, such as ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME; again for another region or registry",
-    )
-    grammar.add_argument(
-        "--tag",
-        action="append",
-        default=[],
-        dest="fixed_tags",
-        metavar="TAG",
-        help="a tag that never moves, instead of the one with today's date",
-    )
-    grammar.add_argument(
-        "--moving-tag",
-        action="append",
-        default=[],
-        dest="moving_tags",
-        metavar="TAG",
-        help="a tag that points here from now on, instead of VERSION-CUDA-OS",
-    )
 
 
 def run(options: Namespace, root: Path) -> int:
@@ -84,6 +75,11 @@ def run(options: Namespace, root: Path) -> int:
 
 
 def _image_of_target(name: str, root: Path) -> str:
+    from trainworks.facts.load import load
+    from trainworks.plan.model import Request
+    from trainworks.plan.resolve import make_plan
+    from trainworks.plan.select import rows_named
+
     facts = load(root)
     row = rows_named([name], facts)[0]
     request = Request(

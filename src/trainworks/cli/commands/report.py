@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, MEMORY, TARGET, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put
-from trainworks.facts.load import load
+from trainworks.errors import (
+    CompatibilityError,
+    EngineUnavailableError,
+    FactsError,
+    ImageTestError,
+    LockError,
+    UnknownNameError,
+)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py report``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py report",
-        description="Says whose an image's bytes are: its components, packages, largest files and layers, against its "
+def parser() -> Grammar:
+    """Return the grammar of ``build.py report``."""
+    grammar = Grammar(
+        "report",
+        summary="say whose an image's bytes are, and why it grew",
+        details="Says whose an image's bytes are: its components, packages, largest files and layers, against its "
         "budget; and why it grew since the image that had its name before (as last reported on this machine).",
-        allow_abbrev=False,
+        examples=(
+            Example(f"report {TARGET}", "the image of a target", needs="an engine"),
+            Example("report my/train:2 --since my/train:1 --format json", "what made it grow", needs="an engine"),
+        ),
+        result="tables, the largest first. The same report with --format json can be kept, and is a --since later.",
+        done="reported, also where the image is over its budget",
+        fails=(
+            FactsError,
+            UnknownNameError,
+            EngineUnavailableError,
+            ImageTestError,
+            LockError,
+            CompatibilityError,
+        ),
+        reads=(FACTS, DOCKER_HOST, MEMORY),
+        see_also=("diff", "changelog"),
     )
     grammar.add_argument("image", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
     grammar.add_argument(
         "--since", metavar="IMAGE|FILE", help="compare with this image, or with a report written by `--format json`"
     )
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_engine(grammar)
+    add_format(grammar)
     return grammar
 
 
@@ -35,6 +57,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.cli.contents import plan_of_target, read_contents, reference_of
     from trainworks.cli.size_report import SizeReport, as_text, growth_of, read_report, remember, size_report
     from trainworks.engine import choose
+    from trainworks.facts.load import load
 
     facts = load(root)
     engine = choose(options.engine)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.grammar import Example, Grammar, Source
 from trainworks.cli.output import put
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py schema``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py schema",
-        description="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py schema``."""
+    return Grammar(
+        "schema",
+        summary="write the JSON schemas of the files in images/",
+        details="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows, so that "
+        "an editor checks a row while it is typed.",
+        examples=(
+            Example("schema", "write them anew; the same types give the same bytes"),
+            Example("schema --root ../trainworks", "those of another checkout", needs="that checkout"),
+        ),
+        result="the names of the files that were written.",
+        done="written",
+        reads=(Source("images/schema", "of the checkout: --root, else where build.py lies"),),
+        see_also=("check", "docs/architecture.md"),
     )
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
-    return grammar
 
 
 def run(_options: Namespace, root: Path) -> int:

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
+from trainworks.cli.grammar import DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put
+from trainworks.errors import EngineUnavailableError, HostError, ProofError, RegistryError
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of ``build.py verify``."""
-    grammar = argparse.ArgumentParser(
-        prog="build.py verify",
-        description="Checks the signed proof of an image; see docs/proof.md.",
-        allow_abbrev=False,
+def parser() -> Grammar:
+    """Return the grammar of ``build.py verify``."""
+    grammar = Grammar(
+        "verify",
+        summary="check the signed proof of an image",
+        details="Checks the signed proof of an image, from files alone or as it is attached in the registry.",
+        examples=(
+            Example(
+                "verify my/train:1 --proof proof --key public.pem",
+                "an image of the engine, against what `build.py prove` wrote",
+                needs="an engine and a key",
+            ),
+            Example(
+                "verify r.example.org/pytorch@sha256:... --key public.pem",
+                "an image in a registry, against what is attached to it there",
+                needs="a registry and a key",
+            ),
+        ),
+        result="what is proved, by whom, and what of it could not be checked. Whose the key is, you have to know.",
+        done="it holds",
+        fails=(EngineUnavailableError, HostError, RegistryError, ProofError),
+        reads=(LOGINS, DOCKER_HOST),
+        see_also=("prove", "docs/proof.md"),
     )
     grammar.add_argument(
-        "image", metavar="IMAGE", help="a name that the engine has; sha256:...; or HOST/NAME@sha256:..."
+        "image", metavar="IMAGE|ADDRESS", help="a name that the engine has; sha256:...; or HOST/NAME@sha256:..."
     )
     grammar.add_argument(
         "--proof",
@@ -29,9 +47,8 @@ def parser() -> argparse.ArgumentParser:
         help="what `build.py prove` wrote; default: what is attached in the registry",
     )
     grammar.add_argument("--key", type=Path, required=True, metavar="FILE", help="public key of who signed (PEM)")
-    grammar.add_argument("--engine", metavar="NAME", help="docker or buildah; default: the first that answers")
-    grammar.add_argument("--format", choices=("text", "json"), default="text", help="of the result on stdout")
-    grammar.add_argument("--root", type=Path, metavar="DIR", help=argparse.SUPPRESS)
+    add_engine(grammar)
+    add_format(grammar)
     return grammar
 
 

@@ -1,0 +1,147 @@
+"""What every command's grammar says: examples that are true, a help that fits, and the nearest right word."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from trainworks import errors
+from trainworks.cli import main
+from trainworks.cli.commands import BUILD, COMMANDS, GROUPS, grammar_of
+from trainworks.cli.grammar import CPU_TARGET, TARGET, VALUES, WIDTH, Example
+from trainworks.facts.rows import Facts
+
+EXAMPLES = [
+    pytest.param(name, example, id=example.line.removeprefix("python "))
+    for name in COMMANDS
+    for example in grammar_of(name).examples
+]
+
+
+def words_of(name: str, example: Example) -> tuple[str, ...]:
+    """Return an example's words for its command's parser."""
+    first, *others = example.arguments
+    return tuple(others) if first == name else example.arguments
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_the_parser_takes_every_example(name: str, example: Example) -> None:
+    assert example.arguments[0] == name or name == BUILD
+    grammar_of(name).parse_args(words_of(name, example))
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [each for each in EXAMPLES if isinstance(each.values[1], Example) and not each.values[1].needs]
+)
+def test_examples_that_need_nothing_do_what_they_say(
+    name: str, example: Example, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tests").symlink_to(root / "tests")
+    status = main(example.arguments, checkout)
+    assert status == 0, dict(grammar_of(name).exit_statuses)[status]
+
+
+def test_targets_of_examples_are_in_the_matrix(facts: Facts) -> None:
+    assert {TARGET, CPU_TARGET} <= {facts.name_of(row) for row in facts.targets}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_and_says_everything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH + 40))
+    grammar = grammar_of(name)
+    text = grammar.format_help()
+    assert [line for line in text.splitlines() if len(line) > WIDTH] == []
+    assert len(grammar.examples) >= 2
+    flat = " ".join(text.split())
+    for said in (*(source.name for source in grammar.reads), *(argument.help for argument in grammar.arguments())):
+        assert said in flat
+    assert f"exit status: 0 {grammar.exit_statuses[0][1]}, 2 wrong command line, " in flat
+    assert all(other in COMMANDS or other.split()[0] in COMMANDS or "." in other for other in grammar.see_also)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_placeholder_is_known(name: str) -> None:
+    used = {value for argument in grammar_of(name).arguments() for value in argument.value.split("|") if value}
+    assert used <= VALUES.keys()
+
+
+def test_every_placeholder_is_used() -> None:
+    arguments = [argument for name in COMMANDS for argument in grammar_of(name).arguments()]
+    assert {value for argument in arguments for value in argument.value.split("|") if value} == VALUES.keys()
+
+
+def test_every_error_has_a_status_and_a_meaning_of_its_own() -> None:
+    classes = errors.TrainworksError.__subclasses__()
+    assert all(each.meaning for each in classes)
+    assert len({each.exit_status for each in classes}) == len(classes)
+    assert {status for name in COMMANDS for status, _ in grammar_of(name).exit_statuses} == {
+        0,
+        *(each.exit_status for each in classes),
+    }
+
+
+@pytest.mark.parametrize("words", [("--help",), ("-h",), ("help",)])
+def test_overview(words: tuple[str, ...], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words, root) == 0
+    output = capsys.readouterr().out
+    for group, names in GROUPS.items():
+        assert re.search(rf"^{group}:\n" + "".join(rf"  {name} +\S.*\n" for name in names), output, re.MULTILINE)
+    assert [line for line in output.splitlines() if len(line) > WIDTH] == []
+
+
+def test_help_of_a_command(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "push"], root) == 0
+    text = capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["push", "--help"], root)
+    assert (ended.value.code, capsys.readouterr().out) == (0, text)
+
+
+def test_help_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "--format", "json"], root) == 0
+    commands = {each["command"]: each for each in json.loads(capsys.readouterr().out)["commands"]}
+    assert tuple(commands) == COMMANDS
+    repository = next(each for each in commands["push"]["arguments"] if each["names"] == ["--repository"])
+    assert (repository["value"], repository["required"], repository["repeats"]) == ("REPOSITORY", True, True)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["pusch"], ["unknown command 'pusch'", "did you mean push?"], id="command"),
+        pytest.param(
+            ["push", "--enigne", "docker", "--format", "xml", "a"],
+            [
+                "3 problems with the command line:",
+                "unknown option --enigne; did you mean --engine?",
+                "argument --format: invalid choice: 'xml'",
+                "the following arguments are required: --repository",
+                "`python build.py push --help`",
+            ],
+            id="all at once",
+        ),
+        pytest.param(
+            ["--frame=pytorch", "-j", "0"],
+            ["did you mean --framework?", "argument -j/--jobs: '0' is no number from 1 on"],
+            id="with its value",
+        ),
+        pytest.param(["help", "extand"], ["invalid choice: 'extand'; did you mean extend?"], id="help of nothing"),
+        pytest.param(["report", "a", "b"], ["unrecognized arguments: b"], id="too many"),
+    ],
+)
+def test_mistakes(words: list[str], said: list[str], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words, root) == 2
+    output, text = capsys.readouterr()
+    assert output == ""
+    assert all(each in text for each in said)
+    assert main([*words, "--format", "json"], root) == 2
+    content = json.loads(capsys.readouterr().out)
+    assert (content["error"], content["exit_status"]) == ("CommandLineError", 2)
