@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
-DEPENDENCIES = ("docker", "jinja2", "packaging", "pydantic", "pytest", "testinfra")
+DEPENDENCIES = ("docker", "jinja2", "packaging", "pydantic", "pytest", "testinfra", "tomli")
 
 
 def missing_dependencies() -> list[str]:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tomli
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from trainworks.errors import FactsError, OutputError
@@ -110,8 +110,14 @@ PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
 """What a text must look like, by row type and key: the pattern, and how a person would say it."""
 
 
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+"""What pydantic made of each row type: making it takes longer than reading a file of such rows."""
+
+
 def _strict(row_type: type[Row]) -> TypeAdapter[Row]:
-    return TypeAdapter(with_config(ConfigDict(extra="forbid", strict=True))(row_type))
+    if row_type not in _ADAPTERS:
+        _ADAPTERS[row_type] = TypeAdapter(with_config(ConfigDict(extra="forbid", strict=True))(row_type))
+    return _ADAPTERS[row_type]
 
 
 class _Reader:
@@ -138,8 +144,8 @@ class _Reader:
 
     def parse(self, text: str, where: str) -> dict[str, Any]:
         try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            return tomli.loads(text)
+        except tomli.TOMLDecodeError as error:
             self.problems.append(f"{where}: not TOML: {error}")
             return {}
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, meta
 
@@ -69,19 +69,8 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
     Raises:
         RecipeError: A recipe and the values of its component do not fit, or a template is malformed.
     """
-    environment = Environment(
-        loader=DictLoader(
-            {**facts.templates, **{f"components/{name}": row.text for name, row in facts.recipes.items()}}
-        ),
-        undefined=StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["quoted"] = quoted
-    with _blaming(MACROS):
-        environment.globals.update(_public(environment.get_template(MACROS).module))
+    recipes = ((f"components/{name}", recipe.text) for name, recipe in facts.recipes.items())
+    environment = _compiled((*facts.templates.items(), *recipes))
     stages: list[_Stage] = []
     layers: list[str] = []
     texts: dict[str, str] = {}
@@ -111,6 +100,29 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
         | {"image": "image"},
         texts=texts,
     )
+
+
+@lru_cache(maxsize=1)
+def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
+    """Return Jinja's environment of templates, by name; all plans of a checkout share it, and what it compiled."""
+    environment = Environment(
+        loader=DictLoader(dict(templates)),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quoted"] = quoted
+    with _blaming(MACROS):
+        environment.globals.update(_public(environment.get_template(MACROS).module))
+    return environment
+
+
+@lru_cache(maxsize=256)
+def _signature(environment: Environment, text: str) -> frozenset[str]:
+    """Return the names that a recipe reads and does not define."""
+    return frozenset(meta.find_undeclared_variables(environment.parse(text)))
 
 
 STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
@@ -173,7 +185,7 @@ MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
     name = f"components/{recipe.name}.j2"
     with _blaming(name):
-        signature = meta.find_undeclared_variables(environment.parse(recipe.text))
+        signature = _signature(environment, recipe.text)
     missing = sorted(signature - values.keys() - environment.globals.keys())
     unused = sorted(name for name in MUST_BE_READ - signature if values.get(name))
     problems = [f"it reads `{name}`, which its component does not have" for name in missing]
