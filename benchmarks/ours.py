@@ -19,8 +19,8 @@ def main(words: list[str]) -> int:
     sys.path.insert(0, str(Path(root) / "src"))
 
     from trainworks.cli.build import build_image
+    from trainworks.cli.build_progress import BuildProgress
     from trainworks.cli.commands.build import parser
-    from trainworks.cli.report import BuildProgress
     from trainworks.engine import choose
     from trainworks.engine.protocol import StepEvent
     from trainworks.facts.load import load

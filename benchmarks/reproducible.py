@@ -19,7 +19,7 @@ from io import StringIO
 
 from measure import ROOT, Figure, Section, describe, machine, table, write
 from trainworks.cli.build import build_image
-from trainworks.cli.report import BuildProgress
+from trainworks.cli.build_progress import BuildProgress
 from trainworks.engine import create
 from trainworks.engine.protocol import Engine, LayerArchive
 from trainworks.facts.load import load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from trainworks.cli.report import BuildProgress
+from trainworks.cli.build_progress import BuildProgress
 from trainworks.engine.protocol import StepEvent
 
 STEP = "RUN --mount=type=cache,id=x,target=/y     --mount=type=secret,id=z     make    all"

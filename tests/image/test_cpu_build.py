@@ -15,7 +15,7 @@ import pytest
 
 from image.support import ROOT, BuiltByCommand, build_command
 from trainworks.cli.build import build_image
-from trainworks.cli.report import BuildProgress
+from trainworks.cli.build_progress import BuildProgress
 from trainworks.engine.protocol import StepEvent
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings

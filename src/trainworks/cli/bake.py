@@ -7,10 +7,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainworks.cli.build import say
 from trainworks.cli.context import replace_output, write_context
 from trainworks.cli.many import choose_rows, chosen_targets
-from trainworks.cli.output import put
+from trainworks.cli.output import put, say
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Facts
 from trainworks.host.settings import read_host_settings

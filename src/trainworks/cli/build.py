@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainworks.cli.build_progress import BuildProgress
 from trainworks.cli.context import (
     add_local_artifacts,
     add_local_wheels,
@@ -18,7 +18,11 @@ from trainworks.cli.context import (
     replace_output,
     write_context,
 )
-from trainworks.cli.report import BuildProgress, megabytes
+from trainworks.cli.history import LastBuild
+from trainworks.cli.output import say
+from trainworks.cli.progress import DISPLAY
+from trainworks.cli.report import megabytes
+from trainworks.engine.progress import StepTally, Timings
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ImageTestError
@@ -26,9 +30,12 @@ from trainworks.host.bootstrap import bootstrap
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.imagetest.run import run_checks
+from trainworks.plan.checks import Check
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import base_reference
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
+from trainworks.render.forecast import kept_components
+from trainworks.render.steps import build_steps
 
 PULL_SECONDS = 300.0
 """How long a pull of a base image may take before it is bootstrapped instead."""
@@ -38,13 +45,14 @@ PULL_SECONDS = 300.0
 class BuildResult:
     """What a build came to: the image, and how long it took in seconds (base image included).
 
-    ``unchanged``: the engine had an image of the same inputs, and nothing was built.
+    ``unchanged``: the engine had an image of the same inputs, and nothing was built. ``timings`` are of its steps.
     """
 
     image: BuiltImage
     seconds: float
     base_seconds: float
     unchanged: bool = False
+    timings: Timings = field(default_factory=Timings)
 
 
 def build_image(
@@ -57,6 +65,7 @@ def build_image(
     output: Path | None = None,
     mirror: Path | None = None,
     no_cache: bool = False,
+    last: LastBuild | None = None,
 ) -> BuildResult:
     """Build the image of a plan; the base image is made first where it is not there yet.
 
@@ -71,6 +80,7 @@ def build_image(
         output: Folder to leave the context in; default: a private one that is removed.
         mirror: Folder that has the files which components download.
         no_cache: Build every step again.
+        last: The last build of this image on this machine: what will take how long.
 
     Raises:
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
@@ -82,9 +92,10 @@ def build_image(
         return BuildResult(image=existing, seconds=time.monotonic() - started, base_seconds=0, unchanged=True)
     ensure_base(plan, engine, settings, progress)
     based = time.monotonic()
+    steps = build_steps(rendering.dockerfile, rendering.stage_components)
+    kept = kept_components(plan, rendering, last.inputs) if last and not no_cache else ()
+    tally = StepTally(steps, last.timings if last else None, kept)
     with ExitStack() as stack:
-        # An error must not be written behind the moving line.
-        stack.callback(progress.wipe)
         if output is None:
             folder = stack.enter_context(context_folder(plan.target.name, os.environ))
         else:
@@ -96,6 +107,7 @@ def build_image(
             found += add_local_artifacts(plan, mirror, folder)
         if found:
             progress.line(f"  from this machine's own folders: {', '.join(found)}")
+        stack.enter_context(progress.following(tally))
         image = engine.build(
             BuildRequest(
                 name=plan.target.name,
@@ -114,7 +126,9 @@ def build_image(
             ),
             progress,
         )
-    return BuildResult(image=image, seconds=time.monotonic() - started, base_seconds=based - started)
+    return BuildResult(
+        image=image, seconds=time.monotonic() - started, base_seconds=based - started, timings=tally.timings
+    )
 
 
 def ensure_base(plan: ImagePlan, engine: Engine, settings: HostSettings, progress: BuildProgress) -> None:
@@ -132,16 +146,19 @@ def _make_base(plan: ImagePlan, name: str, engine: Engine, settings: HostSetting
     if plan.base.digest:
         reference = f"{plan.base.image}@{plan.base.digest}"
         progress.line(f"  pulling {reference}")
-        if engine.pull(reference, timeout=PULL_SECONDS):
+        with progress.display.task("pulling", log=False):
+            pulled = engine.pull(reference, timeout=PULL_SECONDS)
+        if pulled:
             engine.tag(reference, name)
             return
         progress.line("  no registry answers: the base image is bootstrapped instead")
     started = time.monotonic()
     progress.line(f"  bootstrapping {name} from the {plan.base.suite} package archive")
-    with private_folder() as folder:
+    with private_folder() as folder, progress.display.task("bootstrapping", log=False) as task:
         archive = folder / "base.tar"
 
         def note(line: str) -> None:
+            task.note = line
             if progress.verbose:
                 progress.line(f"  {'base':<20} {line}")
 
@@ -154,18 +171,31 @@ def check_image(
     plan: ImagePlan, image: BuiltImage, engine: Engine, settings: HostSettings, *, junit: Path | None = None
 ) -> tuple[CheckResult, ...]:
     """Check every promise of a plan against its image, one line each as it is known, and a line that sums up."""
-    width = component_width(plan.checks)
-    results = run_checks(
-        engine,
-        image,
-        plan.checks,
-        forbidden=settings.forbidden_texts(plan.wheel_index),
-        report=lambda outcome: say(line(outcome, width=width)),
-        junit=junit,
-    )
+    with reported_checks(plan.checks) as report:
+        results = run_checks(
+            engine,
+            image,
+            plan.checks,
+            forbidden=settings.forbidden_texts(plan.wheel_index),
+            report=report,
+            junit=junit,
+        )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
     return results
+
+
+@contextmanager
+def reported_checks(checks: tuple[Check, ...]) -> Iterator[Callable[[CheckResult], None]]:
+    """Give what shows each result of these checks, and how many there are of all."""
+    width = component_width(checks)
+    with DISPLAY.task("checking", len(set(checks)), "checks", log=False) as task:
+
+        def report(outcome: CheckResult) -> None:
+            say(line(outcome, width=width))
+            task.advance()
+
+        yield report
 
 
 def broken_promises(plan: ImagePlan, results: Sequence[CheckResult]) -> ImageTestError | None:
@@ -186,9 +216,3 @@ def describe_result(plan: ImagePlan, result: BuildResult, engine: Engine) -> str
         f"{plan.tags[0]}  {result.image.identifier}  {megabytes(result.image.size)}"
         f"  built in {result.seconds:.1f} s with {engine.name}"
     )
-
-
-def say(text: str) -> None:
-    """Write a line for people; results for programs go to stdout instead."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()

@@ -23,18 +23,22 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from trainworks.cli.build import say
+from trainworks.cli.build import reported_checks
+from trainworks.cli.build_progress import BuildProgress
 from trainworks.cli.context import context_folder, replace_output, write_context
 from trainworks.cli.lock import run_uv
-from trainworks.cli.report import BuildProgress, megabytes
+from trainworks.cli.output import say
+from trainworks.cli.progress import DISPLAY
+from trainworks.cli.report import megabytes
 from trainworks.cli.source import SourceTree, read_source, some
 from trainworks.engine import choose
+from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.errors import ExtendError, ImageTestError, LockError, OutputError, UnknownNameError
 from trainworks.host.pip import PipSettings, uv_configuration
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest import interpreter
-from trainworks.imagetest.results import CheckResult, component_width, line
+from trainworks.imagetest.results import CheckResult
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.extend import (
     CODE_FOLDER,
@@ -54,6 +58,7 @@ from trainworks.plan.extend import (
 )
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 from trainworks.render.extend import render_extension
+from trainworks.render.steps import build_steps
 
 PULL_SECONDS = 3600.0
 """How long the pull of a base image may take: those of AWS have many gigabytes."""
@@ -237,7 +242,8 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
     image = engine.inspect(reference)
     if image is None:
         say(f"  pulling {reference}")
-        image = engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
+        with DISPLAY.task("pulling", log=False):
+            image = engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
     if image is None:
         raise UnknownNameError(
             f"there is no image {reference}: {engine.name} has none of this name, and no registry gave one",
@@ -418,7 +424,6 @@ def _build(
         progress.line(f"  nothing changed since this image was built: {plan.tag}")
         return existing
     with ExitStack() as stack:
-        stack.callback(progress.wipe)
         if options.output is None:
             name = re.sub(r"[^a-z0-9.-]+", "-", f"extend-{plan.tag}".lower())
             folder = stack.enter_context(context_folder(name, os.environ))
@@ -430,6 +435,8 @@ def _build(
         if found:
             progress.line(f"  from this machine's own folders: {', '.join(found)}")
         secrets = settings.secrets("", "")
+        steps = build_steps(rendering.dockerfile, rendering.stage_components)
+        stack.enter_context(progress.following(StepTally(steps)))
         return engine.build(
             BuildRequest(
                 name=plan.tag,
@@ -465,16 +472,16 @@ def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) 
 def _check(
     plan: ExtensionPlan, built: BuiltImage, base: BuiltImage, engine: Engine, settings: HostSettings, junit: Path | None
 ) -> tuple[CheckResult, ...]:
-    width = component_width(plan.checks)
-    results = run_checks(
-        engine,
-        built,
-        plan.checks,
-        forbidden=settings.forbidden_texts(""),
-        base=base,
-        report=lambda outcome: say(line(outcome, width=width)),
-        junit=junit,
-    )
+    with reported_checks(plan.checks) as report:
+        results = run_checks(
+            engine,
+            built,
+            plan.checks,
+            forbidden=settings.forbidden_texts(""),
+            base=base,
+            report=report,
+            junit=junit,
+        )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
     return results

@@ -11,19 +11,22 @@ import contextlib
 import json
 import os
 import queue
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 import trainworks
 from trainworks.cli.listing import sorted_rows
-from trainworks.cli.output import put
-from trainworks.cli.report import megabytes
+from trainworks.cli.output import put, say
+from trainworks.cli.progress import DISPLAY, RELAY, Task
+from trainworks.cli.report import clock, megabytes
 from trainworks.engine.processes import GRACE, Child, clean, uninterrupted
 from trainworks.errors import BuildError, ImageTestError, InterruptionError, LockError, OutputError, TrainworksError
 from trainworks.facts.rows import Facts, TargetRow
@@ -185,9 +188,12 @@ class _Stopping(Exception):  # noqa: N818 - no error: it tells a thread that the
 class Runner:
     """Runs jobs, so many at once, and stops all of them together."""
 
-    def __init__(self, report: Callable[[str, str], None]) -> None:
-        """Take what gets each line of progress: the target's name and the line."""
+    def __init__(
+        self, report: Callable[[str, str], None], moved: Callable[[str, str], None] = lambda _name, _state: None
+    ) -> None:
+        """Take what gets each line of progress, and each state in between: the target's name and the text."""
         self._report = report
+        self._moved = moved
         self._lock = threading.Lock()
         self._children: dict[str, Child] = {}
         self._stopping = False
@@ -234,7 +240,8 @@ class Runner:
 
     def _follow(self, job: Job) -> tuple[int, bytes, str]:
         """Run a job to its end; returns exit status, stdout, and the last line of stderr that says something."""
-        child = Child(job.argv, environment={**os.environ, "PYTHONPATH": PACKAGES}, grace=STOP_SECONDS)
+        environment = {**os.environ, "PYTHONPATH": PACKAGES, RELAY: "1"}
+        child = Child(job.argv, environment=environment, grace=STOP_SECONDS)
         with contextlib.ExitStack() as stack:
             with self._lock:
                 if self._stopping:
@@ -248,11 +255,12 @@ class Runner:
             reader = threading.Thread(target=lambda: output.append(pipe.read()), daemon=True)
             reader.start()
             last = ""
+            self._moved(job.name, "begun")
             with errors:
-                for raw in errors:
-                    if line := clean(raw.rstrip(b"\n")):
-                        last = line
-                        self._report(job.name, line)
+                for text, is_line in texts_of(errors):
+                    if is_line:
+                        last = text
+                    (self._report if is_line else self._moved)(job.name, text)
             status = child.wait()
             reader.join()
         assert status is not None
@@ -268,6 +276,18 @@ class Runner:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def texts_of(pipe: IO[bytes]) -> Iterator[tuple[str, bool]]:
+    """Yield what a process of ours says, and whether it is a line: else the next text replaces it (``RELAY``)."""
+    rest = b""
+    while chunk := os.read(pipe.fileno(), 1 << 16):
+        *whole, rest = re.split(rb"(?<=[\r\n])", rest + chunk)
+        for raw in whole:
+            if text := clean(raw.rstrip(b"\r\n")):
+                yield text, raw.endswith(b"\n")
+    if text := clean(rest):
+        yield text, True
 
 
 def result_of(name: str, status: int, output: bytes, last: str, seconds: float) -> Result:
@@ -306,6 +326,64 @@ def _cause(report: Mapping[str, Any], last: str, status: int) -> str:
     return said.splitlines()[0]
 
 
+# Showing.
+
+
+class Block:
+    """What a person sees meanwhile: in a log all that the targets say, on a terminal one row for each that runs."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        """Start with nothing running; ``verbose`` shows all that they say on a terminal too."""
+        self._quiet = DISPLAY.live and not verbose
+        self._running: dict[str, tuple[float, str]] = {}
+        self._lines: dict[str, deque[str]] = {}
+        self._counts: Counter[str] = Counter()
+        self._task: Task | None = None
+
+    @contextlib.contextmanager
+    def shown(self, ended: Sequence[Result], total: int) -> Iterator[None]:
+        """Show it for the time of the ``with`` block, with targets that have ended before."""
+        with DISPLAY.task("running", total, "targets", log=False, rows=self._rows) as self._task:
+            for result in ended:
+                self._count(result)
+            yield
+
+    def said(self, target: str, line: str) -> None:
+        """Take a line."""
+        self._lines.setdefault(target, deque(maxlen=TAIL)).append(line)
+        if self._quiet:
+            self.moved(target, line.strip())
+        else:
+            say(f"{target}: {line}")
+
+    def moved(self, target: str, state: str) -> None:
+        """Take what a target does now."""
+        began, _ = self._running.get(target, (DISPLAY.clock(), ""))
+        self._running[target] = (began, state)
+
+    def ended(self, result: Result) -> None:
+        """Say how a target ended; of one that failed also what it said last."""
+        self._running.pop(result.target, None)
+        for line in self._lines.pop(result.target, ()) if self._quiet and result.exit_status else ():
+            say(f"{result.target}: {line}")
+        say(f"{result.target}: {result.outcome}{f': {result.cause}' if result.cause else ''}")
+        self._count(result)
+
+    def _count(self, result: Result) -> None:
+        self._counts[result.outcome] += 1
+        if self._task is not None:
+            self._task.note = said_counts(self._counts)
+            self._task.advance()
+
+    def _rows(self) -> list[str]:
+        now = DISPLAY.clock()
+        return [f"  {clock(now - began):>7}  {name}  {state}" for name, (began, state) in tuple(self._running.items())]
+
+
+TAIL: Final = 20
+"""Lines of a failed target that a terminal shows."""
+
+
 # Summing up.
 
 
@@ -327,10 +405,14 @@ def as_text(results: Sequence[Result], seconds: float, at_once: int) -> str:
         rows.append((result.target, result.outcome, took, megabytes(result.size) if result.size else "-", result.cause))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = ["  ".join([*map(str.ljust, row[:4], widths), row[4]]).rstrip() for row in rows]
-    counts = {outcome: sum(result.outcome == outcome for result in results) for outcome in dict.fromkeys(OUTCOMES)}
-    said = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    said = said_counts(Counter(result.outcome for result in results))
     lines.append(f"{len(results)} targets in {seconds:.1f} s, {at_once} at once: {said}")
     return "\n".join(lines) + "\n"
+
+
+def said_counts(counts: Mapping[str, int]) -> str:
+    """Return how many targets ended in which way."""
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts.get(outcome))
 
 
 OUTCOMES: Final = ("done", "unchanged", "skipped", "failed", "stopped", "not started")
@@ -397,10 +479,11 @@ def build_many(options: argparse.Namespace, facts: Facts, root: Path) -> int:
     _make_folders(options)
     started = time.monotonic()
     order = {target.name: number for number, target in enumerate(targets)}
+    block = Block(verbose=options.verbose)
 
     def take(result: Result) -> None:
         results.append(result)
-        _say(result.target, f"{result.outcome}{f': {result.cause}' if result.cause else ''}")
+        block.ended(result)
 
     def finish() -> None:
         ended = {result.target for result in results}
@@ -410,7 +493,8 @@ def build_many(options: argparse.Namespace, facts: Facts, root: Path) -> int:
         put((as_json if options.format == "json" else as_text)(results, seconds, options.jobs))
 
     try:
-        Runner(_say).run(in_order(jobs), options.jobs, merges=merges, take=take)
+        with block.shown(results, len(targets)):
+            Runner(block.said, block.moved).run(in_order(jobs), options.jobs, merges=merges, take=take)
     except KeyboardInterrupt:
         with uninterrupted():
             finish()
@@ -460,8 +544,3 @@ def _make_folders(options: argparse.Namespace) -> None:
             raise OutputError(
                 f"{folder}: {error.strerror}", hint="with many targets it is a folder, with one entry for each target"
             ) from error
-
-
-def _say(target: str, line: str) -> None:
-    sys.stderr.write(f"{target}: {line}\n")
-    sys.stderr.flush()

@@ -1,12 +1,14 @@
-"""What goes to stdout: results, and nothing else."""
+"""What goes to stdout: results, and nothing else. What people are told meanwhile goes to stderr."""
 
 from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
+from trainworks.cli.progress import DISPLAY
 from trainworks.errors import OutputError
 
 
@@ -18,8 +20,9 @@ def silence(stream: TextIO) -> None:
 def put(text: str) -> None:
     """Write a result to stdout at once, so that a full disk is known while the exit status can still say so."""
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        with DISPLAY.paused() if sys.stdout.isatty() else nullcontext():
+            sys.stdout.write(text)
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader has seen enough (`| head`): nothing is wrong, and nothing more can be said.
         silence(sys.stdout)
@@ -39,3 +42,8 @@ def put_file(path: Path, text: str) -> None:
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror}") from error
     put(f"{path}\n")
+
+
+def say(text: str) -> None:
+    """Write a line for people; results for programs go to stdout instead."""
+    DISPLAY.say(text)

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trainworks.cli.attach import attach, attached, check_same, find_pushed
-from trainworks.cli.build import say
+from trainworks.cli.output import say
 from trainworks.engine import choose
 from trainworks.engine.processes import run
 from trainworks.errors import HostError, OutputError, ProofError

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from trainworks.cli.build import say
+from trainworks.cli.output import say
 from trainworks.cli.report import megabytes
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import BuiltImage, Engine

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sys
-import time
-from typing import TextIO
 
-from trainworks.engine.protocol import StepEvent
 from trainworks.errors import TrainworksError
 
 
@@ -38,77 +33,64 @@ def readable(step: str) -> str:
     return " ".join(re.sub(r"--mount=\S+", "", step).split())
 
 
-class BuildProgress:
-    """Follows a build: one line for each step that ends, and on a terminal a last line with what runs now.
+def clock(seconds: float) -> str:
+    """Return a time as people read it: ``0:07``, ``12:30``, ``1:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def row(
+    title: str,
+    fraction: float | None,
+    amount: str,
+    *,
+    width: int,
+    left: str = "",
+    elapsed: str = "",
+    rate: str = "",
+    note: str = "",
+) -> str:
+    """Return a task in one row of a terminal, with a bar; what there is no room for is left out.
 
     Args:
-        stream: Where to write; a terminal gets the moving line.
-        verbose: Show every line that the steps print.
+        title: What is done.
+        fraction: How much of it is done, from 0 to 1; ``None``: nobody knows, and there is no bar.
+        amount: The same in words.
+        width: Columns.
+        left: How long it will go on.
+        elapsed: How long it has gone on.
+        rate: How fast it goes.
+        note: More.
     """
-
-    def __init__(self, stream: TextIO = sys.stderr, *, verbose: bool = False) -> None:
-        """Start with nothing running."""
-        self.stream = stream
-        self.verbose = verbose
-        self.live = stream.isatty()
-        self.running: dict[tuple[str, str], float] = {}
-        self.painted = False
-        self.last_text = ""
-
-    def __call__(self, event: StepEvent) -> None:
-        """Take one event of the build."""
-        key = (event.component, event.step)
-        if event.state == "started":
-            self.running[key] = time.monotonic()
-        elif event.state == "output":
-            self.last_text = event.text
-            if self.verbose:
-                self.line(f"  {event.component:<20} {event.text}")
-        else:
-            started = self.running.pop(key, None)
-            seconds = event.seconds
-            if seconds is None and started is not None:
-                seconds = time.monotonic() - started
-            self.ended(event, seconds)
-        self.paint()
-
-    def ended(self, event: StepEvent, seconds: float | None) -> None:
-        """Say that a step ended, unless it is the engine's own or took no time worth a line."""
-        if not event.component and event.state != "failed":
-            return
-        if event.state == "cached":
-            self.line(f"  {event.component:<20} cached    {readable(event.step)}")
-        elif event.state == "failed" or (seconds or 0) >= MENTIONED_SECONDS:
-            duration = f"{seconds:6.1f} s" if seconds is not None else " " * 8
-            verdict = "FAILED: " if event.state == "failed" else ""
-            self.line(f"  {event.component:<20} {duration}  {verdict}{readable(event.step)}")
-
-    def line(self, text: str) -> None:
-        """Write one whole line, above the moving one."""
-        self.wipe()
-        width = shutil.get_terminal_size().columns if self.live else 140
-        self.stream.write(text[:width] + "\n")
-        self.stream.flush()
-
-    def paint(self) -> None:
-        """Write the moving line: what runs, for how long, and what was said last."""
-        if not self.live:
-            return
-        self.wipe()
-        now = time.monotonic()
-        names = [f"{component} {now - start:.0f} s" for (component, _), start in self.running.items() if component]
-        if names:
-            text = f"  {', '.join(names)}: {self.last_text}"
-            self.stream.write(text[: shutil.get_terminal_size().columns - 1])
-            self.painted = True
-        self.stream.flush()
-
-    def wipe(self) -> None:
-        """Take the moving line away."""
-        if self.painted:
-            self.stream.write("\r\x1b[K")
-            self.painted = False
+    lengths = {"amount": len(amount), "title": len(title), "left": len(left)}
+    lengths |= {"bar": 0 if fraction is None else SHORTEST_BAR}
+    lengths |= {"elapsed": len(elapsed), "rate": len(rate), "note": len(note)}
+    shown: dict[str, int] = {}
+    used = -len(GAP)
+    # What matters most comes first.
+    for name, length in lengths.items():
+        if length and used + len(GAP) + length <= width:
+            shown[name] = length
+            used += len(GAP) + length
+    drawn = bar(fraction or 0.0, min(SHORTEST_BAR + width - used, LONGEST_BAR))
+    parts = {
+        "title": title,
+        "bar": drawn,
+        "amount": amount,
+        "rate": rate,
+        "elapsed": elapsed,
+        "left": left,
+        "note": note,
+    }
+    return GAP.join(text for name, text in parts.items() if name in shown)
 
 
-MENTIONED_SECONDS = 0.5
-"""Steps that end sooner are not worth a line."""
+GAP = "  "
+SHORTEST_BAR = 6
+LONGEST_BAR = 40
+
+
+def bar(fraction: float, width: int) -> str:
+    """Return a bar of so many columns; it is full only when everything is done."""
+    filled = int(min(1.0, max(0.0, fraction)) * width)
+    return "━" * filled + "─" * (width - filled)

@@ -134,14 +134,7 @@ def forecast(plan: ImagePlan, rendering: Rendering, facts: Facts, last: Inputs |
         last: The inputs of the last build of this image, ``None`` where none is known.
         since: When that was.
     """
-    now = inputs_of(plan, rendering)
-    why: dict[str, tuple[str, ...]] = {}
-    for step in plan.steps:
-        name = step.component
-        reasons = _differences(last.get(name), now[name]) if last is not None else ("never built on this machine",)
-        below = [f"{other} is built again" for other in _stands_on(name, rendering) if other in why]
-        if reasons or below:
-            why[name] = (*reasons, *below)
+    why = _rebuilds(plan, rendering, last)
     downloads = [
         size
         for step in plan.steps
@@ -159,6 +152,25 @@ def forecast(plan: ImagePlan, rendering: Rendering, facts: Facts, last: Inputs |
         image_megabytes=megabytes,
         basis=basis,
     )
+
+
+def kept_components(plan: ImagePlan, rendering: Rendering, last: Inputs) -> tuple[str, ...]:
+    """Return the components whose stages an engine takes from its cache, if it still has them."""
+    rebuilt = _rebuilds(plan, rendering, last)
+    return tuple(step.component for step in plan.steps if step.component not in rebuilt)
+
+
+def _rebuilds(plan: ImagePlan, rendering: Rendering, last: Inputs | None) -> dict[str, tuple[str, ...]]:
+    """Return what is built again, and why."""
+    now = inputs_of(plan, rendering)
+    why: dict[str, tuple[str, ...]] = {}
+    for step in plan.steps:
+        name = step.component
+        reasons = _differences(last.get(name), now[name]) if last is not None else ("never built on this machine",)
+        below = [f"{other} is built again" for other in _stands_on(name, rendering) if other in why]
+        if reasons or below:
+            why[name] = (*reasons, *below)
+    return why
 
 
 def _differences(last: Mapping[str, str] | None, now: Mapping[str, str]) -> tuple[str, ...]:

@@ -252,10 +252,11 @@ def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -
 
 
 def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
-    from trainworks.cli.build import broken_promises, build_image, check_image, describe_result, say
-    from trainworks.cli.history import record_build
+    from trainworks.cli.build import broken_promises, build_image, check_image, describe_result
+    from trainworks.cli.build_progress import BuildProgress
+    from trainworks.cli.history import last_build, record_build
     from trainworks.cli.mirror import Mirror, check_mirror, read_mirror, refuse_unlocked
-    from trainworks.cli.report import BuildProgress
+    from trainworks.cli.output import say
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
     from trainworks.render.forecast import inputs_of
@@ -280,8 +281,9 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
         output=options.output,
         mirror=mirror.folder,
         no_cache=options.no_cache,
+        last=last_build(plan.tags[0], os.environ),
     )
-    record_build(plan.tags[0], inputs_of(plan, rendering), os.environ)
+    record_build(plan.tags[0], inputs_of(plan, rendering), os.environ, result.timings)
     say(describe_result(plan, result, engine))
     report: dict[str, object] = {
         "name": plan.target.name,

@@ -42,9 +42,9 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Lock targets; whatever fails is said at the end, and the rest is written."""
-    from trainworks.cli.build import say
     from trainworks.cli.lock import write_python_lock
     from trainworks.cli.lock_inputs import check_locks, lock_artifacts, lock_base_images
+    from trainworks.cli.output import say
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings

@@ -35,8 +35,8 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Fill a mirror."""
-    from trainworks.cli.build import say
     from trainworks.cli.mirror import fill_mirror
+    from trainworks.cli.output import say
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings

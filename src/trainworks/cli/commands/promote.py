@@ -46,7 +46,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command is called so
     """Promote an image."""
-    from trainworks.cli.build import say
+    from trainworks.cli.output import say
     from trainworks.cli.push import check_tags, promote_image, report_of, text_of
     from trainworks.host.distribution import Registries
     from trainworks.host.settings import read_host_settings

@@ -57,7 +57,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Push an image."""
-    from trainworks.cli.build import say
+    from trainworks.cli.output import say
     from trainworks.cli.push import push_image, report_of, tags_for, text_of
     from trainworks.engine import choose
     from trainworks.host.distribution import Registries
