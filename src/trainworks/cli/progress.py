@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Final, TextIO
 
 from trainworks.cli.report import amount, clock, row
-from trainworks.engine.processes import uninterrupted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -210,6 +209,9 @@ class Display:
             rows: Gives the lines that stand below its own on a terminal.
             left: Gives the seconds that it will go on; default: what follows from its rate.
         """
+        # Only here: help and completion have no use for what starts processes.
+        from trainworks.engine.processes import uninterrupted
+
         mine = Task(self, title, total, unit, log=log, rows=rows, left=left)
         with self._lock:
             self._tasks.append(mine)
