@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aws import SECRET
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 
@@ -52,3 +53,15 @@ def golden() -> Callable[[str, str], None]:
         assert text == path.read_bytes().decode(), f"{path.relative_to(ROOT)} differs; {advice}"
 
     return compare
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have AWS credentials, and none of this machine's own AWS settings."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHETEST")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)

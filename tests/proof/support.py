@@ -31,7 +31,7 @@ from trainworks.imagetest.questions import command_of
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import Contents, contents_of
-from trainworks.proof.envelope import PrivateKey, PublicKey
+from trainworks.proof.envelope import PrivateKey, PublicKey, SigningKey
 from trainworks.proof.provenance import Builder, Checkout
 from trainworks.proof.verify import PROVENANCE_FILE
 from trainworks.render.dockerfile import Rendering
@@ -93,9 +93,9 @@ class Proven:
     """A tiny image's contents, and what writes the files of its proof."""
 
     contents: Contents
-    write: Callable[[PrivateKey | None], dict[str, str]]
+    write: Callable[[SigningKey | None], dict[str, str]]
 
-    def texts(self, key: PrivateKey | None = None) -> dict[str, str]:
+    def texts(self, key: SigningKey | None = None) -> dict[str, str]:
         """Return the files, signed where a key is given."""
         return self.write(key)
 

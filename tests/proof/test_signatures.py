@@ -99,12 +99,6 @@ def left_out(folder: Path) -> None:
     path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
 
 
-def said_twice(folder: Path) -> None:
-    path = folder / ATTESTATIONS_FILE
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join([*lines, lines[0]]), encoding="utf-8")
-
-
 def changed(name: str, old: str, new: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / name
@@ -126,7 +120,6 @@ def missing(name: str) -> Callable[[Path], None]:
         (changed_payload, "line 1: it is not signed by the key"),
         (changed_type, "its payload is application/vnd.else+json"),
         (left_out, "no such statement of the type https://spdx.dev/Document (sbom.spdx.json)"),
-        (said_twice, "line 4: a second statement of the type https://slsa.dev/provenance/v1"),
         (changed("sbom.cdx.json", "libssl3", "libssl4"), "sbom.cdx.json: it is not what was signed"),
         (changed("sbom.spdx.json", "libssl3", "libssl4"), "sbom.spdx.json: it is not what was signed"),
         (changed("provenance.json", "ci.example", "me.example"), "provenance.json: it is not what was signed"),
@@ -145,6 +138,19 @@ def test_what_was_tampered_with_is_named(
     output, errors = capsys.readouterr()
     assert output == ""
     assert words in errors
+
+
+def test_two_statements_of_one_type_are_the_same_or_a_contradiction(
+    folder: Path, proven: Proven, key: PrivateKey, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / ATTESTATIONS_FILE
+    good = path.read_text(encoding="utf-8")
+    path.write_text(good + good, encoding="utf-8")
+    assert check(folder) == 0
+    other = {**proven.statement(), "predicate": {"builder": "another"}}
+    path.write_text(f"{good}{sign(other, key)}\n", encoding="utf-8")
+    assert check(folder) == ProofError.exit_status
+    assert "line 4: a second statement of the type https://slsa.dev/provenance/v1" in capsys.readouterr().err
 
 
 def test_the_proof_of_another_image_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

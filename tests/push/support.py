@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from aws import free_port
 from lock.servers import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,12 +28,6 @@ LOGINS = (
     "AWS:$2y$05$abcdefghijklmnopqrstuu/4ofrUS75HrKu6f.iuRo0I/XlrmpqlC\n"
 )
 """The registry's file of users: this one's password, and the one that moto gives for ECR; bcrypt, made by htpasswd."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def program() -> str:

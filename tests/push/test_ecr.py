@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
 
-from lock.servers import Request, Server
-from push.support import PASSWORD, ROOT, USER, RegistryServer, Tunnel, docker_configuration, free_port
+from aws import SECRET, moto_server, refusing
+from lock.servers import Server
+from push.support import PASSWORD, USER, RegistryServer, Tunnel, docker_configuration
 from push.test_registry import put_image
 from trainworks.cli import main
 from trainworks.host import ecr
@@ -20,38 +20,13 @@ from trainworks.host.distribution import Registries
 
 ACCOUNT, REGION = "123456789012", "eu-west-1"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
-SECRET = "s3cret-of-the-test-0815"
 
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[str]:
     """Give the address of ECR's API."""
-    program = ROOT / ".cache/peers/s3/bin/moto_server"
-    if not program.exists():
-        pytest.skip("NOT TESTED: no moto here (`make peers`)")
-    port = free_port()
-    words = (str(program.with_name("python")), str(program), "-H", "127.0.0.1", "-p", str(port))
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                if b"Running on" in line:
-                    break
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have AWS credentials, and none of this machine's own AWS settings."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDOFTHETEST")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    with moto_server("-m", "moto.server") as address:
+        yield address
 
 
 @pytest.fixture
@@ -141,15 +116,7 @@ def test_what_aws_refuses_is_one_clear_error(
     message: str,
     hint: str,
 ) -> None:
-    def refuse(request: Request) -> None:
-        body = json.dumps({"__type": code, "message": message}).encode()
-        request.send_response(400)
-        request.send_header("Content-Type", "application/x-amz-json-1.1")
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        request.wfile.write(body)
-
-    plain_server.serve("/", refuse)
+    plain_server.serve("/", refusing(code, message))
     monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", plain_server.url)
     put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0")
     assert main(["promote", f"{server.host}/team/image:1.0", f"{HOST}/released/image"]) == 15

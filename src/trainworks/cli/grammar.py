@@ -33,6 +33,7 @@ VALUES: Mapping[str, str] = {
     "FRAMEWORK": "a framework of the matrix",
     "GLOB": "names of targets, in which `*` and `?` stand for anything",
     "IMAGE": "an image of the engine's store",
+    "KEY": "a key: a PEM file, or awskms:///alias/NAME",
     "N": "a number",
     "REPOSITORY": "a repository of a registry: HOST/NAME",
     "TAG": "a tag of an image",
@@ -112,6 +113,7 @@ HOST_SETTINGS = Source("pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexe
 APT_SETTINGS = Source("/etc/apt", "where this machine's Debian packages come from")
 DOCKER_HOST = Source("DOCKER_HOST", "the Docker daemon to ask; default: the local one")
 LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/push.md)")
+AWS_REGION = Source("AWS_REGION", "region of a key in AWS KMS that is not named by its ARN")
 MEMORY = Source("XDG_CACHE_HOME", "folder of what is remembered of builds and reports; default: ~/.cache")
 
 

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from trainworks.cli.attach import attach, attached, check_same, find_pushed
+from trainworks.cli.keys import signing_key, verifying_key
 from trainworks.cli.output import say
 from trainworks.engine import choose
 from trainworks.engine.processes import run
@@ -31,7 +32,7 @@ from trainworks.plan.select import rows_named
 from trainworks.proof import verify as verifying
 from trainworks.proof.components import Contents, contents_of
 from trainworks.proof.cyclonedx import cyclonedx
-from trainworks.proof.envelope import PrivateKey, key_identifier, private_key, public_key, sign
+from trainworks.proof.envelope import SigningKey, key_identifier, sign
 from trainworks.proof.provenance import (
     CYCLONEDX,
     LOCAL_BUILDER,
@@ -45,9 +46,6 @@ from trainworks.proof.provenance import (
 from trainworks.proof.spdx import spdx
 from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, PROVENANCE_FILE, Verified
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
-
-PASSWORD = "TRAINWORKS_KEY_PASSWORD"
-"""Has the password of an encrypted private key."""
 
 SOURCES = ("build.py", "images", "launcher", "src", "templates")
 """What of a checkout decides an image."""
@@ -84,7 +82,7 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
         RegistryError: It cannot be attached.
     """
     # The key first: a wrong one is known before anything is asked or written.
-    key = _read_private_key(options.key, environment) if options.key else None
+    key = signing_key(options.key, environment) if options.key else None
     time = _time(environment)
     facts = load(root)
     request = request_of(options.target, facts, tuple(options.with_components), tuple(options.without_components))
@@ -146,7 +144,7 @@ def texts_of(
     *,
     checkout: Checkout,
     builder: Builder,
-    key: PrivateKey | None,
+    key: SigningKey | None,
     time: int,
 ) -> dict[str, str]:
     """Return the files of a proof: name to text. The same values give the same texts."""
@@ -240,11 +238,6 @@ def _read(path: Path) -> bytes:
         raise ProofError([f"{path}: {error.strerror}"]) from error
 
 
-def _read_private_key(path: Path, environment: Mapping[str, str]) -> PrivateKey:
-    password = environment.get(PASSWORD)
-    return private_key(_read(path), str(path), password.encode() if password else None)
-
-
 def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +257,7 @@ def verify(options: Namespace, environment: Mapping[str, str]) -> Verified:
         ProofError: Anything does not hold, or is not there.
         RegistryError: The registry does not answer.
     """
-    key = public_key(_read(options.key), str(options.key))
+    key = verifying_key(options.key, environment)
     if options.proof is None:
         with Registries(read_host_settings(environment), report=say) as registries:
             pushed = find_pushed(options.image, registries)

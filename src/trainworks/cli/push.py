@@ -23,7 +23,7 @@ from trainworks.cli.report import megabytes
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import RegistryError
-from trainworks.host import ecr
+from trainworks.host import aws, ecr
 from trainworks.host.compression import compress
 from trainworks.host.distribution import (
     IMAGE_CONFIGURATION,
@@ -207,7 +207,7 @@ def prepare(place: Repository) -> None:
     if registry is None:
         return
     if not ecr.available():
-        say(f"  {place}: boto3 has no AWS credentials here, so the repository must exist ({ecr.INSTALL})")
+        say(f"  {place}: boto3 has no AWS credentials here, so the repository must exist ({aws.INSTALL})")
     elif ecr.ensure_repository(registry, place.name):
         say(f"  {place}: made, with scan on push, dated tags that never move, and a lifecycle policy")
 

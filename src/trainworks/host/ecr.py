@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from trainworks.errors import RegistryError
+from trainworks.host import aws
 
 HOST = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)"
@@ -25,8 +26,6 @@ IMMUTABLE_TAGS = "*-20*"
 
 UNTAGGED_DAYS = 30
 """After so many days an image that no tag points at may be removed."""
-
-INSTALL = "pip install 'trainworks[ecr]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,30 +119,12 @@ _RULE = {
 
 def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:
     """Call ECR; ``None`` where it answers with the error ``missing``."""
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
-
-    place = f"ECR of {registry.account} in {registry.region}"
-    try:
-        client = boto3.client("ecr", region_name=registry.region)
-        return getattr(client, operation)(**arguments)
-    except ClientError as error:
-        code = str(error.response["Error"]["Code"])
-        if missing and code == missing:
-            return None
-        words = str(error.response["Error"].get("Message", ""))
-        hint = f"the IAM identity needs ecr:{_action(operation)}; `aws sts get-caller-identity` says who it is"
-        if "expired" in f"{code} {words}".lower():
-            hint = "AWS's session has ended: log in again (`aws sso login`, or new keys), then repeat the command"
-        raise RegistryError(f"{place} refuses {_action(operation)}: {code}: {words}", hint=hint) from error
-    except ParamValidationError as error:
-        raise RegistryError(f"this boto3 is too old for {_action(operation)}", hint=f"{INSTALL} --upgrade") from error
-    except BotoCoreError as error:
-        raise RegistryError(
-            f"{place} cannot be asked for {_action(operation)}: {error}",
-            hint="the same command goes on once AWS can be reached with credentials",
-        ) from error
-
-
-def _action(operation: str) -> str:
-    return "".join(word.title() for word in operation.split("_"))
+    return aws.call(
+        "ecr",
+        operation,
+        region=registry.region,
+        place=f"ECR of {registry.account} in {registry.region}",
+        refuse=lambda message, hint: RegistryError(message, hint=hint),
+        missing=missing,
+        **arguments,
+    )

@@ -7,10 +7,12 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from trainworks.errors import ProofError
 
@@ -18,6 +20,21 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 PrivateKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
+
+
+class ForeignKey(Protocol):
+    """A private key that somebody else keeps: it signs, and nobody sees it. An Ed25519 key of ours is one too."""
+
+    def public_key(self) -> PublicKey:
+        """Return its public half."""
+        ...
+
+    def sign(self, content: bytes, /) -> bytes:
+        """Return the signature of content: Ed25519, or ECDSA P-256 with SHA-256 (DER)."""
+        ...
+
+
+SigningKey = PrivateKey | ForeignKey
 
 KINDS = "keys are Ed25519 or ECDSA P-256, as `openssl genpkey -algorithm ed25519` makes them"
 
@@ -48,9 +65,10 @@ def private_key(content: bytes, name: str, password: bytes | None) -> PrivateKey
 
 
 def public_key(content: bytes, name: str) -> PublicKey:
-    """Return the public key in a PEM file; raises as ``private_key`` does."""
+    """Return the public key in a PEM file, or in DER; raises as ``private_key`` does."""
+    load = load_pem_public_key if b"-----BEGIN" in content else load_der_public_key
     try:
-        key = serialization.load_pem_public_key(content)
+        key = load(content)
     except (ValueError, UnsupportedAlgorithm):
         raise ProofError(
             [f"{name} is no public key"], hint="`openssl pkey -in KEY -pubout` writes the public half of a private key"
@@ -72,15 +90,15 @@ def key_identifier(key: PublicKey) -> str:
     return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
-def sign(statement: Mapping[str, object], key: PrivateKey) -> str:
+def sign(statement: Mapping[str, object], key: SigningKey) -> str:
     """Return a statement in a signed envelope, one line of JSON."""
     payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     content = signed_bytes(PAYLOAD_TYPE, payload)
-    if isinstance(key, ed25519.Ed25519PrivateKey):
-        signature = key.sign(content)
-    else:
+    if isinstance(key, ec.EllipticCurvePrivateKey):
         # The nonce follows from key and content (RFC 6979): the same proof has the same bytes.
         signature = key.sign(content, ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+    else:
+        signature = key.sign(content)
     envelope = {
         "payloadType": PAYLOAD_TYPE,
         "payload": base64.b64encode(payload).decode(),

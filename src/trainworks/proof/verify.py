@@ -70,10 +70,9 @@ def verify(lines: Sequence[str], key: PublicKey, sha256: str, documents: Mapping
         elif sha256 not in subjects:
             said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
             passed_over.append(f"{where}: it is about another image: {said}, not sha256:{sha256}")
-        elif kind in statements:
-            problems.append(f"{where}: a second statement of the type {kind}")
-        else:
-            statements[kind] = statement
+        elif statements.setdefault(kind, statement) != statement:
+            # The same one may be signed twice: a key in a KMS never gives the same signature again.
+            problems.append(f"{where}: a second statement of the type {kind}, with another content")
     missing = [kind for kind in DOCUMENTS if kind not in statements]
     if missing:
         problems += passed_over

@@ -8,6 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import (
+    AWS_REGION,
     CPU_TARGET,
     DOCKER_HOST,
     FACTS,
@@ -71,6 +72,7 @@ def parser() -> Grammar:
             FACTS,
             DOCKER_HOST,
             LOGINS,
+            AWS_REGION,
             Source("TRAINWORKS_KEY_PASSWORD", "password of an encrypted key"),
             Source("SOURCE_DATE_EPOCH", "the time that the documents give, in seconds since 1970"),
         ),
@@ -78,7 +80,9 @@ def parser() -> Grammar:
     )
     grammar.add_argument("target", metavar="TARGET", help="one of --list whose image the engine has")
     grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
-    grammar.add_argument("--key", type=Path, metavar="FILE", help="private key, PEM: Ed25519 or ECDSA P-256")
+    grammar.add_argument(
+        "--key", metavar="KEY", help="private key, PEM: Ed25519 or ECDSA P-256; or awskms:///alias/NAME"
+    )
     grammar.add_argument(
         "--attach", metavar="ADDRESS", help="to this image in a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )

@@ -8,7 +8,7 @@ from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
+from trainworks.cli.grammar import AWS_REGION, DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put
 from trainworks.errors import EngineUnavailableError, HostError, ProofError, RegistryError
 
@@ -34,7 +34,7 @@ def parser() -> Grammar:
         result="what is proved, by whom, and what of it could not be checked. Whose the key is, you have to know.",
         done="it holds",
         fails=(EngineUnavailableError, HostError, RegistryError, ProofError),
-        reads=(LOGINS, DOCKER_HOST),
+        reads=(LOGINS, DOCKER_HOST, AWS_REGION),
         see_also=("prove", "docs/proof.md"),
     )
     grammar.add_argument(
@@ -46,7 +46,9 @@ def parser() -> Grammar:
         metavar="DIR",
         help="what `build.py prove` wrote; default: what is attached in the registry",
     )
-    grammar.add_argument("--key", type=Path, required=True, metavar="FILE", help="public key of who signed (PEM)")
+    grammar.add_argument(
+        "--key", required=True, metavar="KEY", help="public key of who signed: a PEM file, or awskms:///alias/NAME"
+    )
     add_engine(grammar)
     add_format(grammar)
     return grammar
