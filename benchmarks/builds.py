@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,7 @@ class Bench:
 
     def empty_caches(self) -> None:
         """Empty the cache mounts of this benchmark, which no other build uses."""
-        with private_folder() as folder:
-            mounts = " ".join(
-                f"--mount=type=cache,id={name},target=/caches/{number}" for number, name in enumerate(self.caches)
-            )
-            dockerfile = f"FROM {base_reference(self.plan.base)}\nRUN {mounts} find /caches -mindepth 2 -delete\n"
-            (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
-            tag = "trainworks-benchmark/empty:latest"
-            self.engine.build(BuildRequest(name="empty", context=folder, tags=(tag,), no_cache=True), ignore)
-            self.engine.remove(tag)
+        empty_caches(self.engine, self.plan, self.caches)
 
     def clean(self) -> None:
         """Remove the images of this run; what the engine keeps of their steps is its own to collect."""
@@ -152,6 +145,17 @@ def freeze(folder: Path) -> None:
         path.write_text(text.replace("id=trainworks-", OWN_CACHES), encoding="utf-8")
     if not changed:
         raise SystemExit("the recipes have no cache mounts of the name `trainworks-...` any more: adapt the benchmark")
+
+
+def empty_caches(engine: Engine, plan: ImagePlan, names: Iterable[str]) -> None:
+    """Empty cache mounts, by a build on the plan's base image."""
+    with private_folder() as folder:
+        mounts = " ".join(f"--mount=type=cache,id={name},target=/caches/{number}" for number, name in enumerate(names))
+        dockerfile = f"FROM {base_reference(plan.base)}\nRUN {mounts} find /caches -mindepth 2 -delete\n"
+        (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
+        tag = "trainworks-benchmark/empty:latest"
+        engine.build(BuildRequest(name="empty", context=folder, tags=(tag,), no_cache=True), ignore)
+        engine.remove(tag)
 
 
 def measure_cold(bench: Bench) -> list[Figure]:
