@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: image test test-quick check docs golden benchmark setup engine engines peers clean
+.PHONY: image test test-quick check docs site golden benchmark setup engine engines peers clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -28,6 +28,9 @@ docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate
 	$(BIN)/python tools/write-buildspec
 	$(BIN)/python build.py schema
+
+site: setup  ## write the documentation as a site, build/site/index.html, and as manual pages, build/site/man
+	$(BIN)/python tools/write-site
 
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher
