@@ -95,7 +95,7 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
         )
     return Rendering(
         dockerfile=dockerfile,
-        files=_context_files(plan, facts),
+        files=_context_files(plan, facts, dockerfile),
         stage_components={name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)}
         | {"image": "image"},
         texts=texts,
@@ -225,7 +225,7 @@ def _public(module: object) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
-def _context_files(plan: ImagePlan, facts: Facts) -> tuple[SourceFile, ...]:
+def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[SourceFile, ...]:
     files = [SourceFile(path="image.json", content=render_manifest(plan).encode())]
     for step in plan.steps:
         if step.python:
@@ -237,10 +237,11 @@ def _context_files(plan: ImagePlan, facts: Facts) -> tuple[SourceFile, ...]:
             text = "".join(f"{' '.join(_artifact_words(artifact))}\n" for artifact in step.artifacts)
             files.append(SourceFile(path=_artifacts_path(step), content=text.encode()))
             files.append(SourceFile(path=f"artifacts/{step.component}/.keep", content=b""))
-    recipes = [facts.recipes[step.recipe].text for step in plan.steps]
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
-        wanted = any(file.path in text for text in recipes) if top == "files" else name in LAUNCHER_FOLDERS
+        # A file is copied by its own path, or its folder is mounted.
+        used = any(text in dockerfile for text in (file.path, f"source={top}/{name},"))
+        wanted = used if top == "files" else name in LAUNCHER_FOLDERS
         if wanted:
             files.append(file)
     return tuple(sorted(files, key=lambda file: file.path))

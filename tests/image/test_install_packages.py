@@ -1,0 +1,117 @@
+"""How build steps install the distribution's packages: several at once, from one cache, none waits for another."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from image.support import ROOT, BuiltByCommand
+from trainworks.facts.load import load
+from trainworks.host.settings import read_host_settings
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import base_reference, make_plan
+
+pytestmark = pytest.mark.engine
+
+SMALL = "hello"
+"""A package that needs nothing else, and that no image of ours has."""
+
+
+class Steps:
+    """Runs `install-packages` as a build step does: in a fresh container of the base image, with the shared cache."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        """Take the client and a folder for the cache, the settings and the pipes."""
+        plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
+        self.cache = folder / "cache"
+        self.pipes = folder / "pipes"
+        settings = folder / "settings"
+        for made in (self.cache, self.pipes, settings):
+            made.mkdir()
+        for name, content in read_host_settings(os.environ).secrets(plan.base.suite, "").items():
+            (settings / name).write_bytes(content)
+        mounts = {
+            self.cache: "/var/cache/apt",
+            self.pipes: "/pipes",
+            settings: "/run/secrets",
+            ROOT / "templates" / "files" / "system": "/mnt",
+        }
+        self.command = (
+            *(program, "run", "--rm", "--network", "host"),
+            *(word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}")),
+            *(base_reference(plan.base), "sh", "/mnt/install-packages"),
+        )
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a step."""
+        return subprocess.Popen((*self.command, *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a step to its end."""
+        return subprocess.run(
+            (*self.command, *words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+
+@pytest.fixture
+def steps(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[Steps]:
+    """Give steps with an empty cache; the base image is there because the real image was built."""
+    yield Steps(docker_image.engine.probe().program, tmp_path)
+    # Files in it are root's, and some are read-only for others.
+    shutil.rmtree(tmp_path / "cache")
+
+
+def test_a_step_that_unpacks_keeps_no_other_waiting(steps: Steps) -> None:
+    for name in ("inside", "go-on"):
+        os.mkfifo(steps.pipes / name)
+    slow = steps.start("--run", "sh", "-c", "echo > /pipes/inside; cat /pipes/go-on")
+    try:
+        (steps.pipes / "inside").read_text()
+        assert slow.poll() is None
+        done = steps.run(SMALL)
+        assert done.returncode == 0, done.stdout
+        assert slow.poll() is None
+        (steps.pipes / "go-on").write_text("gone on\n")
+        output, _ = slow.communicate(timeout=120)
+    finally:
+        slow.kill()
+        slow.wait()
+    assert slow.returncode == 0, output
+    assert "gone on" in output
+
+
+def test_what_was_downloaded_once_is_not_downloaded_again(steps: Steps) -> None:
+    first = steps.run(SMALL)
+    assert first.returncode == 0, first.stdout
+    assert re.search(r"Need to get [1-9]", first.stdout)
+    second = steps.run(SMALL)
+    assert second.returncode == 0, second.stdout
+    assert re.search(r"Need to get 0 B", second.stdout)
+    assert not re.search(r"^Get:\d+ .* Packages ", second.stdout, re.MULTILINE)
+
+
+def test_a_step_that_fails_leaves_what_it_downloaded_and_nothing_half_done(steps: Steps) -> None:
+    failed = steps.run("--run", "sh", "-c", f"apt-get install --yes --download-only {SMALL} && exit 9")
+    assert failed.returncode == 9, failed.stdout
+    assert {path.name for path in (steps.cache / "trainworks").iterdir()} == {"lists.tar", "packages"}
+    assert [path.name.split("_")[0] for path in (steps.cache / "trainworks" / "packages").iterdir()] == [SMALL]
+    again = steps.run(SMALL)
+    assert again.returncode == 0, again.stdout
+    assert "Need to get 0 B" in again.stdout
+
+
+def test_an_unknown_package_ends_the_step(steps: Steps) -> None:
+    failed = steps.run("no-such-package-anywhere")
+    assert failed.returncode == 100, failed.stdout
+    assert "Unable to locate package no-such-package-anywhere" in failed.stdout
