@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# As many processes as there are cores, and at most four: each of them imports all tests first.
+PARALLEL := --numprocesses auto --maxprocesses 4
 
 .PHONY: image test test-quick check docs site golden benchmark setup engine engines peers clean
 
@@ -10,11 +12,11 @@ image: setup engine  ## set everything up, then build and test the PyTorch image
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
 test: setup engines peers  ## set everything up, then run every test: without an engine first, then real builds and jobs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 	$(BIN)/python -m pytest -m engine
 
 test-quick: setup  ## the tests that need no engine
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,14 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "launcher").mkdir()
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def validate() -> Callable[[Any, Any], None]:
+    """Give jsonschema's function; with its formats it loads for two seconds, which other tests need not wait for."""
+    import jsonschema
+
+    return jsonschema.validate
 
 
 @pytest.fixture(scope="session")

@@ -237,7 +237,9 @@ def test_torch_xla_starts_the_processes_of_each_host(tmp_path: Path) -> None:
     assert f"'XRT_WORKERS': 'localservice:0;{HOSTS[0]}:43857|localservice:1;{HOSTS[1]}:43857'" in made[1].text
 
 
-@pytest.mark.parametrize("failing", [None, ADDRESSES[0], ADDRESSES[2]])
+@pytest.mark.parametrize(
+    "failing", [None, ADDRESSES[0], ADDRESSES[2]], ids=["nobody", "the first host", "the last host"]
+)
 def test_a_host_outside_the_distribution_runs_the_program_and_ends_with_the_job(
     tmp_path: Path, failing: str | None
 ) -> None:

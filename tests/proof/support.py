@@ -11,17 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
-from cyclonedx.model.bom import Bom
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
-from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
-from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from trainworks.cli.prove import texts_of
 from trainworks.engine.protocol import BuiltImage, EngineInformation
@@ -201,13 +196,21 @@ def prove(facts: Facts, found: packages.Answer, *, pushed: tuple[str, str] | Non
     )
 
 
+# The standards' own libraries take two seconds to load: only the tests that ask them wait for that.
+
+
 def cyclonedx_problems(text: str) -> object:
     """Return what the standard's JSON schema, in its strict form, says against a document: nothing, or an error."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     return JsonStrictValidator(SchemaVersion.V1_6).validate_str(text)
 
 
 def cyclonedx_packages(text: str) -> set[str]:
     """Return the package URLs that CycloneDX's own library reads."""
+    from cyclonedx.model.bom import Bom
+
     # The library builds this method with a class decorator.
     bom = Bom.from_json(json.loads(text))  # type: ignore[attr-defined]
     return {str(component.purl) for component in bom.components}
@@ -215,6 +218,9 @@ def cyclonedx_packages(text: str) -> set[str]:
 
 def spdx_problems(text: str) -> list[str]:
     """Return what SPDX's own library says against a document."""
+    from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
     document = JsonLikeDictParser().parse(json.loads(text))  # type: ignore[no-untyped-call]
     return [message.validation_message for message in validate_full_spdx_document(document)]
 
