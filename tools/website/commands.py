@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from itertools import groupby
 
 from trainworks.cli.commands import COMMANDS, GROUPS, grammar_of
@@ -56,7 +56,8 @@ def status_page() -> str:
         (
             str(error.exit_status),
             error.meaning,
-            prose(inspect.cleandoc(error.__doc__ or "").partition("\n")[0]),
+            # What follows a semicolon is about the class.
+            prose(re.split(r"[;\n]", error.__doc__ or "")[0].rstrip(".")),
             ", ".join(ends.get(error.exit_status, ())),
         )
         for error in sorted(TrainworksError.__subclasses__(), key=lambda error: error.exit_status)
@@ -73,14 +74,13 @@ def status_page() -> str:
 def command_table(page: str) -> str:
     """Return a table of all commands, each with a link to its page."""
     rows = [
-        (group if number == 0 else "", link(grammar.prog, page_of(name), page), prose(grammar.summary))
+        (group, link(grammar.prog, page_of(grammar.command), page), prose(grammar.summary))
         for group, names in GROUPS.items()
-        for number, name in enumerate(names)
-        for grammar in (grammar_of(name),)
+        for grammar in map(grammar_of, names)
     ]
     return table(
         ("to", "command", "what it does"),
-        [*rows, ("run a job", link("train", TRAIN, page), "the launcher, inside an image: `train`")],
+        [*rows, ("run a job", link("train", TRAIN, page), "run this host's part of a job, inside an image")],
     )
 
 

@@ -16,6 +16,7 @@ from trainworks.facts.load import schemas
 from trainworks.facts.rows import Component, Facts, Rule, TargetRow
 from trainworks.lint.findings import SEVERITIES
 from trainworks.lint.rules import RULES
+from trainworks.plan.select import version_key
 from trainworks.plan.versions import versions_of
 from website.markdown import code, counted, facts_list, link, prose, table
 
@@ -93,7 +94,7 @@ def component_page(facts: Facts) -> str:
                     ("version", "in"),
                     (
                         (version, ", ".join(link(each, f"{TARGETS}/{each}.md", COMPONENTS) for each in targets))
-                        for version, targets in versions[name].items()
+                        for version, targets in sorted(versions[name].items(), key=lambda item: version_key(item[0]))
                     ),
                 )
             )
@@ -112,7 +113,7 @@ def _component(row: Component) -> str:
         *([f"with {' or '.join(row.frameworks)}"] if row.frameworks else []),
         *(["where there is CUDA"] if row.needs_cuda else []),
         *(["on Neuron"] if row.needs_neuron else []),
-        *([f"of {row.sources[0]} only"] if len(row.sources) == 1 else []),
+        *([f"with {row.sources[0]} sources only"] if len(row.sources) == 1 else []),
     ]
     rest = facts_list(
         (
@@ -220,6 +221,10 @@ def lint_sections() -> str:
 # --- The files of images/ --------------------------------------------------------------------------------------------
 
 
+MEANINGS = {"source": "where the fact comes from; a file may say it once, at its head"}
+"""What holds for every row, and stands in no description of one."""
+
+
 def schema_page() -> str:
     """Return the page with the shape of each kind of file in ``images``, from its JSON schema."""
     sections = []
@@ -254,7 +259,7 @@ def _shape(row: Mapping[str, Any]) -> str:
             code(name),
             _type(value),
             "required" if name in required else code(str(value["default"])) if value.get("default") else "",
-            prose(meanings.get(name) or value.get("description", "")),
+            prose(meanings.get(name) or value.get("description", MEANINGS.get(name, ""))),
         )
         for name, value in row["properties"].items()
     )
