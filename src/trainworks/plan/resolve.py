@@ -211,8 +211,12 @@ def _unlocked(steps: Sequence[Step], row: TargetRow, base: Base, facts: Facts) -
 
 
 def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts: Facts) -> tuple[Missing, ...]:
-    """Return what images of this framework and cell could have, from whatever sources, and this one has not."""
+    """Return what images of this framework and cell could have, from whatever sources, and this one has not.
+
+    What has the recipe of another component is the same under another name: vendor's wheels beside a base image with CUDA.
+    """
     chosen = {component.name for component in components}
+    recipes = {component.recipe_name for component in components}
     possible = {
         component.name: component
         for component in facts.components
@@ -221,7 +225,7 @@ def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts:
     return tuple(
         Missing(component=name, cost=component.without)
         for name, component in (possible | dict(facts.components_of(row))).items()
-        if component.without and name not in chosen
+        if component.without and name not in chosen and component.recipe_name not in recipes
     )
 
 
