@@ -195,3 +195,11 @@ class InterruptionError(TrainworksError):
         """Say what became of the rest; ``reported``: what was done until then is on stdout."""
         super().__init__("everything that was started has been stopped")
         self.reported = reported
+
+
+class VulnerabilityError(TrainworksError):
+    """An image has vulnerabilities of the level that ``--fail-on`` names, or could not be looked at for them."""
+
+    exit_status = 18
+    meaning = "vulnerabilities, or nobody could look"
+    reported = True

@@ -25,6 +25,7 @@ from trainworks.facts.rows import (
     CheckRow,
     Component,
     Cuda,
+    Database,
     FabricVariable,
     Facts,
     Family,
@@ -94,6 +95,11 @@ PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
         "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
         "commit": (COMMIT, "40 hexadecimal digits, or absent"),
         "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
+    },
+    Database: {
+        "packages": (re.compile(r"(deb|pypi)\Z"), "'deb' or 'pypi'"),
+        "url": (re.compile(r"https:/{2}\S+\Z"), "an https:// URL"),
+        "page": (re.compile(r"https:/{2}\S*\{id\}\S*\Z"), "an https:// URL with '{id}' in it"),
     },
     Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
     TargetRow: {
@@ -206,6 +212,7 @@ NO_FRAMEWORKS = frozenset(
         "compatibility",
         "components",
         "cuda",
+        "databases",
         "fabric",
         "families",
         "generated-files",
@@ -255,6 +262,7 @@ def load(root: Path) -> Facts:
     fabric = table("fabric", FabricVariable, "variable")
     generated_files = table("generated-files", GeneratedFiles, "generated")
     privileged_files = table("privileged-files", PrivilegedFiles, "privileged")
+    databases = table("databases", Database, "database")
     targets: list[TargetRow] = []
     for path in sorted(images.glob("*.toml")):
         if path.stem not in NO_FRAMEWORKS:
@@ -278,6 +286,7 @@ def load(root: Path) -> Facts:
         fabric=fabric,
         generated_files=generated_files,
         privileged_files=privileged_files,
+        databases=databases,
         targets=tuple(targets),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
@@ -374,6 +383,7 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("variable", [row.name for row in facts.fabric]),
         ("generated", [row.name for row in facts.generated_files]),
         ("privileged", [row.package for row in facts.privileged_files]),
+        ("database", [row.name for row in facts.databases]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
     component_names = {component.name for component in facts.components}
@@ -514,6 +524,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "fabric": ("variable", FabricVariable),
         "generated-files": ("generated", GeneratedFiles),
         "privileged-files": ("privileged", PrivilegedFiles),
+        "databases": ("database", Database),
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
         "lock-artifacts": ("artifact", LockedArtifact),

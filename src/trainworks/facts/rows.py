@@ -317,6 +317,28 @@ class PrivilegedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Database:
+    """Published advisories about the packages of one distribution, or of Python's index.
+
+    Attributes:
+        name: What a person calls it.
+        packages: The type that package URLs of such packages have: ``deb`` or ``pypi``.
+        ecosystem: How OSV calls them; ``{version}`` stands for the distribution's ``VERSION_ID``.
+        url: One zip with all advisories, a JSON file each.
+        page: Where people read about one; ``{id}`` stands for its identifier.
+        distribution: ``ID`` of the distribution; ``""`` where the packages are of none.
+    """
+
+    name: str
+    packages: str
+    ecosystem: str
+    url: str
+    page: str
+    source: str
+    distribution: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Built:
     """A build that really happened, all image tests green: when, with what, how long, how big."""
 
@@ -456,6 +478,7 @@ class Facts:
     fabric: tuple[FabricVariable, ...]
     generated_files: tuple[GeneratedFiles, ...]
     privileged_files: tuple[PrivilegedFiles, ...]
+    databases: tuple[Database, ...]
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from packageurl import PackageURL
@@ -95,30 +95,54 @@ def contents_of(
     Raises:
         ProofError: The image could not say what is in it.
     """
-    if found["error"] or not found["system"]:
-        raise ProofError([f"{image.reference}: its packages cannot be listed: {found['error'] or 'it says none'}"])
     locked = {
         (str(canonicalize_name(file.name)), file.version): file
         for step in plan.steps
         if step.in_image
         for file in step.python
     }
-    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"]}
     components = (
+        *package_components(image.reference, found, locked),
+        *(artifact_component(each) for each in artifacts_of(plan, installed=True)),
+        _launcher(rendering, launcher_version, launcher_license),
+    )
+    return Contents(
+        reference=plan.tags[0],
+        sha256=image.identifier.removeprefix("sha256:"),
+        components=(base_component(plan, base_identifier), *in_order(components)),
+    )
+
+
+def package_components(
+    reference: str, found: Answer, locked: Mapping[tuple[str, str], LockedPackage]
+) -> tuple[Component, ...]:
+    """Return the packages that an image says are installed, of the distribution and of Python.
+
+    Args:
+        reference: The image, for a message.
+        found: What it says.
+        locked: Files of the lock, by normalised name and version.
+
+    Raises:
+        ProofError: It could not say what is in it.
+    """
+    if found["error"] or not found["system"]:
+        raise ProofError([f"{reference}: its packages cannot be listed: {found['error'] or 'it says none'}"])
+    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"]}
+    return (
         *(_system(row, found) for row in found["system"]),
         *(
             _python(row, locked.get((str(canonicalize_name(row["name"])), row["version"])), versions)
             for row in found["python"]
         ),
-        *(artifact_component(each) for each in artifacts_of(plan, installed=True)),
-        _launcher(rendering, launcher_version, launcher_license),
     )
+
+
+def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
+    """Return components as documents list them: each once, by kind, name and version."""
     unique = {(each.kind, each.purl, each.properties): each for each in components}
-    ordered = sorted(unique.values(), key=lambda each: (each.kind, each.name.lower(), each.version, each.properties))
-    return Contents(
-        reference=plan.tags[0],
-        sha256=image.identifier.removeprefix("sha256:"),
-        components=(base_component(plan, base_identifier), *ordered),
+    return tuple(
+        sorted(unique.values(), key=lambda each: (each.kind, each.name.lower(), each.version, each.properties))
     )
 
 
