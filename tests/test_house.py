@@ -35,7 +35,18 @@ ALLOWED: Mapping[tuple[str, str], str] = {
 
 def texts(root: Path) -> Iterator[tuple[str, str]]:
     """Yield name and text of each file that must not hold facts: the builder's layers and the templates."""
-    for layer in ("facts", "lint", "lint/checks", "plan", "render", "host", "proof", "cli", "cli/commands"):
+    for layer in (
+        "facts",
+        "lint",
+        "lint/checks",
+        "plan",
+        "render",
+        "host",
+        "proof",
+        "vulnerabilities",
+        "cli",
+        "cli/commands",
+    ):
         for path in sorted((root / "src" / "trainworks" / layer).glob("*.py")):
             yield f"{layer}/{path.name}", path.read_text(encoding="utf-8")
     for path in sorted((root / "templates").rglob("*")):

@@ -184,12 +184,12 @@ def test_ratings(
 
 def test_the_worst_is_believed_unless_the_distribution_says_that_it_is_none(matching: Any) -> None:
     score = {"severity": [{"type": "CVSS_V4", "score": CVSS4_CRITICAL}]}
-    said = {"ecosystem_specific": {"urgency": "unimportant"}}
-    a, b = ({"affected": ("Debian:12", name, "introduced=0")} for name in ("a", "b"))
+    a, b = (affected("Debian:12", name, "introduced=0") for name in ("a", "b"))
+    no_danger = {**a, "ecosystem_specific": {"urgency": "unimportant"}}
     found = matching(
         ("pkg:deb/debian/a@1.0-1?distro=debian-12", "pkg:deb/debian/b@1.0-1?distro=debian-12"),
-        advisory("CVE-2000-1", affected(*a["affected"]), affected(*b["affected"]), **score),
-        advisory("DEBIAN-CVE-2000-1", affected(*a["affected"], **said), upstream=["CVE-2000-1"]),
+        advisory("CVE-2000-1", a, b, **score),
+        advisory("DEBIAN-CVE-2000-1", no_danger, upstream=["CVE-2000-1"]),
     ).findings
     assert [(each.name, each.rating.level) for each in found] == [("b", "critical"), ("a", "negligible")]
 

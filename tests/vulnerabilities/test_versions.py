@@ -29,7 +29,7 @@ def dpkg_says(left: str, relation: str, right: str) -> bool:
 
 
 @pytest.mark.skipif(DPKG is None, reason="NOT TESTED: no dpkg here to compare with")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(left=VERSIONS, right=VERSIONS)
 @example(left="1.0~rc1", right="1.0")
 @example(left="1:1.0", right="2.0")

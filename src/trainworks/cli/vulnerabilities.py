@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 
 from trainworks.cli.advisories import Read, published, read_given
 from trainworks.cli.attach import check_same, find_pushed
-from trainworks.cli.build import say
 from trainworks.cli.contents import plan_of_target, reference_of
+from trainworks.cli.output import say
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage
 from trainworks.engine.scratch import private_folder
@@ -32,11 +32,10 @@ from trainworks.errors import (
     UnknownNameError,
     VulnerabilityError,
 )
-from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
 from trainworks.host.distribution import Registries
-from trainworks.host.downloads import Client
+from trainworks.host.downloads import Client, Limits
 from trainworks.host.security import Candidate, Pocket, fixes_in, security_pocket, security_sources
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest.questions import list_packages
@@ -65,6 +64,9 @@ TITLE = "org.opencontainers.image.title"
 VEX_FILE = "vex.cdx.json"
 ATTACHED_AS = "application/vnd.cyclonedx+json"
 """Name and type of a report that is attached to an image: a bill of materials has the same type and another name."""
+
+LIMITS = Limits(attempts=2, pause=1.0)
+"""A report without a database is of use too: nobody is to wait long for one that cannot be had."""
 
 SYSTEM = "system"
 """The step that installs all packages of the distribution, and what their dependencies bring."""
@@ -130,8 +132,8 @@ class Report:
     time: int
 
 
-def find(options: Namespace, root: Path, environment: Mapping[str, str]) -> Report:
-    """Look for known vulnerabilities.
+def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Report:
+    """Look for known vulnerabilities, as the command line says.
 
     Raises:
         UnknownNameError: The engine has no such image.
@@ -142,7 +144,6 @@ def find(options: Namespace, root: Path, environment: Mapping[str, str]) -> Repo
     # Files first: a wrong one is known before anything is asked.
     rows = read_rows(_read(options.ignore), str(options.ignore)) if options.ignore else ()
     settings = read_host_settings(environment)
-    facts = load(root)
     looked = look(options.image, options.engine, facts)
     if options.attach and looked.image is None:
         raise OutputError("--attach is for an image that the engine has: whose a bill of materials is cannot be seen")
@@ -151,7 +152,7 @@ def find(options: Namespace, root: Path, environment: Mapping[str, str]) -> Repo
     sources: dict[str, list[str]] = {each: [] for each in ecosystems}
     missing: dict[str, list[str]] = {each: [] for each in ecosystems}
     advisories: list[Advisory] = []
-    with Client(settings) as client, private_folder() as folder:
+    with Client(settings, limits=LIMITS) as client, private_folder() as folder:
         if options.database:
             for value in options.database:
                 read = read_given(value, wanted, client, folder)
@@ -414,10 +415,13 @@ def components_of(report: Report) -> Callable[[Installed], str]:
         if step.component != SYSTEM:
             brings.update({("deb", name): step.component for name in step.debian})
 
+    others = {"deb": "packages of the distribution", "pypi": "Python packages"}
+    if plan is not None:
+        others = {"deb": SYSTEM, "pypi": "other Python packages"}
+
     def component_of(package: Installed) -> str:
         name = str(canonicalize_name(package.name)) if package.kind == "pypi" else package.name
-        other = {"deb": SYSTEM, "pypi": "other Python packages"}.get(package.kind, package.kind)
-        return brings.get((package.kind, name), other)
+        return brings.get((package.kind, name)) or others.get(package.kind, package.kind)
 
     return component_of
 
@@ -484,24 +488,30 @@ def what_to_do(report: Report) -> list[str]:
     """Return the next steps, for what is open and has a fix."""
     kinds = {finding.packages[0].kind for finding in report.found.open if finding.fixed}
     plan = report.looked.plan
-    target = plan.target.name if plan else "TARGET"
     steps = []
     if "deb" in kinds:
-        if plan is not None and plan.image == base_reference(plan.base):
-            steps.append(
-                f"packages of the distribution: take the base image away (`docker image rm {plan.image}`), and build "
-                "again with --no-cache: both then have what the archive has now"
+        if plan is None:
+            newer = "a newer base image, then build again"
+        elif plan.image == base_reference(plan.base):
+            newer = (
+                f"take the base image away (`docker image rm {plan.image}`), and build again with --no-cache: "
+                "both then have what the archive has now"
             )
         else:
-            steps.append(
-                "packages of the distribution: a newer base image (its row's digest; `python build.py lock "
-                f"--only {target}`), then build again with --no-cache"
+            newer = (
+                f"a newer base image (its row; `python build.py lock --only {plan.target.name}` records its digest), "
+                "then build again with --no-cache"
             )
+        steps.append(f"packages of the distribution: {newer}")
     if "pypi" in kinds:
-        steps.append(
-            f"Python packages: `python build.py lock --only {target}` takes the newest that the rows allow; a "
-            "framework's own version is its row in images; then build again"
-        )
+        if plan is None:
+            newer = "newer versions in what installs them, then build again"
+        else:
+            newer = (
+                f"`python build.py lock --only {plan.target.name}` takes the newest that the rows allow; a framework's "
+                "own version is its row in images; then build again"
+            )
+        steps.append(f"Python packages: {newer}")
     if any(not finding.fixed for finding in report.found.open):
         steps.append("what has no fix yet: leave the package out, or look at it and say so in a file for --ignore")
     return steps

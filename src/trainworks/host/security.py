@@ -174,7 +174,7 @@ def parse_index(text: str, repository: str, names: Collection[str]) -> list[Cand
         if name is None or name[1] not in names:
             continue
         fields: Mapping[str, str] = dict(re.findall(r"^([A-Za-z0-9-]+): *(.*)$", paragraph, re.MULTILINE))
-        # "Source: gcc-12 (12.2.0-14)": the version only where it is another one than the package's.
+        # "Source: NAME (VERSION)": the version only where it is another one than the package's.
         source = re.match(r"(\S+)(?: \((.*)\))?", fields.get("Source", ""))
         found.append(
             Candidate(

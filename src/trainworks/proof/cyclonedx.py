@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from trainworks.proof.components import Component, Contents
 from trainworks.proof.licenses import joined, spdx_expression
 
+SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
+
 TYPES = {"base": "operating-system", "launcher": "application"}
 """The format's words for what is no library."""
 
@@ -38,7 +40,7 @@ def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[st
         if each.requires
     ]
     document: dict[str, object] = {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,

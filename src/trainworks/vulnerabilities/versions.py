@@ -28,7 +28,7 @@ class UnreadableVersionError(ValueError):
 def compare_python(installed: str, named: str) -> int:
     """Compare as PEP 440 has it; of an installed version the part behind ``+`` counts only against another one.
 
-    A wheel ``2.6.0+cpu`` is the release 2.6.0 built for something; advisories name releases.
+    A wheel ``VERSION+cpu`` is the release VERSION built for something; advisories name releases.
     """
     try:
         right = Version(named)

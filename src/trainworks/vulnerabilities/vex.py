@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from trainworks.proof.cyclonedx import content_uuid, utc
+from trainworks.proof.cyclonedx import SCHEMA, content_uuid, utc
 from trainworks.vulnerabilities.ignore import Row, Sorted
 from trainworks.vulnerabilities.installed import Installed
 from trainworks.vulnerabilities.match import Finding
@@ -50,7 +50,7 @@ def vex(
     rows: list[tuple[Finding, Row | None]] = [*((each, None) for each in found.open), *found.ignored]
     component = {"type": "container", "name": subject.name, "version": subject.version}
     document: dict[str, object] = {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,

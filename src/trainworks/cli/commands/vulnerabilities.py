@@ -20,7 +20,7 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.cli.output import put, put_file
+from trainworks.cli.output import put, put_file, say
 from trainworks.errors import (
     EngineUnavailableError,
     FactsError,
@@ -91,9 +91,7 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--no-archive", dest="archive", action="store_false", help="do not ask the distribution's package archive"
     )
-    grammar.add_argument(
-        "--ignore", type=Path, metavar="FILE", help="TOML rows [[ignore]]: id, package, reason, until"
-    )
+    grammar.add_argument("--ignore", type=Path, metavar="FILE", help="TOML rows [[ignore]]: id, package, reason, until")
     grammar.add_argument(
         "--fail-on", choices=LEVELS, help="end with 18 where anything is open that is as bad as this, or worse"
     )
@@ -108,10 +106,10 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Report on an image."""
-    from trainworks.cli.build import say
     from trainworks.cli.vulnerabilities import as_error, as_text, as_values, as_vex, attach_report, find
+    from trainworks.facts.load import load
 
-    report = find(options, root, os.environ)
+    report = find(options, load(root), os.environ)
     if options.format == "text":
         text = as_text(report)
     else:
