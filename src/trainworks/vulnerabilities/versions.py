@@ -41,7 +41,7 @@ def compare_python(installed: str, named: str) -> int:
 
 
 def compare_debian(installed: str, named: str) -> int:
-    """Compare as dpkg does (Debian policy 5.6.12)."""
+    """Compare as dpkg does (Debian policy, the field Version)."""
     try:
         return int(compare_versions(installed, named))
     except ValueError as error:
