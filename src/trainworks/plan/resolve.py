@@ -213,7 +213,7 @@ def _unlocked(steps: Sequence[Step], row: TargetRow, base: Base, facts: Facts) -
 def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts: Facts) -> tuple[Missing, ...]:
     """Return what images of this framework and cell could have, from whatever sources, and this one has not.
 
-    What has the recipe of another component is the same under another name: vendor's wheels beside a base image with CUDA.
+    What has the recipe of one that is in the image is the same under another name: the vendors' CUDA wheels.
     """
     chosen = {component.name for component in components}
     recipes = {component.recipe_name for component in components}
