@@ -14,7 +14,7 @@ from trainworks.facts.load import load, schemas
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import python_patterns
-from trainworks.plan.versions import artifacts_of, versions_of
+from trainworks.plan.versions import artifact_rows, versions_of
 
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
@@ -57,7 +57,7 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
     for row in facts.targets:
         cuda = facts.cuda_by_name[row.cuda]
         for name, version in {**facts.stack_by_name[row.stack].components, **row.versions}.items():
-            component = facts.components_of(row).get(name)
+            component = facts.fitting_components(row).get(name)
             if component is None or not component.python:
                 continue
             pattern = python_patterns(component, cuda)[0]
@@ -67,7 +67,7 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 for package in packages
                 if fnmatchcase(package.name, pattern) and package.build is (name == "builder")
             }
-            if artifacts_of(name, version, facts.sources_of(row), facts):
+            if artifact_rows(name, version, facts.sources_of(row), facts):
                 # What is downloaded by itself has a build of its own; the lock has what the same version requires.
                 version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
@@ -83,7 +83,7 @@ def test_every_cuda_target_declares_what_its_framework_pulls_in(name: str, facts
 
 def test_every_target_has_its_framework_in_the_version_that_it_is_named_after(facts: Facts) -> None:
     for row in facts.targets:
-        own = [component.name for component in facts.components_of(row).values() if component.frameworks]
+        own = [component.name for component in facts.fitting_components(row).values() if component.frameworks]
         declared = [versions_of(row, facts)[name].partition("+")[0] for name in own if name in versions_of(row, facts)]
         assert row.version in declared, facts.name_of(row)
 

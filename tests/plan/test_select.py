@@ -123,7 +123,9 @@ def chosen(request: Request, facts: Facts) -> list[str]:
 
 def test_defaults_of_a_cuda_target_in_the_order_of_their_layers(facts: Facts) -> None:
     assert chosen(ask("cu121"), facts) == [
-        row.name for row in facts.components_of(select_row(ask("cu121"), facts)).values() if row.required or row.default
+        row.name
+        for row in facts.fitting_components(select_row(ask("cu121"), facts)).values()
+        if row.required or row.default
     ]
 
 

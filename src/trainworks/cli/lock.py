@@ -23,7 +23,7 @@ from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.plan.resolve import BUILDER, distribution_name, python_requirements
-from trainworks.plan.versions import artifacts_of, components_of, versions_of
+from trainworks.plan.versions import artifact_rows, components_of, versions_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
 
@@ -55,7 +55,7 @@ def _wheels(row: TargetRow, facts: Facts) -> list[Artifact]:
         artifact
         for component in components_of(row, facts).values()
         if component.python
-        for artifact in artifacts_of(component.name, versions.get(component.name, ""), facts.sources_of(row), facts)
+        for artifact in artifact_rows(component.name, versions.get(component.name, ""), facts.sources_of(row), facts)
     ]
 
 

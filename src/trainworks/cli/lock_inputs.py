@@ -17,7 +17,7 @@ from trainworks.host.downloads import Client, Content, UnreachableError, content
 from trainworks.host.git import moved, tag_commit
 from trainworks.host.registry import image_digest
 from trainworks.host.signatures import check_signature
-from trainworks.plan.resolve import artifacts_of, images_of
+from trainworks.plan.resolve import downloads_of, images_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
 ARTIFACTS_ARE = "What the files of images/artifacts.toml are, as first seen or as published."
@@ -72,7 +72,7 @@ def lock_artifacts(
 def _artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
     """Return what targets download, each once, as their own rows say: without what the lock adds."""
     own = {(row.url, row.git, row.commit): row for row in facts.artifacts}
-    found = [own[artifact.url, artifact.git, artifact.commit] for row in rows for artifact in artifacts_of(row, facts)]
+    found = [own[artifact.url, artifact.git, artifact.commit] for row in rows for artifact in downloads_of(row, facts)]
     return tuple({(each.url, each.git, each.commit): each for each in found}.values())
 
 

@@ -24,7 +24,7 @@ from trainworks.host.index import file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.resolve import artifacts_of
+from trainworks.plan.resolve import downloads_of
 
 SUMS = "SHA256SUMS"
 INDEX = "index.html"
@@ -168,7 +168,7 @@ def _all_wanted(
     found: dict[str, _Wanted] = {}
     for row in rows:
         name = facts.name_of(row)
-        wanted = [_artifact(artifact, client, problems) for artifact in artifacts_of(row, facts)]
+        wanted = [_artifact(artifact, client, problems) for artifact in downloads_of(row, facts)]
         if name in facts.locks:
             wanted += [_package(package, row, client, settings.pip) for package in facts.locks[name].packages]
         else:

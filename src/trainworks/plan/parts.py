@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trainworks.facts.ranges import Subjects, Value
 from trainworks.facts.rows import Artifact, Component, Facts, TargetRow
 from trainworks.plan.compatibility import Conflict, all_hold, conflicts, describe
-from trainworks.plan.versions import artifacts_of, declared_versions, versions_of
+from trainworks.plan.versions import artifact_rows, declared_versions, versions_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def _choose_artifacts(
         if name in versions and name not in declared:
             continue
         version = versions.get(name, "")
-        rows = artifacts_of(name, version, facts.sources_of(row), facts)
+        rows = artifact_rows(name, version, facts.sources_of(row), facts)
         fitting = [each for each in rows if all_hold(each.requires, subjects)]
         if len(fitting) == 1:
             own = fitting[0]

@@ -179,7 +179,7 @@ def images_of(row: TargetRow, facts: Facts) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in (own, row.builder_image) if name))
 
 
-def artifacts_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
+def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
     """Return what images of a row may download by themselves, optional components included, with the lock's hashes.
 
     What does not go with the target is left out: a plan that has it is refused.
@@ -224,7 +224,7 @@ def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts:
     }
     return tuple(
         Missing(component=name, cost=component.without)
-        for name, component in (possible | dict(facts.components_of(row))).items()
+        for name, component in (possible | dict(facts.fitting_components(row))).items()
         if component.without and name not in chosen and component.recipe_name not in recipes
     )
 
@@ -333,7 +333,9 @@ def _steps(
     ]
     more, more_to_build = _more_python(row, facts)
     every_package = tuple(sorted({*more, *(package for step in steps for package in step.debian)}))
-    building = {each.name: each.build_debian if apt else each.build_rpm for each in facts.components_of(row).values()}
+    building = {
+        each.name: each.build_debian if apt else each.build_rpm for each in facts.fitting_components(row).values()
+    }
     # The builder's environment is made with the compiled Python, so that one is built on its own.
     own_python = building.pop(OWN_PYTHON, ())
     # Those of every component that the target could have: a target's variants share one builder.

@@ -33,12 +33,12 @@ def components_of(row: TargetRow, facts: Facts) -> Mapping[str, Component]:
     versions = versions_of(row, facts)
     return {
         name: component
-        for name, component in facts.components_of(row).items()
+        for name, component in facts.fitting_components(row).items()
         if component.required or component.sources != ("vendor",) or name in versions
     }
 
 
-def artifacts_of(name: str, version: str, sources: Source, facts: Facts) -> tuple[Artifact, ...]:
+def artifact_rows(name: str, version: str, sources: Source, facts: Facts) -> tuple[Artifact, ...]:
     """Return the rows of what a component of this version downloads by itself; with packages nothing does."""
     if sources == "packages":
         return ()
