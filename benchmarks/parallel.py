@@ -25,13 +25,14 @@ from typing import Any
 
 from builds import CACHE, OWN_CACHES, freeze, ignore, say
 from measure import Figure, Section, clock, describe, load, machine, run, write
-from trainworks.cli.many import Chosen, choose_rows, chosen_targets, request_for
+from trainworks.cli.many import Chosen, choose_rows, chosen_targets
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.engine.scratch import private_folder
 from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.select import request_for
 
 PROMISED = 0.7
 """The most that two at once may take of the time of one after another."""

@@ -26,7 +26,6 @@ from trainworks.cli.many import (
     chosen_targets,
     in_order,
     next_job,
-    request_for,
     result_of,
     words_for_each,
     worst,
@@ -34,7 +33,7 @@ from trainworks.cli.many import (
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import select_row
+from trainworks.plan.select import request_for, select_row
 from trainworks.render.forecast import stage_keys
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"

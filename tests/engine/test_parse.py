@@ -21,8 +21,8 @@ from trainworks.errors import BuildError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering, render
 
 pytestmark = pytest.mark.engine
@@ -31,14 +31,7 @@ NOTHING = "FROM scratch AS parsed\nLABEL parsed=yes\n"
 
 
 def rendering_of(row: TargetRow, facts: Facts) -> Rendering:
-    wanted = Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-    )
-    return render(make_plan(wanted, facts), facts)
+    return render(make_plan(request_for(row, facts), facts), facts)
 
 
 @pytest.fixture(scope="module")

@@ -21,18 +21,12 @@ from trainworks.plan.checks import (
 )
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.select import request_for
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
     row = next(row for row in facts.targets if facts.name_of(row) == name)
-    request = Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-    )
-    return make_plan(request, facts)
+    return make_plan(request_for(row, facts), facts)
 
 
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"

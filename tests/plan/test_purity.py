@@ -19,21 +19,12 @@ import encodings.unicode_escape, json, sys
 from pathlib import Path
 
 from trainworks.facts.load import load
-from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import render
 
 facts = load(Path(sys.argv[1]))
-rows = [
-    Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-    )
-    for row in facts.targets
-]
+rows = [request_for(row, facts) for row in facts.targets]
 seen = []
 watching = False
 WATCHED = ("open", "socket.", "subprocess.", "os.", "shutil.", "tempfile.", "glob.", "pathlib.", "urllib.", "import")

@@ -10,7 +10,7 @@ from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
 from trainworks.plan.names import nearest
-from trainworks.plan.select import select_components, select_row, version_key
+from trainworks.plan.select import request_for, select_components, select_row, version_key
 
 
 def ask(cuda: str, *, version: str | None = None, python: str | None = None) -> Request:
@@ -57,14 +57,7 @@ def test_the_order_of_rows_means_nothing(matrix: Facts) -> None:
 
 def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
     for row in facts.targets:
-        request = Request(
-            framework=row.framework,
-            cuda=row.cuda,
-            version=row.version,
-            python=facts.python_of(row),
-            sources=facts.sources_of(row),
-        )
-        assert select_row(request, facts) == row
+        assert select_row(request_for(row, facts), facts) == row
 
 
 @pytest.mark.parametrize(

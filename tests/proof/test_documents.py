@@ -9,14 +9,12 @@ from dataclasses import replace
 import pytest
 
 from proof.support import Proven, cyclonedx_packages, cyclonedx_problems, read_provenance, spdx_problems
-from trainworks.cli.prove import request_of
 from trainworks.engine.protocol import BuiltImage
-from trainworks.errors import ProofError, UnknownNameError
+from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import packages
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import select_row
 from trainworks.proof.components import Contents, contents_of
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.licenses import python_licenses, spdx_expression
@@ -156,14 +154,3 @@ def test_the_newest_field_of_a_python_distribution_wins(
     fields: tuple[str, str, list[str]], licenses: tuple[str, ...]
 ) -> None:
     assert python_licenses(*fields) == licenses
-
-
-def test_every_target_is_meant_by_its_request(facts: Facts) -> None:
-    for row in facts.targets:
-        name = facts.name_of(row)
-        assert facts.name_of(select_row(request_of(name, facts), facts)) == name
-
-
-def test_an_unknown_target_is_an_error_with_the_nearest(facts: Facts) -> None:
-    with pytest.raises(UnknownNameError, match="did you mean pytorch-2"):
-        request_of("pytorch-2.13.0-cpu-py311-debian1", facts)

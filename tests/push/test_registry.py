@@ -33,8 +33,8 @@ from trainworks.host.distribution import (
     canonical,
     digest_of,
 )
-from trainworks.plan.model import Request as PlanRequest
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 
 BASIC = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
@@ -328,14 +328,7 @@ def test_tags_follow_from_the_images_own() -> None:
 def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(facts: Facts) -> None:
     moving: dict[tuple[str, tuple[str, ...]], str] = {}
     for row in facts.targets:
-        request = PlanRequest(
-            framework=row.framework,
-            cuda=row.cuda,
-            version=row.version,
-            python=facts.python_of(row),
-            sources=facts.sources_of(row),
-        )
-        image = make_plan(request, facts).tags[0]
+        image = make_plan(request_for(row, facts), facts).tags[0]
         tags = tags_for(image)
         assert moving.setdefault((row.framework, tags.moving), image) == image
         # What the wildcard of `ecr.IMMUTABLE_TAGS` matches: dated tags, and no moving one.

@@ -5,22 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
-from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 
 NEWER = ".99"
 """Behind a version it makes one that no row has, which is newer than it and older than the next one."""
-
-
-def request_for(row: TargetRow, facts: Facts) -> Request:
-    """Return the request that means exactly this row."""
-    return Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-    )
 
 
 def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from render.bumps import NEWER, bumped, request_for
+from render.bumps import NEWER, bumped
 from trainworks.facts.rows import Facts, SourceFile, TargetRow
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.render.forecast import forecast, inputs_of
 

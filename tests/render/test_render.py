@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import pytest
 
-from render.bumps import bumped, request_for
+from render.bumps import bumped
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering, render
 
 

@@ -33,6 +33,7 @@ from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.names import unknown
 from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.render.forecast import stage_keys
 
@@ -112,19 +113,6 @@ def choose_rows(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
     return [
         row for name, row in rows.items() if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
     ]
-
-
-def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Request:
-    """Return the request that means this row and no other, with the optional components of another request."""
-    return Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-        with_components=like.with_components if like else (),
-        without_components=like.without_components if like else (),
-    )
 
 
 def chosen_targets(rows: Sequence[TargetRow], facts: Facts, like: Request | None = None) -> list[Chosen]:

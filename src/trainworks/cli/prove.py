@@ -21,14 +21,13 @@ from trainworks.engine import choose
 from trainworks.engine.processes import run
 from trainworks.errors import HostError, OutputError, ProofError
 from trainworks.facts.load import load
-from trainworks.facts.rows import Facts
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.distribution import Registries
 from trainworks.host.settings import read_host_settings
 from trainworks.imagetest.questions import list_packages
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import rows_named
+from trainworks.plan.select import request_for, rows_named
 from trainworks.proof import verify as verifying
 from trainworks.proof.components import Contents, contents_of
 from trainworks.proof.cyclonedx import cyclonedx
@@ -85,7 +84,12 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
     key = signing_key(options.key, environment) if options.key else None
     time = _time(environment)
     facts = load(root)
-    request = request_of(options.target, facts, tuple(options.with_components), tuple(options.without_components))
+    (row,) = rows_named([options.target], facts)
+    request = replace(
+        request_for(row, facts),
+        with_components=tuple(options.with_components),
+        without_components=tuple(options.without_components),
+    )
     plan = make_plan(request, facts)
     rendering = render(plan, facts)
     engine = choose(options.engine)
@@ -162,22 +166,6 @@ def texts_of(
     if key is not None:
         texts[ATTESTATIONS_FILE] = "".join(f"{sign(each, key)}\n" for each in statements.values())
     return texts
-
-
-def request_of(
-    target: str, facts: Facts, with_components: tuple[str, ...] = (), without_components: tuple[str, ...] = ()
-) -> Request:
-    """Return the request that means a target of ``--list``; raises ``UnknownNameError`` where there is none."""
-    (row,) = rows_named([target], facts)
-    return Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-        with_components=with_components,
-        without_components=without_components,
-    )
 
 
 def text_of(document: Mapping[str, object]) -> str:

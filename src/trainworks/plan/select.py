@@ -15,6 +15,19 @@ from trainworks.plan.names import unknown
 from trainworks.plan.versions import components_of
 
 
+def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Request:
+    """Return the request that means this row and no other, with the optional components of another request."""
+    return Request(
+        framework=row.framework,
+        cuda=row.cuda,
+        version=row.version,
+        python=facts.python_of(row),
+        sources=facts.sources_of(row),
+        with_components=like.with_components if like else (),
+        without_components=like.without_components if like else (),
+    )
+
+
 def version_key(version: str) -> tuple[int, ...]:
     """Return a sort key of a version's numbers: ``2.10.0`` is newer than ``2.9.1``."""
     return tuple(int(number) for number in re.findall(r"\d+", version))

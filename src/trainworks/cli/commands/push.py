@@ -76,17 +76,9 @@ def run(options: Namespace, root: Path) -> int:
 
 def _image_of_target(name: str, root: Path) -> str:
     from trainworks.facts.load import load
-    from trainworks.plan.model import Request
     from trainworks.plan.resolve import make_plan
-    from trainworks.plan.select import rows_named
+    from trainworks.plan.select import request_for, rows_named
 
     facts = load(root)
-    row = rows_named([name], facts)[0]
-    request = Request(
-        framework=row.framework,
-        cuda=row.cuda,
-        version=row.version,
-        python=facts.python_of(row),
-        sources=facts.sources_of(row),
-    )
-    return make_plan(request, facts).tags[0]
+    (row,) = rows_named([name], facts)
+    return make_plan(request_for(row, facts), facts).tags[0]
