@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from proof.support import public_text, tiny_proof
 from push.support import RegistryServer
 from trainworks.cli import main
-from trainworks.cli.attach import PushedImage, attach, attached, check_same, find_pushed
+from trainworks.cli.attach import PushedImage, attach, attach_vex, attached, check_same, find_pushed
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.rows import Facts
@@ -57,6 +57,21 @@ def test_an_attached_proof_is_verified_from_the_registry(
     for name in (pushed.address, f"{pushed.repository}:one"):
         assert main(["verify", name, "--key", str(public), "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["sha256"] == pushed.sha256
+
+
+def test_a_report_on_vulnerabilities_is_attached_beside_the_proof_and_is_no_part_of_it(
+    pushed: PushedImage, texts: dict[str, str], public: Path
+) -> None:
+    attach(pushed, texts)
+    digest = attach_vex(pushed, '{"bomFormat": "CycloneDX"}')
+    manifest = pushed.repository.get_manifest(digest)
+    assert manifest is not None
+    (layer,) = manifest.value()["layers"]
+    assert layer["annotations"]["org.opencontainers.image.title"] == "vex.cdx.json"
+    assert pushed.repository.get_bytes(layer["digest"]) == b'{"bomFormat": "CycloneDX"}'
+    assert digest in {each["digest"] for each in pushed.repository.referrers(f"sha256:{pushed.sha256}")}
+    assert attached(pushed) == {name: text.encode() for name, text in texts.items()}
+    assert main(["verify", pushed.address, "--key", str(public)]) == 0
 
 
 def test_a_copy_of_the_files_is_verified_by_the_same_digest_without_the_registry(

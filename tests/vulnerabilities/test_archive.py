@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -170,8 +170,17 @@ def test_an_archive_that_does_not_answer_is_an_error_in_apts_words(archive: Arch
 def test_the_images_own_archives_serve_where_this_machine_has_none() -> None:
     settings = HostSettings(pip=PipSettings())
     own = AptSource(uri="http://archive.example/ubuntu", suite="jammy-security", components="main universe")
-    assert security_sources("jammy", settings, (own,)) == ("deb http://archive.example/ubuntu jammy-security main",)
+    assert security_sources("jammy", settings, (own,), debian=False) == (
+        "deb http://archive.example/ubuntu jammy-security main",
+    )
     assert security_sources("bookworm", settings, (own,)) == ()
+    # Debian's archive has no suite of Ubuntu, whatever this machine calls its own.
+    apt = AptSettings(sources=(replace(own, uri="http://archive.example/debian", suite="bookworm-security"),))
+    debian = replace(settings, apt=apt, suite="bookworm")
+    assert security_sources("trixie", debian) == ("deb http://archive.example/debian trixie-security main",)
+    assert security_sources("jammy", debian, (own,), debian=False) == (
+        "deb http://archive.example/ubuntu jammy-security main",
+    )
 
 
 def test_an_index_names_source_packages_where_they_have_other_names() -> None:

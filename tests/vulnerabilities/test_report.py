@@ -15,7 +15,7 @@ from cyclonedx.model.bom import Bom
 
 from proof.support import cyclonedx_problems
 from trainworks.cli import main
-from trainworks.cli.vulnerabilities import read_bill
+from trainworks.cli.vulnerabilities import read_bill, split_reference
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from vulnerabilities.support import PACKAGES, REAL, advisory, affected, bill, written, zipped
@@ -217,3 +217,17 @@ def test_a_real_process_without_a_network_says_what_was_not_compared(root: Path,
     assert done.stdout.startswith("an/image:1: nothing was compared\n")
     assert "    not with https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip cannot be had" in done.stdout
     assert "--database FILE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("a/b:1", ("a/b", "1")),
+        ("r.example.org:5000/a/b", ("r.example.org:5000/a/b", "latest")),
+        ("r.example.org:5000/a/b:1", ("r.example.org:5000/a/b", "1")),
+        ("sha256:0123", ("sha256:0123", "")),
+        ("a/b@sha256:0123", ("a/b@sha256:0123", "")),
+    ],
+)
+def test_names_and_tags(reference: str, parts: tuple[str, str]) -> None:
+    assert split_reference(reference) == parts

@@ -18,7 +18,7 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 from trainworks.cli.advisories import Read, published, read_given
-from trainworks.cli.attach import check_same, find_pushed
+from trainworks.cli.attach import attach_vex, check_same, find_pushed
 from trainworks.cli.contents import plan_of_target, reference_of
 from trainworks.cli.output import say
 from trainworks.engine import choose
@@ -43,6 +43,7 @@ from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import base_reference
 from trainworks.proof.components import (
     Component,
+    Contents,
     artifact_component,
     artifacts_of,
     base_component,
@@ -61,12 +62,14 @@ from trainworks.vulnerabilities.vex import Subject, recommendation, vex
 TITLE = "org.opencontainers.image.title"
 """The label in which our images have their target's name."""
 
-VEX_FILE = "vex.cdx.json"
-ATTACHED_AS = "application/vnd.cyclonedx+json"
-"""Name and type of a report that is attached to an image: a bill of materials has the same type and another name."""
-
 LIMITS = Limits(attempts=2, pause=1.0)
 """A report without a database is of use too: nobody is to wait long for one that cannot be had."""
+
+KINDS = {"generic": "downloads", "oci": "the base image as such", "rpm": "packages of rpm"}
+"""What package URLs without a database are of, for people."""
+
+SHOWN = 8
+"""How many names stand for a long list of them."""
 
 SYSTEM = "system"
 """The step that installs all packages of the distribution, and what their dependencies bring."""
@@ -101,12 +104,12 @@ class Looked:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What the packages of one ecosystem were compared with: ``with_`` names each source, ``without`` says why not."""
+    """What the packages of one ecosystem were compared with: ``sources``, and why others could not be had."""
 
     ecosystem: str
     packages: int
-    with_: tuple[str, ...]
-    without: tuple[str, ...]
+    sources: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +190,10 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
         found=sort_findings(matches.findings, rows, datetime.fromtimestamp(now, UTC).date()),
         compared=tuple(
             Compared(
-                ecosystem=each, packages=number, with_=tuple(sources[each]), without=tuple(dict.fromkeys(missing[each]))
+                ecosystem=each,
+                packages=number,
+                sources=tuple(sources[each]),
+                missing=tuple(dict.fromkeys(missing[each])),
             )
             for each, number in sorted(ecosystems.items())
         ),
@@ -249,16 +255,26 @@ def look(name: str, engine_name: str | None, facts: Facts) -> Looked:
         base = engine.inspect(plan.image)
         components = (base_component(plan, base.identifier if base else ""), *components)
     purls = dict(zip(references_of(components), (each.purl for each in components), strict=True))
-    repository, _, tag = reference.rpartition(":") if ":" in reference.rpartition("/")[2] else (reference, "", "")
+    repository, tag = split_reference(reference)
+    sha256 = image.identifier.removeprefix("sha256:")
+    own = Contents(reference=f"{repository}:{tag}", sha256=sha256, components=()).purl if tag else ""
     one_line, _, newer = archives.partition("#:\n")
     return Looked(
-        subject=Subject(name=repository, version=tag or image.identifier, reference="", bill=None, purls=purls),
+        subject=Subject(name=repository, version=tag, reference=own, bill=None, purls=purls),
         image=image,
         identity=image.identifier,
         packages=_packages(purls, facts),
         plan=plan,
         sources=(*parse_one_line(one_line), *parse_deb822(newer)),
     )
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Return an image's name and tag; an identifier has no tag, and a name without one means ``latest``."""
+    if reference.startswith("sha256:") or "@" in reference:
+        return reference, ""
+    name, colon, tag = reference.rpartition(":")
+    return (name, tag) if colon and "/" not in tag else (reference, "latest")
 
 
 def read_bill(path: Path, facts: Facts) -> Looked:
@@ -332,7 +348,7 @@ def _ask_archive(
 ) -> None:
     """Add the security updates that an image lacks, or why nobody knows."""
     packages = [each for each in looked.packages if each.ecosystem == ecosystem]
-    lines = security_sources(suite, settings, looked.sources)
+    lines = security_sources(suite, settings, looked.sources, debian=ecosystem.startswith("Debian:"))
     if not lines:
         missing[ecosystem].append(
             f"{suite}-security: neither this machine's apt nor the image says where its archive is"
@@ -461,7 +477,7 @@ def _headline(report: Report) -> str:
     packages = {(each.ecosystem, each.name, each.version) for each in found.open}
     levels = ", ".join(f"{number} {level}" for level, number in counted(found.open, LEVELS).items())
     ignored = f"; {len(found.ignored)} ignored" if found.ignored else ""
-    if not any(each.with_ for each in report.compared):
+    if not any(each.sources for each in report.compared):
         return f"{name}: nothing was compared{ignored}"
     if not found.open:
         return f"{name}: no known vulnerability in what was compared{ignored}"
@@ -520,15 +536,17 @@ def what_to_do(report: Report) -> list[str]:
 def _compared_lines(report: Report) -> list[str]:
     lines = ["compared"]
     for each in report.compared:
-        lines.append(f"  {each.ecosystem}, {_number(each.packages, 'package')}{'' if each.with_ else ': with nothing'}")
-        lines += [f"    with {source}" for source in each.with_]
-        lines += [f"    not with {reason}" for reason in each.without]
-    if any(each.without for each in report.compared):
+        lines.append(
+            f"  {each.ecosystem}, {_number(each.packages, 'package')}{'' if each.sources else ': with nothing'}"
+        )
+        lines += [f"    with {source}" for source in each.sources]
+        lines += [f"    not with {reason}" for reason in each.missing]
+    if any(each.missing for each in report.compared):
         lines.append("    a database from elsewhere: --database FILE (images/databases.toml says where they are)")
     lines.append("not compared")
     for kind, names in report.unmatched.items():
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        lines.append(f"  {kind}, no database is about them: {shown}")
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        lines.append(f"  {KINDS.get(kind, kind)}, which no database is about: {shown}")
     lines.append("  libraries inside of wheels and of what components compile: nobody lists them")
     return lines
 
@@ -585,7 +603,7 @@ def as_values(report: Report) -> dict[str, object]:
             {"id": row.identifier, "package": row.package, "until": row.until.isoformat()} for row in found.unused
         ],
         "compared": [
-            {"ecosystem": each.ecosystem, "packages": each.packages, "with": each.with_, "without": each.without}
+            {"ecosystem": each.ecosystem, "packages": each.packages, "with": each.sources, "without": each.missing}
             for each in report.compared
         ],
         "not_compared": report.unmatched,
@@ -615,14 +633,13 @@ def attach_report(report: Report, address: str, environment: Mapping[str, str]) 
     with Registries(read_host_settings(environment), report=say) as registries:
         pushed = find_pushed(address, registries)
         check_same(pushed, report.looked.image)
-        text = json.dumps(as_vex(report), indent=2) + "\n"
-        return pushed.repository.attach(pushed.descriptor, ATTACHED_AS, {VEX_FILE: text.encode()})
+        return attach_vex(pushed, json.dumps(as_vex(report), indent=2) + "\n")
 
 
 def as_error(report: Report, level: str) -> VulnerabilityError | None:
     """Return why an image does not pass a gate: what is of this level or worse, and what nobody could look at."""
     bad = [each for each in report.found.open if LEVELS.index(each.rating.level) <= LEVELS.index(level)]
-    blind = [each.ecosystem for each in report.compared if not each.with_]
+    blind = [each.ecosystem for each in report.compared if not each.sources]
     reasons = []
     if bad:
         reasons.append(f"{_number(len(bad), 'vulnerability', 'vulnerabilities')} of level {level} or worse")

@@ -98,9 +98,19 @@ class Pocket:
         return _apt(argv, self.configuration, DOWNLOAD_SECONDS)
 
 
-def security_sources(suite: str, settings: HostSettings, image: Iterable[AptSource] = ()) -> tuple[str, ...]:
-    """Return the ``sources.list`` lines of a suite's updates: this machine's archives, else the image's own."""
-    lines = sources_for(suite, settings.apt.sources, settings.suite) or sources_for(suite, image, suite)
+def security_sources(
+    suite: str, settings: HostSettings, image: Iterable[AptSource] = (), *, debian: bool = True
+) -> tuple[str, ...]:
+    """Return the ``sources.list`` lines of a suite's security updates.
+
+    Args:
+        suite: Code name of the distribution's release.
+        settings: This machine's; its archives are asked first.
+        image: The image's own archives.
+        debian: Whether the suite is one of Debian: this machine's archives are of no other distribution.
+    """
+    own = sources_for(suite, settings.apt.sources, settings.suite) if debian else ()
+    lines = own or sources_for(suite, image, suite)
     return tuple(line for line in lines if f" {suite}{POCKET} " in line)
 
 

@@ -17,7 +17,10 @@ from trainworks.vulnerabilities.versions import (
     next_fix,
 )
 
-PREFERRED = ("CVE-", "GHSA-", "PYSEC-", "DSA-", "USN-")
+CVE = "CVE-"
+"""How the names begin of which each vulnerability has one."""
+
+PREFERRED = (CVE, "GHSA-", "PYSEC-", "DSA-", "USN-")
 """Whose identifier a vulnerability is called by, where it has several: the one that most people know."""
 
 
@@ -140,10 +143,12 @@ def _same(version: str, named: str, compare: Compare) -> bool:
 def _names(advisory: Advisory, fixed: str, rating: Rating) -> Iterator[_Hit]:
     """Yield what an advisory says: of one vulnerability under all its names, or of several that it is about.
 
-    A distribution's advisory names what it fixes in ``upstream``: with one name there, it is another name of the same.
+    A distribution's advisory names what it fixes in ``upstream``, older ones among their aliases: with one name there,
+    it is another name of the same.
     """
-    if len(advisory.upstream) > 1:
-        for name in advisory.upstream:
+    several = advisory.upstream or tuple(name for name in advisory.aliases if name.startswith(CVE))
+    if len(several) > 1:
+        for name in several:
             yield _Hit({name}, advisory, fixed, rating, also={advisory.identifier})
     else:
         yield _Hit({advisory.identifier, *advisory.aliases, *advisory.upstream}, advisory, fixed, rating)

@@ -48,7 +48,8 @@ def vex(
         time: Of the report, in seconds since 1970.
     """
     rows: list[tuple[Finding, Row | None]] = [*((each, None) for each in found.open), *found.ignored]
-    component = {"type": "container", "name": subject.name, "version": subject.version}
+    component = {"type": "container", "name": subject.name}
+    component |= {key: value for key, value in (("version", subject.version), ("bom-ref", subject.reference)) if value}
     document: dict[str, object] = {
         "$schema": SCHEMA,
         "bomFormat": "CycloneDX",
@@ -57,7 +58,7 @@ def vex(
         "metadata": {
             "timestamp": utc(time),
             "tools": {"components": [{"type": "application", "name": "trainworks", "version": builder_version}]},
-            "component": {**component, **({"bom-ref": subject.reference} if subject.reference else {})},
+            "component": component,
         },
     }
     if subject.bill is None:
