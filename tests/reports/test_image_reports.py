@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.cli.contents import Contents, File, plan_of_target
-from trainworks.cli.difference import Change, FileChange, as_text, changelog, difference, folder_of
+from trainworks.cli.difference import FileChange, as_text, changelog, difference, folder_of
 from trainworks.cli.size_report import as_text as size_text
 from trainworks.cli.size_report import (
     growth_of,
@@ -30,6 +30,7 @@ from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import inventory, questions
+from trainworks.plan.difference import Change
 from trainworks.render.dockerfile import render
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainworks.cli.listing import sorted_rows
@@ -13,6 +13,7 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.imagetest.questions import take_contents
 from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.names import unknown
 from trainworks.plan.resolve import plan_row
 from trainworks.plan.select import select_components
 
@@ -116,6 +117,20 @@ def plan_of_target(name: str, facts: Facts) -> ImagePlan | None:
         if facts.name_of(row) == name:
             return plan_row(row, select_components(Request(framework=row.framework, cuda=row.cuda), row, facts), facts)
     return None
+
+
+def plans_of_targets(names: Sequence[str], facts: Facts) -> list[ImagePlan]:
+    """Return the plans of targets.
+
+    Raises:
+        UnknownNameError: No target has one of the names.
+        LockError, CompatibilityError: See ``plan_of_target``.
+    """
+    plans = {name: plan_of_target(name, facts) for name in names}
+    for name, plan in plans.items():
+        if plan is None:
+            raise unknown("target", name, map(facts.name_of, sorted_rows(facts)), more="`--list` shows them all")
+    return [plan for plan in (plans[name] for name in names) if plan is not None]
 
 
 def reference_of(name: str, facts: Facts) -> str:

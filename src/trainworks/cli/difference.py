@@ -10,21 +10,13 @@ from typing import Any
 
 from trainworks.cli.contents import Contents, File
 from trainworks.cli.report import amount, megabytes, readable, signed
+from trainworks.plan.difference import Change, PlanDifference, changes
 
 SHOWN = 15
 """How many folders and files a text names."""
 
 INPUTS_LABEL = "trainworks.inputs"
 """Says which inputs an image was built from; another one with every change, so no news."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One thing that is another: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
-
-    name: str
-    before: str | None
-    after: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +124,6 @@ def difference(before: Contents, after: Contents) -> Difference:
     )
 
 
-def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return what is another between two tables, by name."""
-    return tuple(
-        Change(name=name, before=before.get(name), after=after.get(name))
-        for name in sorted({**before, **after})
-        if before.get(name) != after.get(name)
-    )
-
-
 def _side(contents: Contents) -> Side:
     image = contents.image
     return Side(reference=image.reference, identifier=image.identifier, created=image.created, size=image.size)
@@ -185,8 +168,7 @@ def as_text(found: Difference) -> str:
     """Return a difference for people."""
     growth = signed(found.after.size - found.before.size)
     lines = [_head(found.before), f"  -> {_head(found.after)}: {growth}"]
-    for title, rows in _groups(found):
-        lines += ["", f"{title}: {_summed(rows)}", *(f"  {_words(row)}" for row in rows)]
+    lines += _listed(_groups(found))
     if found.files:
         lines += ["", f"files: {_summed(found.files)}"]
         for folder in found.folders[:SHOWN]:
@@ -205,6 +187,29 @@ def as_text(found: Difference) -> str:
 
 
 HEAD_LINES = 2
+
+
+def planned_as_text(found: PlanDifference) -> str:
+    """Return the difference of two plans for people."""
+    groups = [
+        ("stands on", found.base),
+        ("components", found.components),
+        ("Python packages", found.python),
+        ("packages of the distribution", found.packages),
+        ("downloads", found.artifacts),
+        ("environment", found.environment),
+        ("labels", found.labels),
+    ]
+    lines = _listed([(title, rows) for title, rows in groups if rows])
+    return "\n".join([found.before, f"  -> {found.after}, as planned", *(lines or ["", "nothing is another"])]) + "\n"
+
+
+def _listed(groups: Sequence[tuple[str, tuple[Change, ...]]]) -> list[str]:
+    return [
+        line
+        for title, rows in groups
+        for line in ("", f"{title}: {_summed(rows)}", *(f"  {_words(row)}" for row in rows))
+    ]
 
 
 def _head(side: Side) -> str:

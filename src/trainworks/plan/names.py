@@ -11,12 +11,17 @@ from trainworks.errors import UnknownNameError
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like ``name``, ``""`` where none is; of equals the one that begins alike."""
+    return next(iter(by_likeness(name, known)), "")
+
+
+def by_likeness(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that are like enough to be meant, the most alike first."""
     ranked = [
         (SequenceMatcher(None, name, candidate).ratio(), _common_prefix(name, candidate), candidate)
         for candidate in known
     ]
-    ratio, _, best = max(ranked, key=lambda rank: rank[:2], default=(0.0, 0, ""))
-    return best if ratio >= LIKE_ENOUGH else ""
+    ranked.sort(key=lambda rank: rank[:2], reverse=True)
+    return [candidate for ratio, _, candidate in ranked if ratio >= LIKE_ENOUGH]
 
 
 def _common_prefix(one: str, other: str) -> int:
@@ -26,11 +31,16 @@ def _common_prefix(one: str, other: str) -> int:
 LIKE_ENOUGH = 0.4
 """Below this share of common letters a suggestion confuses more than it helps."""
 
+LISTED = 30
+"""Of more names than these only the most alike are shown: nobody reads the others in an error."""
+
+SHOWN = 5
+
 
 def unknown(
     kind: str, name: str, known: Iterable[str], *, hidden: Iterable[str] = (), more: str = ""
 ) -> UnknownNameError:
-    """Return the error for a name that does not exist: what was asked for, the nearest match, and all there is.
+    """Return the error for a name that does not exist: what was asked for, the nearest match, and what there is.
 
     Args:
         kind: What was named, for people: ``framework``, ``--cuda``.
@@ -42,7 +52,11 @@ def unknown(
     names = list(dict.fromkeys(known))
     near = nearest(name, [*names, *hidden])
     advice = [f"did you mean {near}?"] if near else []
-    advice.append(f"there is: {', '.join(names)}" if names else "there is none")
+    if len(names) > LISTED:
+        alike = ", ".join(by_likeness(name, names)[:SHOWN])
+        advice.append(f"there are {len(names)}" + (f", the most alike: {alike}" if alike else ""))
+    else:
+        advice.append(f"there is: {', '.join(names)}" if names else "there is none")
     if more:
         advice.append(more)
     return UnknownNameError(f"unknown {kind} {name!r}", hint="; ".join(advice))

@@ -6,19 +6,28 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
+from trainworks.cli.grammar import CPU_TARGET, DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put
-from trainworks.errors import EngineUnavailableError, FactsError, ImageTestError, UnknownNameError
+from trainworks.errors import (
+    CompatibilityError,
+    EngineUnavailableError,
+    FactsError,
+    ImageTestError,
+    LockError,
+    UnknownNameError,
+)
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py diff``."""
     grammar = Grammar(
         "diff",
-        summary="say what is another between two images",
+        summary="say what is another between two images, or between two targets before they are built",
         details="Says what is another between two images: components, Python and Debian packages, environment, "
-        "labels, entry point, files and layers.",
+        "labels, entry point, files and layers. With --planned two targets are compared by their rows and locks alone: "
+        "what an upgrade would change, without an engine.",
         examples=(
+            Example(f"diff --planned {CPU_TARGET} {TARGET}", "what would change from one target to another"),
             Example("diff my/train:1 my/train:2", "two images of the engine's store", needs="an engine"),
             Example(
                 f"diff my/train:1 {TARGET} --format json",
@@ -28,12 +37,13 @@ def parser() -> Grammar:
         ),
         result="one line for each difference, `before -> after`, by kind; nothing is pulled, nothing is changed.",
         done="compared, whether or not they differ",
-        fails=(FactsError, UnknownNameError, EngineUnavailableError, ImageTestError),
+        fails=(FactsError, UnknownNameError, EngineUnavailableError, ImageTestError, LockError, CompatibilityError),
         reads=(FACTS, DOCKER_HOST),
         see_also=("report", "changelog"),
     )
     grammar.add_argument("before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
     grammar.add_argument("after", metavar="IMAGE|TARGET", help="the other one")
+    grammar.add_argument("--planned", action="store_true", help="compare what two targets are to be made of")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -41,15 +51,22 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Compare two images."""
-    from trainworks.cli.contents import read_contents, reference_of
-    from trainworks.cli.difference import as_text, difference
+    from trainworks.cli.contents import plans_of_targets, read_contents, reference_of
+    from trainworks.cli.difference import as_text, difference, planned_as_text
     from trainworks.engine import choose
     from trainworks.facts.load import load
+    from trainworks.plan.difference import plan_difference
 
     facts = load(root)
+    if options.planned:
+        before, after = plans_of_targets((options.before, options.after), facts)
+        planned = plan_difference(before, after)
+        put(json.dumps(planned.as_values(), indent=2) + "\n" if options.format == "json" else planned_as_text(planned))
+        return 0
     engine = choose(options.engine)
-    before = read_contents(engine, reference_of(options.before, facts), facts, digests=True)
-    after = read_contents(engine, reference_of(options.after, facts), facts, digests=True)
-    found = difference(before, after)
+    found = difference(
+        read_contents(engine, reference_of(options.before, facts), facts, digests=True),
+        read_contents(engine, reference_of(options.after, facts), facts, digests=True),
+    )
     put(json.dumps(found.as_values(), indent=2) + "\n" if options.format == "json" else as_text(found))
     return 0
