@@ -22,7 +22,7 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py diff``."""
     grammar = Grammar(
         "diff",
-        summary="say what is another between two images, or between two targets before they are built",
+        summary="say what is another between two images, or two targets",
         details="Says what is another between two images: components, Python and Debian packages, environment, "
         "labels, entry point, files and layers. With --planned two targets are compared by their rows and locks alone: "
         "what an upgrade would change, without an engine.",
