@@ -190,6 +190,10 @@ def broken_rules(output: str) -> set[str]:
 TAKEN_FOR_NGC = "an installer that takes the image for an NGC container, without its flag"
 WITHOUT_ARCHITECTURES = "old NCCL without architectures of its own"
 
+WITHOUT_SMDDP = (
+    "smp was never released without smddp (source: aws/deep-learning-containers: every Dockerfile with smp has smddp)"
+)
+
 KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     "the plugin that hangs, inside its installer": (
         {"efa-installer": "1.47.0", "nccl": "2.29.2", "open-mpi": "4.1.7"},
@@ -205,7 +209,7 @@ KNOWN_BAD: Mapping[str, tuple[Mapping[str, Any], set[str]]] = {
     ),
     "smp without smddp": (
         {"smp": "1.15.0", "metis": "5.1.0", "rmm": "0.15.0", "cmake": "3.24.3", "open-mpi": "4.1.7"},
-        {"needs: smp needs smddp, which is not in the image"},
+        {f"needs: smp needs smddp, which is not in the image: {WITHOUT_SMDDP}"},
     ),
     "RMM with an old CMake": (
         {"rmm": "0.15.0", "cmake": "3.13.5", "open-mpi": "4.1.7"},

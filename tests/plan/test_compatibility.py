@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from trainworks.errors import CompatibilityError
-from trainworks.facts.ranges import SUBJECTS, Subjects, Value, references
+from trainworks.facts.ranges import SUBJECTS, Subjects, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
 from trainworks.plan.compatibility import all_hold, conflicts
 from trainworks.plan.model import Request
@@ -117,6 +117,7 @@ CASES = (
     case("aws-ofi-nccl-needs-libfabric", {"aws-ofi-nccl": "1.7.4", "nccl": "2.19.3"}, libfabric="1.18.1"),
     case("aws-ofi-nccl-nccl-2.4.8", {"aws-ofi-nccl": "1.1.1", "nccl": "2.4.7"}, nccl="2.4.8"),
     case("aws-ofi-nccl-nccl-2.17.1", {"aws-ofi-nccl": "1.10.0", "nccl": "2.16.5"}, nccl="2.17.1"),
+    case("aws-ofi-nccl-libfabric-1.11", {"aws-ofi-nccl": "1.1.1", "libfabric": "1.10.1"}, libfabric="1.11.0"),
     case("aws-ofi-nccl-libfabric-1.18", {"aws-ofi-nccl": "1.8.1", "libfabric": "1.17.1"}, libfabric="1.18.0amzn1.0"),
     case(
         "aws-ofi-nccl-libfabric-1.22-amzn4",
@@ -192,6 +193,18 @@ def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
     subjects: Subjects = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
     found = {conflict.rule for conflict in conflicts(facts.rules, subjects)}
     assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
+
+
+def test_no_artifact_says_again_what_a_rule_says(facts: Facts) -> None:
+    """A breach would be said twice, and once without a reason."""
+    again = [
+        (rule.name, artifact.version)
+        for artifact in facts.artifacts
+        for rule in facts.rules
+        if list(rule.when) == [artifact.name] and satisfies(artifact.version, rule.when[artifact.name], {})
+        if rule.require.items() & artifact.requires.items()
+    ]
+    assert again == []
 
 
 # From rows to subjects.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import get_args
 
 from trainworks.errors import UnknownNameError
+from trainworks.facts.ranges import PRESENT
 from trainworks.facts.rows import Component, Facts, Source, TargetRow
 from trainworks.plan.model import Request
 from trainworks.plan.names import unknown
@@ -128,7 +129,7 @@ def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[C
             if need not in chosen:
                 problems.append(
                     UnknownNameError(
-                        f"{name} needs {need}, which is not in the image",
+                        f"{name} needs {need}, which is not in the image{_why(name, need, facts)}",
                         hint=f"add --with {need}, or --without {name}",
                     )
                 )
@@ -137,6 +138,14 @@ def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[C
     if problems:
         raise UnknownNameError("\n".join(str(problem) for problem in problems))
     return tuple(component for name, component in available.items() if name in chosen)
+
+
+def _why(name: str, need: str, facts: Facts) -> str:
+    """Return the reason and the source of the rule that says that a component needs another; ``""`` without a rule."""
+    for rule in facts.rules:
+        if rule.when == {name: PRESENT} and need in rule.require:
+            return f": {rule.reason} (source: {rule.source})"
+    return ""
 
 
 def _unavailable(flag: str, component: Component, row: TargetRow, facts: Facts) -> UnknownNameError:
