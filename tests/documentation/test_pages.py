@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 
 from documentation.conftest import TOOLS
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
+from website.launcher import ALL, text_of_name
 from website.markdown import prose, table
 
 
@@ -77,6 +78,28 @@ def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_pa
     )
     assert "torch_distributed" in done.stdout
     assert "16 processes" in done.stdout
+
+
+def rows(path: Path, heading: str) -> dict[str, str]:
+    """Return the first table below a heading: the first cell of each row, and the others."""
+    section = path.read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
+    return {first.strip("`"): rest for first, rest in found[1:]}
+
+
+def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_status(root: Path) -> None:
+    page = root / "launcher" / "README.md"
+    settings, statuses = rows(page, "Settings"), rows(page, "Exit status")
+    variables = [name for name in ALL if name.section == "variables that are read"]
+    own = [name for name in variables if str(name.value).startswith("TRAINWORKS_") and name.value != "TRAINWORKS_"]
+    assert len(own) > 8
+    assert {name.value for name in own} - settings.keys() == set()
+    for name in variables:
+        # `default 120` of the source, where it is a number.
+        if name.value in settings and (default := re.search(r"default `(\d+)`", text_of_name(name))):
+            assert settings[str(name.value)].startswith(f"{default[1]} |"), name.value
+    numbers = {int(number) for status in statuses for number in re.findall(r"\d+", status)}
+    assert numbers == {0} | {name.value for name in ALL if name.constant.startswith("EXIT_")}
 
 
 SHOWN = MarkdownIt("gfm-like", {"linkify": False})

@@ -111,7 +111,7 @@ def train_page() -> str:
         (
             "EXIT STATUS",
             "The script's own, untouched; 128 + N after signal N. The launcher's own refusals:\n\n"
-            + definitions((str(name.value), _text(name)) for name in ALL if name.constant.startswith("EXIT_")),
+            + definitions((str(name.value), text_of_name(name)) for name in ALL if name.constant.startswith("EXIT_")),
         ),
         ("EXAMPLES", "\n".join(f"{prose(does)}.\n\n{block(line, 'sh')}" for line, does in EXAMPLES)),
         (
@@ -145,7 +145,7 @@ def _mode(mode: Mode) -> str:
 
 def _definitions(section: str) -> str:
     return definitions(
-        (_shown(name), _text(name))
+        (_shown(name), text_of_name(name))
         for name in ALL
         if name.section == section and isinstance(name.value, str | tuple) and name.constant not in ROOTS
     )
@@ -155,7 +155,7 @@ def _shown(name: Name) -> str:
     return ", ".join(map(code, name.value)) if isinstance(name.value, tuple) else code(str(name.value))
 
 
-def _text(name: Name) -> str:
+def text_of_name(name: Name) -> str:
     """Return what is said of a name, with the values of other names instead of what the source calls them."""
     text = re.sub(r"^OURS\. |\s*\(TT\)", "", name.text).replace("arguments.STYLES", ", ".join(STYLES))
     text = re.sub(r"\bTT\b", "sagemaker-training", text)
