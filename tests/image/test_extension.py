@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from image.support import ROOT, BuiltByCommand
+from proof.support import cyclonedx_problems, private_text, public_text, read_provenance, spdx_problems
 from trainworks.engine.protocol import BuildRequest, Engine, Secret
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
@@ -153,6 +155,66 @@ def test_every_kind_of_entry_point_is_what_the_launcher_starts(
     assert ("started" in job.output) == ("einops" not in program)
 
 
+def prove(image: BuiltByCommand, project: Project, base: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run ``prove`` with the choice that the image was extended with."""
+    words = ("--base", base, "--engine", image.engine.name, "--output", "proof", "--root", str(ROOT))
+    files = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", "train.py")
+    return subprocess.run(
+        (sys.executable, str(ROOT / "build.py"), "prove", project.tag, *words, *files, *more),
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Project) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    (project.folder / "key.pem").write_bytes(private_text(key))
+    (project.folder / "public.pem").write_bytes(public_text(key))
+    assert project.extend(image.engine, image.reference, "--until", "build").returncode == 0
+    done = prove(image, project, image.reference, "--key", "key.pem")
+    assert done.returncode == 0, done.stderr
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (project.folder / "proof").iterdir()}
+    assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
+    assert spdx_problems(texts["sbom.spdx.json"]) == []
+    document = json.loads(texts["sbom.cdx.json"])
+    components = {each["bom-ref"]: each for each in document["components"]}
+    image_depends, base_depends = document["dependencies"][:2]
+    own = {components[each]["name"] for each in image_depends["dependsOn"]}
+    assert own == {image.reference.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
+    torch = next(each for each in document["components"] if each["name"] == "torch")
+    assert torch["bom-ref"] in base_depends["dependsOn"]
+    locked = next(row for row in load(ROOT).locks[image.report["name"]].packages if row.name == "torch")
+    assert torch["hashes"] == [{"alg": "SHA-256", "content": locked.sha256}]
+    definition = read_provenance(json.loads(texts["provenance.json"])).build_definition
+    inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
+    assert f"sha256:{inputs['base image']['sha256']}" == image.report["identifier"]
+    lock = (project.folder / "requirements.locked.txt").read_bytes()
+    assert inputs["requirements"] == {"sha256": hashlib.sha256(lock).hexdigest()}
+    words = (project.tag, "--proof", "proof", "--key", "public.pem", "--engine", image.engine.name)
+    verified = subprocess.run(
+        (sys.executable, str(ROOT / "build.py"), "verify", *words, "--root", str(ROOT)),
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert verified.returncode == 0, verified.stderr
+    # Other code than the image has: no proof.
+    (project.folder / "src" / "train.py").write_text("print('other')\n")
+    refused = prove(image, project, image.reference)
+    assert refused.returncode == 17
+    assert f"{project.tag} was not built from this checkout as it is now" in refused.stderr
+    # Other requirements: what they would be resolved to today is nobody's proof.
+    (project.folder / "requirements.txt").write_text("greeting\n")
+    unlocked = prove(image, project, image.reference)
+    assert unlocked.returncode == 11
+    assert "requirements.locked.txt is not there, or not for these requirements and this base" in unlocked.stderr
+
+
 def test_an_unknown_base(image: BuiltByCommand, project: Project) -> None:
     done = project.extend(image.engine, "localhost:9/trainworks-test/none:1")
     assert done.returncode == 4
@@ -205,6 +267,13 @@ def test_an_image_of_another_maker(image: BuiltByCommand, foreign: str, project:
     assert environment.environment["PATH"].startswith("/opt/ml/code:")
     assert environment.environment["SAGEMAKER_SUBMIT_DIRECTORY"] == "/opt/ml/code"
     assert environment.environment["SAGEMAKER_PROGRAM"] == "train.py"
+    proven = prove(image, project, foreign)
+    assert proven.returncode == 0, proven.stderr
+    assert f"{foreign} was not built from this checkout as it is now" in proven.stderr
+    document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
+    hashed = {each["name"] for each in document["components"] if each.get("hashes")}
+    # einops has a wheel and a source distribution: pip's choice is not written down.
+    assert hashed == {foreign.rpartition(":")[0], "greeting", "/opt/ml/code/train.py"}
     # Its own entry point is kept; this one starts what its first argument names.
     job = image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
     assert job.output.splitlines()[-1] == "trained good day 0.8.1 /opt/ml/code argument"

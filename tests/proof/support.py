@@ -27,7 +27,7 @@ from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import Contents, contents_of
 from trainworks.proof.envelope import PrivateKey, PublicKey, SigningKey
-from trainworks.proof.provenance import Builder, Checkout
+from trainworks.proof.provenance import Builder, Checkout, provenance
 from trainworks.proof.verify import PROVENANCE_FILE
 from trainworks.render.dockerfile import Rendering
 
@@ -76,6 +76,12 @@ License: MIT
  A text that no file refers to.
 """
 
+BUILDER = Builder(
+    identifier="https://ci.example/builder",
+    version="0.1.0",
+    engine=EngineInformation(name="docker", version="20.10", program="/usr/bin/docker"),
+)
+
 METADATA = {
     "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n",
     "Jinja2-3.1.6": "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n",
@@ -103,8 +109,8 @@ class Proven:
         return self.documents()[PROVENANCE_FILE]
 
 
-def make_tree(root: Path) -> Path:
-    """Make the root folder of a tiny image: the databases of its packages; return it."""
+def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
+    """Make the root folder of a tiny image: the databases of its packages; ``added`` are more of Python; return it."""
     files = {
         "etc/os-release": 'ID=debian\nVERSION_ID="12"\n',
         "var/lib/dpkg/status": STATUS,
@@ -113,7 +119,7 @@ def make_tree(root: Path) -> Path:
         "usr/lib/python3/dist-packages/distro-1.0.dist-info/METADATA": "Name: distro\nVersion: 1.0\n",
     }
     folder = "opt/venv/lib/python3.11/site-packages"
-    files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in METADATA.items()}
+    files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in {**METADATA, **(added or {})}.items()}
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,16 +188,17 @@ def prove(facts: Facts, found: packages.Answer, *, pushed: tuple[str, str] | Non
         launcher_license="Apache-2.0",
     )
     contents = replace(contents, pushed=pushed)
-    builder = Builder(
-        identifier="https://ci.example/builder",
-        version="0.1.0",
-        engine=EngineInformation(name="docker", version="20.10", program="/usr/bin/docker"),
-    )
-    checkout = Checkout(commit="7" * 40, changed=True, locks={"images/lock/tiny.toml": "8" * 64})
+    checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(
         contents=contents,
         write=lambda key: texts_of(
-            plan, request, rendering, contents, checkout=checkout, builder=builder, key=key, time=0
+            contents,
+            lambda documents: provenance(
+                plan, request, rendering, contents, checkout=checkout, builder=BUILDER, documents=documents
+            ),
+            builder=BUILDER,
+            key=key,
+            time=0,
         ),
     )
 

@@ -78,6 +78,23 @@ class Extended:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extension:
+    """An extension before it is built.
+
+    Attributes:
+        image: The base image.
+        plan: What is made of it.
+        rendering: The build context.
+        lock: The file with the hash-locked requirements, where it is ours and not the user's own.
+    """
+
+    image: BuiltImage
+    plan: ExtensionPlan
+    rendering: Rendering
+    lock: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Inputs:
     """What this machine's files say, found to be without problems."""
 
@@ -107,22 +124,9 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
         say(text)
     engine = choose(options.engine)
     information = engine.probe()
-    image, base = find_base(options.base, engine)
-    problems = _unfit(base, inputs, options)
-    if problems:
-        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
-    requirements, lock_path = _lock(inputs, base, settings, environment, options)
-    locked = locked_versions(read_requirements(requirements, "")[0], base)
-    plan = make_extension(
-        tag=options.tag,
-        base=base,
-        requirements=requirements,
-        locked=locked,
-        resolved=lock_path is not None,
-        files=inputs.source.files,
-        entry_point=inputs.entry_point,
-    )
-    rendering = render_extension(plan, template)
+    extension = _plan(inputs, engine, template, settings, environment, options)
+    image, plan, rendering, lock_path = extension.image, extension.plan, extension.rendering, extension.lock
+    base, locked = plan.base, plan.locked
     report: dict[str, object] = {
         "name": plan.tag,
         "tags": [plan.tag],
@@ -169,6 +173,43 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
         hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
     )
     return Extended(report=report, broken=broken if failed else None)
+
+
+def plan_extension(options: Namespace, template: str, engine: Engine, environment: Mapping[str, str]) -> Extension:
+    """Return what an extension that was made already was made from; raises as ``extend`` does.
+
+    Its lock has to be there: what would be resolved today is not what was installed.
+    """
+    settings = read_host_settings(environment)
+    return _plan(_read_inputs(options, settings), engine, template, settings, environment, options, resolving=False)
+
+
+def _plan(
+    inputs: _Inputs,
+    engine: Engine,
+    template: str,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    options: Namespace,
+    *,
+    resolving: bool = True,
+) -> Extension:
+    """Find the base image, and plan and render what is made of it; ``resolving``: requirements get a lock if needed."""
+    image, base = find_base(options.base, engine)
+    problems = _unfit(base, inputs, options)
+    if problems:
+        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
+    requirements, lock = _lock(inputs, base, settings, environment, options, resolving=resolving)
+    plan = make_extension(
+        tag=options.tag,
+        base=base,
+        requirements=requirements,
+        locked=locked_versions(read_requirements(requirements, "")[0], base),
+        resolved=lock is not None,
+        files=inputs.source.files,
+        entry_point=inputs.entry_point,
+    )
+    return Extension(image=image, plan=plan, rendering=render_extension(plan, template), lock=lock)
 
 
 def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
@@ -305,7 +346,13 @@ def lock_path_of(requirements: Path) -> Path:
 
 
 def _lock(
-    inputs: _Inputs, base: BaseImage, settings: HostSettings, environment: Mapping[str, str], options: Namespace
+    inputs: _Inputs,
+    base: BaseImage,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    options: Namespace,
+    *,
+    resolving: bool,
 ) -> tuple[str, Path | None]:
     """Return hash-locked requirements, and the file they are in if we made it: kept from last time while it fits."""
     if not inputs.requirements or inputs.requirements[0].hashed:
@@ -319,6 +366,11 @@ def _lock(
         there = ""
     if mark in there:
         return there, path
+    if not resolving:
+        raise LockError(
+            f"{path} is not there, or not for these requirements and this base",
+            hint="`build.py extend` with the same choice writes it",
+        )
     if there and not there.startswith(HEADER):
         raise ExtendError(
             [f"{path} exists and is not ours to replace: the hash-locked requirements would be written there"]

@@ -4,52 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tomllib
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from trainworks.cli.attach import attach, attached, check_same, find_pushed
 from trainworks.cli.keys import signing_key, verifying_key
 from trainworks.cli.output import say
+from trainworks.cli.subjects import extension_subject, target_subject
 from trainworks.engine import choose
-from trainworks.engine.processes import run
-from trainworks.errors import HostError, OutputError, ProofError
-from trainworks.facts.load import load
+from trainworks.errors import CommandLineError, HostError, OutputError, ProofError
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.distribution import Registries
 from trainworks.host.settings import read_host_settings
-from trainworks.imagetest.questions import list_packages
-from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for, rows_named
 from trainworks.proof import verify as verifying
-from trainworks.proof.components import Contents, contents_of
+from trainworks.proof.components import Contents
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.envelope import SigningKey, key_identifier, sign
-from trainworks.proof.provenance import (
-    CYCLONEDX,
-    LOCAL_BUILDER,
-    PROVENANCE,
-    SPDX,
-    Builder,
-    Checkout,
-    provenance,
-    statement,
-)
+from trainworks.proof.provenance import CYCLONEDX, LOCAL_BUILDER, PROVENANCE, SPDX, Builder, statement
 from trainworks.proof.spdx import spdx
 from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, PROVENANCE_FILE, Verified
-from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
-
-SOURCES = ("build.py", "images", "launcher", "src", "templates")
-"""What of a checkout decides an image."""
-
-GIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +36,14 @@ class Proof:
     """What was written.
 
     Attributes:
-        target: Of which target.
+        name: Of which target, or of which extended image.
         contents: Of which image, and what is in it.
         files: The files.
         key: The public key's hash; ``""``: unsigned.
         attached: File name to the digest of what it became in the registry.
     """
 
-    target: str
+    name: str
     contents: Contents
     files: tuple[Path, ...]
     key: str
@@ -72,67 +51,39 @@ class Proof:
 
 
 def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Proof:
-    """Write the proof of a target's image to a folder.
+    """Write the proof of a target's image, or of an extended one, to a folder.
 
     Raises:
-        UnknownNameError: No such target.
+        CommandLineError: Options of both are given.
+        UnknownNameError: No such target, or base image.
+        ExtendError, LockError: What the image was extended with is not here.
         ProofError: There is no such image, it was built from something else than this checkout, or the key is none.
         OutputError: The folder cannot be written.
         RegistryError: It cannot be attached.
     """
+    _check_choice(options)
     # The key first: a wrong one is known before anything is asked or written.
     key = signing_key(options.key, environment) if options.key else None
     time = _time(environment)
-    facts = load(root)
-    (row,) = rows_named([options.target], facts)
-    request = replace(
-        request_for(row, facts),
-        with_components=tuple(options.with_components),
-        without_components=tuple(options.without_components),
-    )
-    plan = make_plan(request, facts)
-    rendering = render(plan, facts)
-    engine = choose(options.engine)
-    image = engine.inspect(plan.tags[0])
-    again = f"`python build.py` with the same choice builds it, or says that nothing changed: {options.target}"
-    if image is None:
-        raise ProofError([f"{engine.name} has no image {plan.tags[0]}"], hint=again)
-    if image.labels.get(INPUTS_LABEL) != rendering.digest:
-        raise ProofError(
-            [f"{plan.tags[0]} was not built from this checkout as it is now"],
-            hint=f"proof is given of what was built: {again}",
-        )
+    subject = extension_subject(options, root, environment) if options.base else target_subject(options, root)
     with ExitStack() as stack:
         pushed = None
         if options.attach:
             registries = stack.enter_context(Registries(read_host_settings(environment), report=say))
             pushed = find_pushed(options.attach, registries)
-            check_same(pushed, image)
-        say(f"{plan.target.name}: asking {plan.tags[0]} what is in it")
-        launcher = _launcher(root)
-        base = engine.inspect(plan.image)
-        with engine.container(plan.tags[0]) as container:
-            found = list_packages(container)
-        contents = contents_of(
-            plan,
-            rendering,
-            image,
-            found,
-            base_identifier=base.identifier if base else "",
-            launcher_version=launcher["version"],
-            launcher_license=launcher["license"],
-        )
+            check_same(pushed, subject.image)
+        contents = subject.look()
         if pushed is not None:
             contents = replace(contents, pushed=(pushed.address, pushed.sha256))
         builder = Builder(
-            identifier=options.builder or LOCAL_BUILDER, version=metadata.version("trainworks"), engine=engine.probe()
+            identifier=options.builder or LOCAL_BUILDER,
+            version=metadata.version("trainworks"),
+            engine=subject.engine.probe(),
         )
-        texts = texts_of(
-            plan, request, rendering, contents, checkout=read_checkout(root, plan), builder=builder, key=key, time=time
-        )
+        texts = texts_of(contents, partial(subject.provenance, contents, builder), builder=builder, key=key, time=time)
         files = _write(options.output, texts)
         return Proof(
-            target=plan.target.name,
+            name=subject.name,
             contents=contents,
             files=files,
             key=key_identifier(key.public_key()) if key else "",
@@ -140,27 +91,41 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
         )
 
 
+def _check_choice(options: Namespace) -> None:
+    """See that the options are those of a target, or those of an extension."""
+    names: tuple[str, ...] = ("requirements", "source", "entry_point")
+    advice = "is about an extended image: name its --base too"
+    if options.base:
+        names, advice = ("with_components", "without_components"), "is about a target's image, and --base is given"
+    wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
+    if wrong:
+        raise CommandLineError([f"{option} {advice}" for option in wrong])
+
+
 def texts_of(
-    plan: ImagePlan,
-    request: Request,
-    rendering: Rendering,
     contents: Contents,
+    provenance: Callable[[Mapping[str, str]], Mapping[str, object]],
     *,
-    checkout: Checkout,
     builder: Builder,
     key: SigningKey | None,
     time: int,
 ) -> dict[str, str]:
-    """Return the files of a proof: name to text. The same values give the same texts."""
-    predicates: dict[str, dict[str, object]] = {
+    """Return the files of a proof: name to text. The same values give the same texts.
+
+    Args:
+        contents: The image and what is in it.
+        provenance: Returns the predicate that says what it was built from; is given the other files' hashes.
+        builder: Who vouches for it.
+        key: Signs, if there is one; one of KMS gives other signatures each time.
+        time: What the documents give as their time, in seconds since 1970.
+    """
+    predicates: dict[str, Mapping[str, object]] = {
         CYCLONEDX: cyclonedx(contents, builder_version=builder.version, time=time),
         SPDX: spdx(contents, builder_version=builder.version, time=time),
     }
     texts = {DOCUMENTS[kind]: text_of(predicate) for kind, predicate in predicates.items()}
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    predicates[PROVENANCE] = provenance(
-        plan, request, rendering, contents, checkout=checkout, builder=builder, documents=digests
-    )
+    predicates[PROVENANCE] = provenance(digests)
     statements = {kind: statement(contents, kind, predicates[kind]) for kind in DOCUMENTS}
     texts[PROVENANCE_FILE] = text_of(statements[PROVENANCE])
     if key is not None:
@@ -171,42 +136,6 @@ def texts_of(
 def text_of(document: Mapping[str, object]) -> str:
     """Return a document as its file has it."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
-def read_checkout(root: Path, plan: ImagePlan) -> Checkout:
-    """Return the checkout's commit, whether it has changes, and the hashes of the target's locks."""
-    names = [f"{plan.target.name}.toml", "artifacts.toml", "base-images.toml"]
-    locks = {f"images/lock/{name}": root / "images" / "lock" / name for name in names}
-    commit = ""
-    changed = False
-    if _git(root, "rev-parse", "--show-toplevel") == str(root.resolve()):
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = bool(_git(root, "status", "--porcelain", "--", *SOURCES))
-    return Checkout(
-        commit=commit,
-        changed=changed,
-        locks={name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in locks.items() if path.is_file()},
-    )
-
-
-def _git(root: Path, *words: str) -> str:
-    """Return what git says of a folder; ``""`` without git, or where it is no repository."""
-    try:
-        environment = {**os.environ, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
-        done = run(("git", "-C", str(root), *words), timeout=GIT_SECONDS, environment=environment)
-    except FileNotFoundError:
-        return ""
-    return done.output.decode().strip() if done.status == 0 else ""
-
-
-def _launcher(root: Path) -> dict[str, str]:
-    """Return what the launcher's project says of itself."""
-    try:
-        text = (root / "launcher" / "pyproject.toml").read_text(encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{error.filename}: {error.strerror}") from error
-    project: dict[str, str] = tomllib.loads(text)["project"]
-    return project
 
 
 def _time(environment: Mapping[str, str]) -> int:

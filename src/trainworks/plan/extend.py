@@ -316,6 +316,17 @@ def locked_versions(requirements: Iterable[Requirement], base: BaseImage) -> tup
     )
 
 
+def locked_hashes(requirements: str) -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """Return the sha256 of every file that hash-locked requirements allow, by name and version."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for _, line in _logical_lines(requirements):
+        specification = Specification(_ANY_HASH.sub("", line).strip())
+        version = next(iter(specification.specifier)).version
+        hashes = tuple(each.rpartition(":")[2] for each in _HASH.findall(line))
+        found[canonicalize_name(specification.name), version] = hashes
+    return found
+
+
 def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) -> EntryPoint:
     """Return the entry point as the launcher will understand it (launcher/README.md, "Code").
 

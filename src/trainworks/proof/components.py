@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
-from trainworks.facts.rows import Artifact, LockedPackage
+from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
 from trainworks.imagetest.packages import Answer, PythonDistribution, SystemPackage
+from trainworks.plan.extend import CODE_FOLDER, BaseImage, ExtensionPlan, locked_hashes
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
@@ -26,15 +27,17 @@ class Component:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base`` or ``launcher``.
+        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``launcher``; in an extended image also ``image``,
+            the one that was extended, and ``file``, a file of the code.
         name: Its name.
-        version: Its version.
+        version: Its version; ``""`` where it has none.
         purl: Its package URL, which both formats and every scanner know it by.
         sha256: Hash of the file that it was installed from, where there is one that somebody pinned.
         licenses: Names of the licences, as the package itself says them.
         origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this machine's index decides.
         requires: Package URLs of what it depends on, as the lock says.
         properties: Further facts, by name.
+        inherited: It came with the image that was extended.
     """
 
     kind: str
@@ -46,6 +49,7 @@ class Component:
     origin: str = ""
     requires: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
+    inherited: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ class Contents:
     Attributes:
         reference: Its name, with its tag.
         sha256: The hash of its configuration, which has those of all layers in it (``docker inspect``'s ``Id``).
-        components: Base image first, then by kind, name and version.
+        components: Base image, or the image that was extended, first; then by kind, name and version.
         pushed: ``NAME`` and hash of the manifest by which a registry knows it, where it was pushed.
     """
 
@@ -63,6 +67,11 @@ class Contents:
     sha256: str
     components: tuple[Component, ...]
     pushed: tuple[str, str] | None = None
+
+    @property
+    def extended(self) -> Component | None:
+        """The image that this one was made from by ``extend``."""
+        return self.components[0] if self.components[0].kind == "image" else None
 
     @property
     def purl(self) -> str:
@@ -143,6 +152,93 @@ def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
     unique = {(each.kind, each.purl, each.properties): each for each in components}
     return tuple(
         sorted(unique.values(), key=lambda each: (each.kind, each.name.lower(), each.version, each.properties))
+    )
+
+
+def extension_contents(
+    plan: ExtensionPlan, image: BuiltImage, found: Answer, inherited: Sequence[Component]
+) -> Contents:
+    """Return what is in an extended image, and what of it came with the image that it was made from.
+
+    Args:
+        plan: What it was built from.
+        image: The image.
+        found: What the image says that is installed in it.
+        inherited: What is in the image that was extended.
+
+    Raises:
+        ProofError: The image could not say what is in it.
+    """
+    there = {_place(each): each for each in inherited}
+    hashes = locked_hashes(plan.requirements)
+    packages = package_components(plan.tag, found, {})
+    known = {each.purl for each in packages}
+    components = [
+        *(each for each in inherited if each.kind not in _PACKAGES),
+        *(there[_place(each)] for each in packages if _place(each) in there),
+    ]
+    return Contents(
+        reference=plan.tag,
+        sha256=image.identifier.removeprefix("sha256:"),
+        components=(
+            _extended(plan.base),
+            *in_order(
+                [
+                    *(
+                        replace(each, inherited=True, requires=tuple(purl for purl in each.requires if purl in known))
+                        for each in components
+                    ),
+                    *(_required(each, hashes) for each in packages if _place(each) not in there),
+                    *(_file(each) for each in plan.files),
+                ]
+            ),
+        ),
+    )
+
+
+_PACKAGES = ("deb", "rpm", "python")
+"""What an image says itself that it has."""
+
+
+def _place(each: Component) -> tuple[str, str]:
+    """Return by what a package is the same one in two images: what it is, and for Python, where it is."""
+    return each.purl, dict(each.properties).get("path", "")
+
+
+def _extended(base: BaseImage) -> Component:
+    path, _, tag = base.reference.partition("@")[0].rpartition(":")
+    if not path or "/" in tag:
+        path, tag = base.reference.partition("@")[0], ""
+    version = base.digest.rpartition("@")[2] or base.identifier
+    qualifiers = {"repository_url": path if base.digest else "", "tag": tag}
+    return Component(
+        kind="image",
+        name=path,
+        version=tag or version,
+        purl=str(PackageURL("oci", None, path.rpartition("/")[2], version, qualifiers)),
+        sha256=version.removeprefix("sha256:"),
+        properties=(("image-id", base.identifier),),
+    )
+
+
+def _required(each: Component, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> Component:
+    """Return what was installed, with the hash of its file, or of all files that the lock allows: pip chose one."""
+    allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if each.kind == "python" else ()
+    if len(allowed) == 1:
+        return replace(each, sha256=allowed[0])
+    return replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed)))) if allowed else each
+
+
+def _file(file: SourceFile) -> Component:
+    path = f"{CODE_FOLDER}/{file.path}"
+    digest = hashlib.sha256(file.content).hexdigest()
+    folder, _, name = path.rpartition("/")
+    return Component(
+        kind="file",
+        name=path,
+        version="",
+        purl=str(PackageURL("generic", folder.strip("/"), name, None, {"checksum": f"sha256:{digest}"})),
+        sha256=digest,
     )
 
 

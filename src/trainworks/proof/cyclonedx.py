@@ -14,7 +14,7 @@ from trainworks.proof.licenses import joined, spdx_expression
 
 SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
-TYPES = {"base": "operating-system", "launcher": "application"}
+TYPES = {"base": "operating-system", "launcher": "application", "image": "container", "file": "file"}
 """The format's words for what is no library."""
 
 SINGLE = re.compile(r"[\w.+-]+")
@@ -33,7 +33,21 @@ def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[st
     by_purl: dict[str, str] = {}
     for each, reference in zip(contents.components, references, strict=True):
         by_purl.setdefault(each.purl, reference)
-    dependencies: list[object] = [{"ref": contents.purl, "dependsOn": sorted(references)}]
+    own = [name for each, name in zip(contents.components, references, strict=True) if not each.inherited]
+    dependencies: list[object] = [{"ref": contents.purl, "dependsOn": sorted(own)}]
+    image: dict[str, object] = {
+        "type": "container",
+        "bom-ref": contents.purl,
+        "name": contents.reference.rsplit(":", 1)[0],
+        "version": contents.reference.rsplit(":", 1)[1],
+        "purl": contents.purl,
+        "hashes": [{"alg": "SHA-256", "content": contents.sha256}],
+    }
+    if contents.extended:
+        dependencies.append({"ref": references[0], "dependsOn": sorted(set(references) - set(own))})
+        ancestor = _component(contents.extended, references[0])
+        del ancestor["bom-ref"]
+        image["pedigree"] = {"ancestors": [ancestor]}
     dependencies += [
         {"ref": reference, "dependsOn": sorted({by_purl[purl] for purl in each.requires})}
         for each, reference in zip(contents.components, references, strict=True)
@@ -47,14 +61,7 @@ def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[st
         "metadata": {
             "timestamp": utc(time),
             "tools": {"components": [{"type": "application", "name": "trainworks", "version": builder_version}]},
-            "component": {
-                "type": "container",
-                "bom-ref": contents.purl,
-                "name": contents.reference.rsplit(":", 1)[0],
-                "version": contents.reference.rsplit(":", 1)[1],
-                "purl": contents.purl,
-                "hashes": [{"alg": "SHA-256", "content": contents.sha256}],
-            },
+            "component": image,
         },
         "components": components,
         "dependencies": dependencies,
@@ -88,7 +95,7 @@ def _component(each: Component, reference: str) -> dict[str, object]:
         "type": TYPES.get(each.kind, "library"),
         "bom-ref": reference,
         "name": each.name,
-        "version": each.version,
+        **({"version": each.version} if each.version else {}),
         "purl": each.purl,
     }
     if each.sha256:

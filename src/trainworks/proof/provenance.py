@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from trainworks.engine.protocol import EngineInformation
+from trainworks.plan.extend import ExtensionPlan
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.proof.components import Contents, artifacts_of, python_purl
 from trainworks.render.dockerfile import Rendering
@@ -17,6 +19,7 @@ CYCLONEDX = "https://cyclonedx.org/bom"
 SPDX = "https://spdx.dev/Document"
 
 BUILD_TYPE = "urn:trainworks:build:1"
+EXTEND_TYPE = "urn:trainworks:extend:1"
 """What the parameters mean: docs/proof.md."""
 
 LOCAL_BUILDER = "urn:trainworks:builder:local"
@@ -24,6 +27,9 @@ LOCAL_BUILDER = "urn:trainworks:builder:local"
 
 CHECKOUT = "checkout"
 """Name of the input that is our own repository."""
+
+LOCK = "requirements"
+"""Name of the input that is an extension's hash-locked requirements; every file that pip may have taken is in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +39,12 @@ class Checkout:
     Attributes:
         commit: The git commit, 40 hexadecimal digits; ``""`` outside of git.
         changed: Whether files differ from that commit.
-        locks: Path to hash of the lock files that the target uses.
+        files: Path to hash of those that are inputs by themselves: a target's locks, an extension's recipe.
     """
 
     commit: str
     changed: bool
-    locks: Mapping[str, str]
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +89,65 @@ def provenance(
         documents: What was written beside this: name to hash.
     """
     dependencies = [
-        _checkout(checkout),
-        *({"name": path, "digest": {"sha256": digest}} for path, digest in sorted(checkout.locks.items())),
-        {"name": "build context", "digest": {"sha256": rendering.digest.removeprefix("sha256:")}},
+        *_own_inputs(checkout, rendering),
         _base(contents),
         *(_artifact(plan)),
         *(_python(plan)),
     ]
-    return {
-        "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": {"request": asdict(request)},
-            "internalParameters": {
-                "target": plan.target.name,
-                "inputs": inputs_of(plan, rendering),
-            },
-            "resolvedDependencies": dependencies,
+    definition = {
+        "buildType": BUILD_TYPE,
+        "externalParameters": {"request": asdict(request)},
+        "internalParameters": {
+            "target": plan.target.name,
+            "inputs": inputs_of(plan, rendering),
         },
+        "resolvedDependencies": dependencies,
+    }
+    return _predicate(definition, builder, documents)
+
+
+def extension_provenance(
+    plan: ExtensionPlan,
+    rendering: Rendering,
+    contents: Contents,
+    *,
+    checkout: Checkout,
+    builder: Builder,
+    documents: Mapping[str, str],
+) -> dict[str, object]:
+    """Return the predicate of an extension: of which image, with which requirements and code.
+
+    Args:
+        plan: What was built.
+        rendering: The build context.
+        contents: The image and what is in it.
+        checkout: The files of ours that it was built from.
+        builder: Who built it.
+        documents: What was written beside this: name to hash.
+    """
+    dependencies = [*_own_inputs(checkout, rendering), _base(contents)]
+    if plan.requirements:
+        dependencies.append(_named(LOCK, hashlib.sha256(plan.requirements.encode()).hexdigest()))
+    dependencies += [_named(each.name, each.sha256) for each in contents.components if each.kind == "file"]
+    definition = {
+        "buildType": EXTEND_TYPE,
+        "externalParameters": {
+            "base": plan.base.reference,
+            "entryPoint": plan.entry_point.name if plan.entry_point else "",
+            "requirements": [f"{name}=={version}" for name, version in plan.locked],
+        },
+        "internalParameters": {
+            "python": {"path": plan.base.python, "version": plan.base.version},
+            "environment": dict(plan.environment),
+        },
+        "resolvedDependencies": dependencies,
+    }
+    return _predicate(definition, builder, documents)
+
+
+def _predicate(definition: Mapping[str, object], builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
+    return {
+        "buildDefinition": definition,
         "runDetails": {
             "builder": {
                 "id": builder.identifier,
@@ -108,6 +156,15 @@ def provenance(
             "byproducts": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(documents.items())],
         },
     }
+
+
+def _named(name: str, sha256: str) -> dict[str, object]:
+    return {"name": name, "digest": {"sha256": sha256}}
+
+
+def _own_inputs(checkout: Checkout, rendering: Rendering) -> list[dict[str, object]]:
+    digests = {**dict(sorted(checkout.files.items())), "build context": rendering.digest.removeprefix("sha256:")}
+    return [_checkout(checkout), *(_named(name, digest) for name, digest in digests.items())]
 
 
 def _checkout(checkout: Checkout) -> dict[str, object]:

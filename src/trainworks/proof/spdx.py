@@ -9,7 +9,7 @@ from trainworks.proof.components import Component, Contents
 from trainworks.proof.cyclonedx import content_uuid, references_of, utc
 from trainworks.proof.licenses import joined, spdx_expression
 
-PURPOSES = {"base": "OPERATING-SYSTEM", "launcher": "APPLICATION"}
+PURPOSES = {"base": "OPERATING-SYSTEM", "launcher": "APPLICATION", "image": "CONTAINER", "file": "FILE"}
 """The format's words for what is no library."""
 
 OWN_LICENSE = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
@@ -35,7 +35,11 @@ def spdx(contents: Contents, *, builder_version: str, time: int) -> dict[str, ob
     relationships = [_relation("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
     for each, reference in zip(contents.components, references, strict=True):
         packages.append(_package(each, identifiers[reference], names))
-        relationships.append(_relation(IMAGE, "CONTAINS", identifiers[reference]))
+        if each is contents.extended:
+            relationships.append(_relation(IMAGE, "DESCENDANT_OF", identifiers[reference]))
+        else:
+            holder = identifiers[references[0]] if each.inherited else IMAGE
+            relationships.append(_relation(holder, "CONTAINS", identifiers[reference]))
         relationships += [_relation(identifiers[reference], "DEPENDS_ON", identifiers[purl]) for purl in each.requires]
     document: dict[str, object] = {
         "spdxVersion": "SPDX-2.3",
@@ -89,7 +93,7 @@ def _package(each: Component, identifier: str, names: dict[str, str]) -> dict[st
     content: dict[str, object] = {
         "SPDXID": identifier,
         "name": each.name,
-        "versionInfo": each.version,
+        **({"versionInfo": each.version} if each.version else {}),
         "downloadLocation": each.origin or NONE,
         "filesAnalyzed": False,
         "primaryPackagePurpose": PURPOSES.get(each.kind, "LIBRARY"),

@@ -24,6 +24,7 @@ from trainworks.cli.output import put
 from trainworks.errors import (
     CompatibilityError,
     EngineUnavailableError,
+    ExtendError,
     FactsError,
     HostError,
     ImageTestError,
@@ -40,8 +41,8 @@ def parser() -> Grammar:
     grammar = Grammar(
         "prove",
         summary="write and sign what is in an image and what it was built from",
-        details="Writes what is in a target's image (CycloneDX and SPDX) and what it was built from (SLSA provenance), "
-        "and signs all of it.",
+        details="Writes what is in the image of a target, or in an extended one (CycloneDX and SPDX), and what it was "
+        "built from (SLSA provenance), and signs all of it.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
@@ -52,6 +53,11 @@ def parser() -> Grammar:
                 f"prove {CPU_TARGET} --output proof --key key.pem --attach r.example.org/pytorch:1",
                 "signed, and attached to the image in the registry",
                 needs="an engine, a key and a registry",
+            ),
+            Example(
+                "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output proof",
+                "an image that `build.py extend` made of the same",
+                needs="an engine",
             ),
         ),
         result="the names of the files. `build.py verify IMAGE --proof DIR --key PUBLIC` checks them.",
@@ -64,6 +70,7 @@ def parser() -> Grammar:
             ImageTestError,
             HostError,
             LockError,
+            ExtendError,
             CompatibilityError,
             RegistryError,
             ProofError,
@@ -78,7 +85,11 @@ def parser() -> Grammar:
         ),
         see_also=("verify", "push", "docs/proof.md"),
     )
-    grammar.add_argument("target", metavar="TARGET", help="one of --list whose image the engine has")
+    grammar.add_argument(
+        "target",
+        metavar="TARGET|IMAGE",
+        help="one of --list whose image the engine has; with --base: the name of an extended image",
+    )
     grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
     grammar.add_argument(
         "--key", metavar="KEY", help="private key, PEM: Ed25519 or ECDSA P-256; or awskms:///alias/NAME"
@@ -88,6 +99,10 @@ def parser() -> Grammar:
     )
     grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
     add_components(grammar, "as the build had it", "the same")
+    grammar.add_argument("--base", metavar="IMAGE", help="the image that was extended")
+    grammar.add_argument("--requirements", type=Path, metavar="FILE", help="as `build.py extend` had it, with its lock")
+    grammar.add_argument("--source", type=Path, metavar="DIR", help="the same")
+    grammar.add_argument("--entry-point", metavar="FILE", help="the same")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -99,7 +114,7 @@ def run(options: Namespace, root: Path) -> int:
 
     proof = prove(options, root, os.environ)
     content = {
-        "name": proof.target,
+        "name": proof.name,
         "image": proof.contents.reference,
         "identifier": f"sha256:{proof.contents.sha256}",
         "components": len(proof.contents.components),

@@ -1,0 +1,191 @@
+"""The proof of an extended image: what came with its base stays the base's, and what was added is the image's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from proof.support import (
+    BUILDER,
+    Proven,
+    ask,
+    cyclonedx_packages,
+    cyclonedx_problems,
+    make_tree,
+    public_text,
+    read_provenance,
+    spdx_problems,
+)
+from trainworks.cli import main
+from trainworks.cli.prove import texts_of
+from trainworks.engine.protocol import BuiltImage
+from trainworks.facts.rows import SourceFile
+from trainworks.imagetest import packages
+from trainworks.plan.extend import BaseImage, EntryPoint, make_extension
+from trainworks.proof.components import Component, extension_contents, package_components
+from trainworks.proof.provenance import Checkout, extension_provenance
+from trainworks.render.dockerfile import Rendering
+
+ADDED = {
+    "six-1.17.0": "Name: six\nVersion: 1.17.0\nLicense: MIT\n",
+    "greeting-1.0": "Name: greeting\nVersion: 1.0\n",
+    "of_nobody-3": "Name: of-nobody\nVersion: 3\n",
+}
+LOCK = f"""\
+greeting==1.0 --hash=sha256:{"9" * 64}
+six==1.17.0 \\
+    --hash=sha256:{"0" * 64} \\
+    --hash=sha256:{"1" * 64}
+"""
+BASE = BaseImage(
+    reference="host.example:5000/team/pytorch:tiny",
+    identifier=f"sha256:{'a' * 64}",
+    digest=f"host.example:5000/team/pytorch@sha256:{'d' * 64}",
+    python="/opt/venv/bin/python",
+    version="3.11",
+    glibc="2.36",
+    machine="x86_64",
+    environment={},
+    distributions=(),
+)
+PLAN = make_extension(
+    tag="my/train:1",
+    base=BASE,
+    requirements=LOCK,
+    locked=(("greeting", "1.0"), ("six", "1.17.0")),
+    resolved=True,
+    files=(SourceFile(path="train.py", content=b"import six\n"), SourceFile(path="lib/one.py", content=b"")),
+    entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
+)
+IMAGE = BuiltImage(reference="my/train:1", identifier=f"sha256:{'e' * 64}", size=1, labels={}, environment={})
+
+
+def extended(found: packages.Answer, base: tuple[Component, ...]) -> Proven:
+    contents = extension_contents(PLAN, IMAGE, found, base)
+    rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
+    checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
+
+    def predicate(documents: Mapping[str, str]) -> dict[str, object]:
+        return extension_provenance(PLAN, rendering, contents, checkout=checkout, builder=BUILDER, documents=documents)
+
+    return Proven(contents=contents, write=lambda key: texts_of(contents, predicate, builder=BUILDER, key=key, time=0))
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> packages.Answer:
+    """Give what the extended image says of itself."""
+    return ask(make_tree(tmp_path_factory.mktemp("extended"), ADDED))
+
+
+@pytest.fixture(scope="module")
+def extension(proven: Proven, answer: packages.Answer) -> Proven:
+    """Give its proof; its base is the tiny image of the other tests."""
+    return extended(answer, proven.contents.components)
+
+
+@pytest.mark.parametrize("name", ["sbom.cdx.json", "sbom.spdx.json", "provenance.json"])
+def test_the_documents_of_an_extension(name: str, extension: Proven, golden: Callable[[str, str], None]) -> None:
+    golden(f"proof/extension/{name}", extension.texts()[name])
+
+
+def test_the_standards_readers_take_them(extension: Proven) -> None:
+    texts = extension.texts()
+    assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
+    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each.purl for each in extension.contents.components}
+    assert spdx_problems(texts["sbom.spdx.json"]) == []
+    definition = read_provenance(extension.statement()).build_definition
+    assert definition.build_type == "urn:trainworks:extend:1"
+    digests = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
+    assert digests["base image"] == {"sha256": "d" * 64}
+    assert digests["templates/extend.j2"] == {"sha256": "8" * 64}
+    assert {"requirements", "build context", "checkout", "/opt/ml/code/train.py"} < set(digests)
+    assert [name for name, digest in digests.items() if not digest] == []
+
+
+def test_what_came_with_the_base_is_the_bases_with_its_hashes(extension: Proven, proven: Proven) -> None:
+    document = extension.documents()["sbom.cdx.json"]
+    components = {each["bom-ref"]: each for each in document["components"]}
+    depends = {each["ref"]: set(each["dependsOn"]) for each in document["dependencies"]}
+    base = document["components"][0]["bom-ref"]
+    assert base.startswith(f"pkg:oci/pytorch@sha256:{'d' * 64}?repository_url=host.example:5000/team/pytorch")
+    own = {components[each]["name"] for each in depends[document["metadata"]["component"]["bom-ref"]]}
+    assert own == {
+        "host.example:5000/team/pytorch",
+        *("six", "greeting", "of-nobody"),
+        *("/opt/ml/code/train.py", "/opt/ml/code/lib/one.py"),
+    }
+    assert {components[each]["name"] for each in depends[base]} == {each.name for each in proven.contents.components}
+    torch = next(each for each in document["components"] if each["name"] == "torch")
+    assert torch["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}]
+    assert torch["bom-ref"] in depends[base]
+    (ancestor,) = document["metadata"]["component"]["pedigree"]["ancestors"]
+    assert ancestor["hashes"] == [{"alg": "SHA-256", "content": "d" * 64}]
+
+
+def test_spdx_says_of_what_the_image_is_a_descendant(extension: Proven) -> None:
+    document = extension.documents()["sbom.spdx.json"]
+    names = {each["SPDXID"]: each["name"] for each in document["packages"]}
+    said = {
+        (names.get(each["spdxElementId"]), each["relationshipType"], names[each["relatedSpdxElement"]])
+        for each in document["relationships"]
+    }
+    assert ("my/train", "DESCENDANT_OF", BASE.reference.removesuffix(":tiny")) in said
+    assert (BASE.reference.removesuffix(":tiny"), "CONTAINS", "torch") in said
+    assert ("my/train", "CONTAINS", "six") in said
+    assert ("my/train", "CONTAINS", "torch") not in said
+
+
+def test_what_the_lock_allows_is_said(extension: Proven) -> None:
+    found = {each.name: each for each in extension.contents.components if each.kind == "python"}
+    assert found["greeting"].sha256 == "9" * 64
+    # pip chose one of two files, and nobody wrote down which.
+    assert found["six"].sha256 == ""
+    assert dict(found["six"].properties)["one-of-sha256"] == f"{'0' * 64} {'1' * 64}"
+    assert (found["of-nobody"].sha256, "one-of-sha256" in dict(found["of-nobody"].properties)) == ("", False)
+
+
+def test_the_packages_of_a_base_that_was_not_built_here_have_no_hashes(
+    found: packages.Answer, answer: packages.Answer
+) -> None:
+    extension = extended(answer, package_components(BASE.reference, found, {}))
+    torch = next(each for each in extension.contents.components if each.name == "torch")
+    assert (torch.inherited, torch.sha256) == (True, "")
+    assert cyclonedx_problems(extension.texts()["sbom.cdx.json"]) is None
+
+
+def test_a_base_without_a_registry_is_known_by_its_configuration(found: packages.Answer) -> None:
+    plan = replace(PLAN, base=replace(BASE, reference="my/base", digest=""))
+    base = extension_contents(plan, IMAGE, found, ()).components[0]
+    assert (base.name, base.version, base.sha256) == ("my/base", BASE.identifier, "a" * 64)
+
+
+def test_it_is_verified(extension: Proven, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    for name, text in extension.texts(key).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    public = tmp_path / "public.pem"
+    public.write_bytes(public_text(key))
+    words = ("--proof", str(tmp_path), "--key", str(public), "--format", "json")
+    assert main(["verify", IMAGE.identifier, *words]) == 0
+    said: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (said["commit"], said["components"]) == ("7" * 40, len(extension.contents.components))
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("--requirements", "requirements.txt"), "--requirements is about an extended image: name its --base too"),
+        (("--base", "my/base:1", "--with", "rmm"), "--with is about a target's image, and --base is given"),
+    ],
+)
+def test_a_target_or_an_extension(
+    words: tuple[str, ...], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", "my/train:1", "--output", str(tmp_path / "out"), *words]) == 2
+    assert option in capsys.readouterr().err
