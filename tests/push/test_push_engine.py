@@ -15,16 +15,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from engine.helpers import CREATED, busybox, make_rootfs
 from image.support import build_once, engine_that_answers
+from proof.support import public_text, tiny_proof
 from push.support import PASSWORD, ROOT, RegistryServer
+from trainworks.cli import main
+from trainworks.cli.attach import attach, check_same, find_pushed
 from trainworks.cli.push import Pushed, Tags, push_image, tags_for
 from trainworks.engine import ENGINES
 from trainworks.engine.archive import write_archive
 from trainworks.engine.buildah import BuildahEngine
-from trainworks.errors import RegistryError
+from trainworks.engine.protocol import BuildRequest
+from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.load import load
+from trainworks.facts.rows import Facts
 from trainworks.host.distribution import Registries
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.model import Request
@@ -162,6 +168,49 @@ def test_tags_of_a_day_with_two_contents(
         assert place.descriptor(first[0].tags[0])["digest"] == first[0].digest
     finally:
         engine.remove(reference)
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.usefixtures("logged_in")
+def test_a_proof_is_attached_to_what_either_engine_has_pushed(
+    name: str, server: RegistryServer, registries: Registries, facts: Facts, tmp_path: Path
+) -> None:
+    """The configuration that the engine knows an image by is the very one that the registry has."""
+    engine = engine_that_answers(name)
+    program = busybox()
+    if program is None:
+        pytest.skip("no busybox: `apt-get install busybox-static`")
+    rootfs = make_rootfs(tmp_path / "rootfs", program)
+    place = f"{server.host}/team/{name}"
+    key = ed25519.Ed25519PrivateKey.generate()
+    public = tmp_path / "public.pem"
+    public.write_bytes(public_text(key))
+    references = [f"trainworks-proof-{uuid.uuid4().hex[:12]}:1.0-cpu-py311-debian12" for _ in range(2)]
+    try:
+        images = []
+        for reference in references:
+            context = tmp_path / reference.partition(":")[0]
+            context.mkdir()
+            (context / "image").write_text(reference)
+            write_archive(
+                rootfs, context / "base.tar", name=f"{reference}-base", environment={}, command=(), created=CREATED
+            )
+            engine.load(context / "base.tar")
+            (context / "Dockerfile").write_text(f"FROM {reference}-base\nCOPY image /image\n")
+            request = BuildRequest(name="image", context=context, tags=(reference,), labels={"same": "labels"})
+            images.append(engine.build(request, lambda _event: None))
+        push_image(engine, references[0], [place], Tags(moving=("one",)), registries, os.environ)
+        pushed = find_pushed(f"{place}:one", registries)
+        check_same(pushed, images[0])
+        with pytest.raises(ProofError, match=f"is another image .*, not {images[1].identifier}"):
+            check_same(pushed, images[1])
+        address = (pushed.address, pushed.sha256)
+        attach(pushed, tiny_proof(facts, tmp_path / "tree", pushed=address).texts(key))
+        assert main(["verify", pushed.address, "--key", str(public)]) == 0
+    finally:
+        for reference in references:
+            engine.remove(reference)
+            engine.remove(f"{reference}-base")
 
 
 def test_an_image_that_is_not_there(registries: Registries) -> None:

@@ -64,8 +64,7 @@ def check_same(pushed: PushedImage, image: BuiltImage) -> None:
     if configuration != image.identifier:
         raise ProofError(
             [f"{pushed.address} is another image ({configuration or 'no configuration'}), not {image.identifier}"],
-            hint="push this one first (`build.py push`); an image of buildah gets another configuration when it is "
-            "pushed, so that only docker's can be proven in a registry",
+            hint="push this one first (`build.py push`)",
         )
 
 
