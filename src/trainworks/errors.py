@@ -23,13 +23,13 @@ class TrainworksError(Exception):
 
     exit_status: ClassVar[int] = 1
     meaning: ClassVar[str] = ""
-    reported: bool = False
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", reported: bool = False) -> None:
         """Store the two halves of the text; ``str()`` of the error shows both."""
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.reported = reported
 
     def __str__(self) -> str:
         """Return the message, and the hint on a line of its own."""
@@ -103,7 +103,6 @@ class ImageTestError(TrainworksError):
 
     exit_status = 8
     meaning = "image tests failed"
-    reported = True
 
 
 class OutputError(TrainworksError):
@@ -161,7 +160,6 @@ class LintError(TrainworksError):
 
     exit_status = 14
     meaning = "findings of lint"
-    reported = True
 
 
 class ProofError(TrainworksError):
@@ -193,8 +191,7 @@ class InterruptionError(TrainworksError):
 
     def __init__(self, *, reported: bool = False) -> None:
         """Say what became of the rest; ``reported``: what was done until then is on stdout."""
-        super().__init__("everything that was started has been stopped")
-        self.reported = reported
+        super().__init__("everything that was started has been stopped", reported=reported)
 
 
 class VulnerabilityError(TrainworksError):
@@ -202,4 +199,3 @@ class VulnerabilityError(TrainworksError):
 
     exit_status = 18
     meaning = "vulnerabilities, or nobody could look"
-    reported = True

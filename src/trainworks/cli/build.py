@@ -207,6 +207,7 @@ def broken_promises(plan: ImagePlan, results: Sequence[CheckResult]) -> ImageTes
     return ImageTestError(
         f"{plan.tags[0]} was built and breaks {len(failed)} of its promises: {names}",
         hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
+        reported=True,
     )
 
 

@@ -171,6 +171,7 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
     broken = ImageTestError(
         f"{plan.tag} was built and breaks {len(failed)} of its promises",
         hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
+        reported=True,
     )
     return Extended(report=report, broken=broken if failed else None)
 

@@ -158,4 +158,5 @@ def as_error(report: LintReport) -> LintError | None:
     return LintError(
         f"{len(bad)} of {len(report.files)} files have findings: {', '.join(bad[:5])}{', ...' if len(bad) > 5 else ''}",
         hint="docs/lint.md explains every rule, and how to suppress one",
+        reported=True,
     )

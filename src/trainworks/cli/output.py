@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
@@ -31,8 +33,21 @@ def put(text: str) -> None:
         raise OutputError(f"stdout cannot be written: {error.strerror}") from error
 
 
-def put_file(path: Path, text: str) -> None:
-    """Write a result to a file, and its name to stdout.
+def put_json(content: object) -> None:
+    """Write a result for programs: one JSON document."""
+    put(json.dumps(content, indent=2) + "\n")
+
+
+def put_result(options: Namespace, content: object, text: str) -> None:
+    """Write a result as ``--format`` says: for programs or for people."""
+    if options.format == "json":
+        put_json(content)
+    else:
+        put(text)
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a result to a file.
 
     Raises:
         OutputError: The file cannot be written.
@@ -41,7 +56,6 @@ def put_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path}: {error.strerror}") from error
-    put(f"{path}\n")
 
 
 def say(text: str) -> None:

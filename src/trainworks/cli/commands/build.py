@@ -25,7 +25,7 @@ from trainworks.cli.grammar import (
     add_repositories,
     add_until,
 )
-from trainworks.cli.output import put
+from trainworks.cli.output import put, put_result
 from trainworks.errors import (
     BuildError,
     CompatibilityError,
@@ -191,10 +191,8 @@ def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Nam
 
     last = last_build(plan.tags[0], os.environ)
     expected = forecast(plan, rendering, facts, last.inputs if last else None, last.ended if last else "")
-    if options.format == "json":
-        put(json.dumps({**json.loads(plan.as_json()), "forecast": expected.as_values()}, indent=2) + "\n")
-    else:
-        put(describe_plan(plan) + describe_forecast(expected))
+    content = {**json.loads(plan.as_json()), "forecast": expected.as_values()}
+    put_result(options, content, describe_plan(plan) + describe_forecast(expected))
     return 0
 
 
@@ -236,18 +234,13 @@ def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -
     if options.output is not None:
         replace_output(rendering, options.output)
         write_context(rendering, options.output)
-    if options.format == "json":
-        content = {
-            "name": plan.target.name,
-            "tags": plan.tags,
-            "dockerfile": rendering.dockerfile,
-            "files": [file.path for file in rendering.files],
-        }
-        put(json.dumps(content, indent=2) + "\n")
-    elif options.output is None:
-        put(rendering.dockerfile)
-    else:
-        put(f"{options.output}\n")
+    content = {
+        "name": plan.target.name,
+        "tags": plan.tags,
+        "dockerfile": rendering.dockerfile,
+        "files": [file.path for file in rendering.files],
+    }
+    put_result(options, content, rendering.dockerfile if options.output is None else f"{options.output}\n")
     return 0
 
 
@@ -310,7 +303,7 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
             pushed = push_image(engine, plan.tags[0], options.repository, tags, registries, os.environ)
         report["pushed"] = report_of(pushed)
         text += text_of(pushed)
-    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else text)
+    put_result(options, report, text)
     if broken is not None:
         raise broken
     return 0

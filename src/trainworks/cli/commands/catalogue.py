@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, Example, Grammar, add_format
-from trainworks.cli.output import put, put_file
+from trainworks.cli.output import put, put_result, write_file
 from trainworks.errors import FactsError
 
 
@@ -42,8 +42,9 @@ def run(options: Namespace, root: Path) -> int:
     text = as_json(entries) if options.format == "json" else render_catalogue(entries, facts.templates[TEMPLATE])
     if options.output is None:
         put(text)
-    else:
-        put_file(options.output, text)
+        return 0
+    write_file(options.output, text)
+    put_result(options, {"file": str(options.output)}, f"{options.output}\n")
     return 0
 
 

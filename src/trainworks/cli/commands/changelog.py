@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine
-from trainworks.cli.output import put, put_file
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
+from trainworks.cli.output import put_result, write_file
 from trainworks.errors import EngineUnavailableError, FactsError, ImageTestError, OutputError, UnknownNameError
 
 
@@ -33,6 +33,7 @@ def parser() -> Grammar:
     grammar.add_argument("images", nargs="+", metavar="IMAGE|TARGET", help="the oldest first")
     grammar.add_argument("--file", type=Path, metavar="FILE", help="add what is new to this changelog; default: stdout")
     add_engine(grammar)
+    add_format(grammar)
     return grammar
 
 
@@ -53,8 +54,9 @@ def run(options: Namespace, root: Path) -> int:
     engine = choose(options.engine)
     images = [read_contents(engine, reference_of(name, facts), facts, digests=True) for name in options.images]
     text = changelog(images, existing)
-    if options.file is None:
-        put(text)
-    else:
-        put_file(options.file, text)
+    if options.file is not None:
+        write_file(options.file, text)
+    file = None if options.file is None else str(options.file)
+    content = {"images": [contents.image.reference for contents in images], "file": file, "changelog": text}
+    put_result(options, content, text if file is None else f"{file}\n")
     return 0

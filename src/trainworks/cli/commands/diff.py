@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import CPU_TARGET, DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put
+from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
     EngineUnavailableError,
@@ -61,12 +60,12 @@ def run(options: Namespace, root: Path) -> int:
     if options.planned:
         before, after = plans_of_targets((options.before, options.after), facts)
         planned = plan_difference(before, after)
-        put(json.dumps(planned.as_values(), indent=2) + "\n" if options.format == "json" else planned_as_text(planned))
+        put_result(options, planned.as_values(), planned_as_text(planned))
         return 0
     engine = choose(options.engine)
     found = difference(
         read_contents(engine, reference_of(options.before, facts), facts, digests=True),
         read_contents(engine, reference_of(options.after, facts), facts, digests=True),
     )
-    put(json.dumps(found.as_values(), indent=2) + "\n" if options.format == "json" else as_text(found))
+    put_result(options, found.as_values(), as_text(found))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -18,7 +17,7 @@ from trainworks.cli.grammar import (
     add_format,
     add_until,
 )
-from trainworks.cli.output import put
+from trainworks.cli.output import put, put_result
 from trainworks.errors import (
     BuildError,
     EngineUnavailableError,
@@ -93,7 +92,7 @@ def run(options: Namespace, root: Path) -> int:
     if options.until == "render" and options.format == "text":
         put(f"{options.output}\n" if options.output else str(done.report["dockerfile"]))
     else:
-        put(json.dumps(done.report, indent=2) + "\n" if options.format == "json" else f"{options.tag}\n")
+        put_result(options, done.report, f"{options.tag}\n")
     if done.broken is not None:
         raise done.broken
     return 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.commands import COMMANDS, GROUPS, grammar_of
 from trainworks.cli.grammar import Example, Grammar, add_format
-from trainworks.cli.output import put
+from trainworks.cli.output import put, put_json
 
 START = """\
 Builds, tests, delivers and proves the container images in which people train deep-learning models.
@@ -51,7 +50,7 @@ def run(options: Namespace, _root: Path) -> int:
         groups = {name: group for group, names in GROUPS.items() for name in names}
         chosen = [options.command] if options.command else COMMANDS
         commands = [{"group": groups[name], **grammar_of(name).as_values()} for name in chosen]
-        put(json.dumps({"commands": commands}, indent=2) + "\n")
+        put_json({"commands": commands})
     else:
         put(grammar_of(options.command).format_help() if options.command else overview())
     return 0

@@ -7,8 +7,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_only
-from trainworks.cli.output import put
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
+from trainworks.cli.output import put, put_json
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 
 
@@ -37,6 +37,7 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--mirror", type=Path, metavar="DIR", help="take files that lie here, and leave here what is downloaded"
     )
+    add_format(grammar)
     return grammar
 
 
@@ -53,34 +54,48 @@ def run(options: Namespace, root: Path) -> int:
     facts = load(root)
     rows = rows_named(options.only, facts)
     if options.check:
-        return _report_locks(*check_locks(rows, facts), strict=options.strict)
+        return _report_locks(*check_locks(rows, facts), options)
     settings = read_host_settings(os.environ)
+    written: list[str] = []
     problems: list[str] = []
     for row in rows:
         try:
-            put(f"{write_python_lock(row, facts, settings, os.environ, root)}\n")
+            written.append(str(write_python_lock(row, facts, settings, os.environ, root)))
         except LockError as error:
             problems.append(str(error))
+        else:
+            if options.format == "text":
+                put(f"{written[-1]}\n")
     with Client(settings) as client:
         problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
         problems += lock_base_images(rows, facts, client, root, report=say)
-    if problems:
-        unique = tuple(dict.fromkeys(problems))
-        raise LockError(
-            f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:\n  " + "\n  ".join(unique),
-            hint="the others are, and stay so; the same command on a machine that reaches the rest goes on from here",
+    unique = tuple(dict.fromkeys(problems))
+    if options.format == "json":
+        put_json({"written": written, "problems": unique})
+    if unique:
+        raise _failure(
+            f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:",
+            unique,
+            "the others are, and stay so; the same command on a machine that reaches the rest goes on from here",
+            options,
         )
     return 0
 
 
-def _report_locks(problems: Sequence[str], unlocked: Sequence[str], *, strict: bool) -> int:
-    if unlocked:
+def _report_locks(problems: Sequence[str], unlocked: Sequence[str], options: Namespace) -> int:
+    if options.format == "json":
+        put_json({"problems": problems, "unlocked": unlocked})
+    elif unlocked:
         put("not locked, so not built:\n  " + "\n  ".join(unlocked) + "\n")
-    failures = [*problems, *(f"not locked: {each}" for each in unlocked if strict)]
+    failures = [*problems, *(f"not locked: {each}" for each in unlocked if options.strict)]
     if failures:
-        raise LockError(
-            "images/lock does not fit the rows:\n  " + "\n  ".join(failures),
-            hint="`python build.py lock --only TARGET` locks a target again",
-        )
-    put("every lock fits its rows\n")
+        hint = "`python build.py lock --only TARGET` locks a target again"
+        raise _failure("images/lock does not fit the rows:", failures, hint, options)
+    if options.format == "text":
+        put("every lock fits its rows\n")
     return 0
+
+
+def _failure(what: str, problems: Sequence[str], hint: str, options: Namespace) -> LockError:
+    """Return the error that ends the command; as JSON its problems are on stdout already."""
+    return LockError("\n  ".join((what, *problems)), hint=hint, reported=options.format == "json")

@@ -6,8 +6,8 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_only
-from trainworks.cli.output import put
+from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
+from trainworks.cli.output import put_result
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 
 
@@ -30,6 +30,7 @@ def parser() -> Grammar:
     )
     grammar.add_argument("folder", type=Path, metavar="DIR", help="new, or filled before: only what is missing comes")
     add_only(grammar)
+    add_format(grammar)
     return grammar
 
 
@@ -47,5 +48,6 @@ def run(options: Namespace, root: Path) -> int:
     settings = read_host_settings(os.environ)
     with Client(settings) as client:
         fill_mirror(rows, facts, options.folder, client, settings, report=say)
-    put(f"{options.folder}\n")
+    content = {"folder": str(options.folder), "targets": [facts.name_of(row) for row in rows]}
+    put_result(options, content, f"{options.folder}\n")
     return 0

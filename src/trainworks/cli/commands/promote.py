@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar, add_format, add_tags
-from trainworks.cli.output import put
+from trainworks.cli.output import put_result
 from trainworks.errors import HostError, RegistryError
 
 
@@ -55,5 +54,5 @@ def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command 
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = promote_image(options.source, options.targets, tags, registries)
     report = {"source": options.source, "promoted": report_of(done)}
-    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else text_of(done))
+    put_result(options, report, text_of(done))
     return 0

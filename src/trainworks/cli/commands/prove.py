@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -20,7 +19,7 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.cli.output import put
+from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
     EngineUnavailableError,
@@ -123,5 +122,5 @@ def run(options: Namespace, root: Path) -> int:
         "attached": dict(proof.attached),
     }
     lines = "".join(f"{path}\n" for path in proof.files)
-    put(json.dumps(content, indent=2) + "\n" if options.format == "json" else lines)
+    put_result(options, content, lines)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from pathlib import Path
@@ -19,7 +18,7 @@ from trainworks.cli.grammar import (
     add_format,
     add_repositories,
 )
-from trainworks.cli.output import put
+from trainworks.cli.output import put_result
 from trainworks.errors import EngineUnavailableError, FactsError, HostError, LockError, RegistryError, UnknownNameError
 
 
@@ -70,7 +69,7 @@ def run(options: Namespace, root: Path) -> int:
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}
-    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else text_of(done))
+    put_result(options, report, text_of(done))
     return 0
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import DOCKER_HOST, FACTS, MEMORY, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put
+from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
     EngineUnavailableError,
@@ -70,9 +69,7 @@ def run(options: Namespace, root: Path) -> int:
     before = remember(report, engine.name, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
     if options.since:
         before = read_report(Path(options.since)) if Path(options.since).is_file() else size(options.since)
-    if options.format == "json":
-        growth = growth_of(before, report) if before else None
-        put(json.dumps({**report.as_values(), "growth": growth and growth.as_values()}, indent=2) + "\n")
-    else:
-        put(as_text(report, before))
+    growth = growth_of(before, report) if before else None
+    content = {**report.as_values(), "growth": growth and growth.as_values()}
+    put_result(options, content, as_text(report, before))
     return 0

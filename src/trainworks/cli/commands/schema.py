@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import Example, Grammar, Source
-from trainworks.cli.output import put
+from trainworks.cli.grammar import Example, Grammar, Source, add_format
+from trainworks.cli.output import put_result
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py schema``."""
-    return Grammar(
+    grammar = Grammar(
         "schema",
         summary="write the JSON schemas of the files in images/",
         details="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows, so that "
@@ -25,12 +25,14 @@ def parser() -> Grammar:
         reads=(Source("images/schema", "of the checkout: --root, else where build.py lies"),),
         see_also=("check", "docs/architecture.md"),
     )
+    add_format(grammar)
+    return grammar
 
 
-def run(_options: Namespace, root: Path) -> int:
+def run(options: Namespace, root: Path) -> int:
     """Write the schemas."""
     from trainworks.cli.schema import write_schemas
 
-    for path in write_schemas(root / "images" / "schema"):
-        put(f"{path}\n")
+    files = [str(path) for path in write_schemas(root / "images" / "schema")]
+    put_result(options, {"files": files}, "".join(f"{file}\n" for file in files))
     return 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
 from trainworks.cli.grammar import AWS_REGION, DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put
+from trainworks.cli.output import put_result
 from trainworks.errors import EngineUnavailableError, HostError, ProofError, RegistryError
 
 
@@ -60,5 +59,5 @@ def run(options: Namespace, _root: Path) -> int:
 
     proven = verify(options, os.environ)
     content = {"image": options.image, **asdict(proven)}
-    put(json.dumps(content, indent=2) + "\n" if options.format == "json" else describe(options.image, proven))
+    put_result(options, content, describe(options.image, proven))
     return 0
