@@ -386,8 +386,12 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Pat
 # Signals, and time.
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_is_said_in_one_line(number: signal.Signals, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGTERM, ("--format", "json"))]
+)
+def test_interrupted_is_said_in_one_line(
+    number: signal.Signals, words: tuple[str, ...], root: Path, tmp_path: Path
+) -> None:
     """A stand-in for ``apt-config`` keeps the command waiting at a known place for as long as the test wants."""
     ready, never = tmp_path / "ready", tmp_path / "never"
     os.mkfifo(ready)
@@ -395,7 +399,7 @@ def test_interrupted_is_said_in_one_line(number: signal.Signals, root: Path, tmp
     stand_in = tmp_path / "apt-config"
     stand_in.write_text(f'#!/bin/sh\necho $$ > "{ready}"\nread nothing < "{never}"\n', encoding="utf-8")
     stand_in.chmod(0o755)
-    argv = [sys.executable, str(root / "build.py"), *CPU]
+    argv = [sys.executable, str(root / "build.py"), *CPU, *words]
     environment = {**os.environ, **NO_ENGINE, "PATH": str(tmp_path)}
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -405,7 +409,8 @@ def test_interrupted_is_said_in_one_line(number: signal.Signals, root: Path, tmp
     finally:
         process.kill()
         process.wait()
-    assert (process.returncode, output) == (130, "")
+    assert process.returncode == 130
+    assert (json.loads(output)["error"] == "InterruptionError") if words else (output == "")
     assert errors == "\ninterrupted: everything that was started has been stopped\n"
     ended, _, _ = select.select([child], [], [], 10)
     os.close(child)

@@ -103,6 +103,10 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
     ):
         assert part in ended.err
     assert not list((root / "images" / "lock").glob("*.part"))
+    ended = call("lock", "--format", "json", root=root)
+    content = json.loads(ended.out)
+    assert (ended.status, content.keys(), content["written"]) == (11, {"written", "problems"}, [])
+    assert len(content["problems"]) == 3
 
 
 def test_what_is_recorded_is_kept_and_not_downloaded_again(call: Call, tree: Path, server: Server) -> None:
@@ -368,7 +372,8 @@ def test_a_mirror_is_filled_goes_on_and_is_checked(
     assert {path.name for path in folder.iterdir()} == files | {"SHA256SUMS", "index.html"}
     subprocess.run(("sha256sum", "--check", "--strict", "SHA256SUMS"), cwd=folder, check=True, capture_output=True)
     server.seen.clear()
-    assert call("mirror", str(folder), root=tree).status == 0
+    ended = call("mirror", str(folder), "--format", "json", root=tree)
+    assert (ended.status, json.loads(ended.out)) == (0, {"folder": str(folder), "targets": [TARGET]})
     assert server.seen == []
 
 

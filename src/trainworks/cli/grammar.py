@@ -35,12 +35,14 @@ VALUES: Mapping[str, str] = {
     "IMAGE": "an image of the engine's store",
     "KEY": "a key: a PEM file, or awskms:///alias/NAME",
     "N": "a number",
+    "PYTHON": "a Python of the matrix: MAJOR.MINOR",
     "REPOSITORY": "a repository of a registry: HOST/NAME",
+    "SHELL": "a shell",
     "TAG": "a tag of an image",
     "TARGET": "a target of --list",
     "URI": "an address",
     "URL": "an address",
-    "VERSION": "a version",
+    "VERSION": "a framework's version",
 }
 """What the placeholders of the grammars stand for; ``A|B`` is either. Shell completion goes by them."""
 

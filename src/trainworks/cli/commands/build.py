@@ -94,7 +94,7 @@ def parser() -> Grammar:
     what.add_argument("--framework", metavar="FRAMEWORK", help="for example pytorch")
     what.add_argument("--cuda", metavar="CELL", help="cpu, or for example cu121")
     what.add_argument("--framework-version", metavar="VERSION", help="default: the newest for this CUDA")
-    what.add_argument("--python", metavar="VERSION", help="for example 3.13; default: the oldest of the target")
+    what.add_argument("--python", metavar="PYTHON", help="for example 3.13; default: the oldest of the target")
     what.add_argument(
         "--sources",
         choices=("packages", "vendor"),

@@ -1,0 +1,164 @@
+"""``--format json``: one document on stdout and nothing else, in every command and however it ends; docs/json.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainworks.cli import main
+from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
+from trainworks.cli.difference import Difference
+from trainworks.cli.grammar import CPU_TARGET
+from trainworks.cli.push import Pushed
+from trainworks.cli.size_report import SizeReport
+from trainworks.proof.verify import Verified
+
+CPU = ("--framework", "pytorch", "--cuda", "cpu")
+ENGINE = ("--engine", "docker")
+
+RESULTS = {
+    "build --list": ("--list",),
+    "build --until plan": (*CPU, "--until", "plan"),
+    "build --until render": (*CPU, "--until", "render"),
+    "build --bake": ("--bake", "--only", CPU_TARGET, "--output", "bake"),
+    "catalogue": ("catalogue",),
+    "catalogue --output": ("catalogue", "--output", "catalogue.json"),
+    "check": ("check", "--only", CPU_TARGET),
+    "completion": ("completion", "bash"),
+    "help": ("help", "push"),
+    "lint": ("lint", "Dockerfile"),
+    "lock --check": ("lock", "--check", "--only", CPU_TARGET),
+    "schema": ("schema",),
+}
+"""Command lines that need no engine and no network, by their row of docs/json.md."""
+
+ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
+    (("extend", "--base", "a:1", "--tag", "b:1", "--source", "code", *ENGINE), 6),
+    (("changelog", "a", *ENGINE), 6),
+    (("diff", "a", "b", *ENGINE), 6),
+    (("report", "a", *ENGINE), 6),
+    (("push", "a:1", "--repository", "r.example.org/a", *ENGINE), 6),
+    (("prove", CPU_TARGET, "--output", "proof", *ENGINE), 6),
+    ((*CPU, *ENGINE), 6),
+    (("--only", CPU_TARGET, *ENGINE), 6),
+    (("promote", "a b", "r.example.org/a"), 15),
+    (("verify", "a", "--key", "absent.pem", "--proof", "proof"), 17),
+    (("lock", "--only", "nonsense"), 4),
+    (("mirror", "folder", "--only", "nonsense"), 4),
+    (("check", "--only", "nonsense"), 4),
+    (("lint", "absent"), 9),
+    (("catalogue", "--output", "absent/catalogue.html"), 9),
+    (("schema", "--root", "/dev/null"), 9),
+    (("--list", "--root", "/nonexistent"), 9),
+    (("completion", "tcsh"), 2),
+    (("help", "nonsense"), 2),
+    (("nonsense",), 2),
+    (("--frame", "pytorch"), 2),
+    ((*CPU, "--cuda"), 2),
+)
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder of the test's own, where no engine answers."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").touch()
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY a /a\n", encoding="utf-8")
+
+
+def rows_of(page: str) -> dict[str, tuple[str, set[str]]]:
+    """Return the kind and the keys of each result that the page documents."""
+    table = re.findall(r"^\| `([^|]+)` \| (list|object) \| (.*) \|$", page, re.MULTILINE)
+    return {
+        command.replace("`", ""): (kind, _keys(keys.partition(": a list with")[0])) for command, kind, keys in table
+    }
+
+
+def _keys(text: str) -> set[str]:
+    """Return the keys of the result itself, without those of its parts in parentheses."""
+    return set(re.findall(r"`([a-z_0-9]+)`", re.sub(r"\([^)]*\)", "", text)))
+
+
+@pytest.fixture(scope="module")
+def documented(root: Path) -> dict[str, tuple[str, set[str]]]:
+    return rows_of((root / "docs" / "json.md").read_text(encoding="utf-8"))
+
+
+def document(words: Sequence[str], root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    status = main([*words, "--format", "json"], root)
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", RESULTS)
+def test_results_are_as_documented(
+    command: str, documented: dict[str, tuple[str, set[str]]], checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, content = document(RESULTS[command], checkout, capsys)
+    assert status in (0, 14)
+    kind, keys = documented[command]
+    assert type(content).__name__ == {"list": "list", "object": "dict"}[kind]
+    assert set(content[0] if kind == "list" else content) == keys
+
+
+@pytest.mark.parametrize(("words", "status"), ERRORS, ids=[" ".join(words) for words, _ in ERRORS])
+def test_errors_are_one_document(
+    words: tuple[str, ...], status: int, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, content = document(words, root, capsys)
+    assert (ended, content["exit_status"]) == (status, status), content
+    assert content.keys() == {"error", "message", "hint", "exit_status"}
+    name = words[0] if words[0] in COMMANDS else BUILD
+    assert status in dict(grammar_of(name).exit_statuses), "an exit status that the help does not tell"
+
+
+def test_every_command_is_walked_and_takes_the_option() -> None:
+    walked = {
+        words[0] if words[0] in COMMANDS else BUILD for words in (*RESULTS.values(), *(each for each, _ in ERRORS))
+    }
+    assert walked == set(COMMANDS)
+    for name in COMMANDS:
+        assert any("--format" in each.names and "json" in each.choices for each in grammar_of(name).arguments()), name
+
+
+def test_every_command_is_documented(documented: dict[str, tuple[str, set[str]]]) -> None:
+    assert {row.split()[0] for row in documented} == set(COMMANDS)
+
+
+def test_results_of_engines_and_registries_are_as_documented(documented: dict[str, tuple[str, set[str]]]) -> None:
+    def fields(kind: type) -> set[str]:
+        return {field.name for field in dataclasses.fields(kind)}
+
+    assert documented["diff"][1] == fields(Difference) | {"folders"}
+    assert documented["report"][1] == fields(SizeReport) | {"schema", "growth"}
+    assert documented["verify"][1] == fields(Verified) | {"image"}
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+    pushed = re.search(r"`push` .*a list with ((?:`\w+` ?)+)", page)
+    assert pushed is not None
+    assert set(re.findall(r"`(\w+)`", pushed[1])) == fields(Pushed)
+
+
+def test_a_lock_that_does_not_fit_is_the_result(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = checkout / "images" / "pytorch.toml"
+    rows.write_text(rows.read_text(encoding="utf-8").replace('torch = "2.13.0+cpu"', 'torch = "2.13.1+cpu"'))
+    status, content = document(("lock", "--check", "--only", CPU_TARGET), checkout, capsys)
+    assert status == 11
+    assert content.keys() == {"problems", "unlocked"}
+    assert len(content["problems"]) >= 1
+
+
+def test_nothing_but_the_document_is_on_stdout_of_a_process(root: Path) -> None:
+    argv = [sys.executable, str(root / "build.py"), "lint", "Dockerfile", "--format=json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert json.loads(done.stdout)["files"][0]["file"] == "Dockerfile"
