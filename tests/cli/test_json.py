@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,16 @@ RESULTS = {
     "lint": ("lint", "Dockerfile"),
     "lock --check": ("lock", "--check", "--only", CPU_TARGET),
     "schema": ("schema",),
+    "vulnerabilities": ("vulnerabilities", "sbom.cdx.json", "--database", "advisory.json", "--no-archive"),
+    "vulnerabilities --output": (
+        "vulnerabilities",
+        "sbom.cdx.json",
+        "--database",
+        "advisory.json",
+        "--no-archive",
+        "--output",
+        "b",
+    ),
 }
 """Command lines that need no engine and no network, by their row of docs/json.md."""
 
@@ -55,6 +66,7 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("mirror", "folder", "--only", "nonsense"), 4),
     (("check", "--only", "nonsense"), 4),
     (("lint", "absent"), 9),
+    (("vulnerabilities", "a", *ENGINE), 6),
     (("catalogue", "--output", "absent/catalogue.html"), 9),
     (("schema", "--root", "/dev/null"), 9),
     (("--list", "--root", "/nonexistent"), 9),
@@ -67,12 +79,16 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workplace(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of the test's own, where no engine answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copy(root / "tests" / "golden" / "proof" / "sbom.cdx.json", tmp_path)
+    affected = [{"package": {"ecosystem": "PyPI", "name": "torch"}, "versions": ["0.1"]}]
+    advisory = {"id": "PYSEC-1", "modified": "2026-01-01T00:00:00Z", "affected": affected}
+    (tmp_path / "advisory.json").write_text(json.dumps(advisory), encoding="utf-8")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY a /a\n", encoding="utf-8")

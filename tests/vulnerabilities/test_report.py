@@ -151,7 +151,7 @@ def test_nothing_found_is_not_said_where_nothing_was_compared(call: Call, folder
 
 def test_the_report_goes_to_a_file(call: Call, folder: Path) -> None:
     done = call("--output", str(folder / "report.json"), "--format", "json")
-    assert done.stdout == f"{folder / 'report.json'}\n"
+    assert json.loads(done.stdout) == {"file": str(folder / "report.json")}
     assert len(json.loads((folder / "report.json").read_text(encoding="utf-8"))["findings"]) == 3
 
 

@@ -648,7 +648,7 @@ def as_error(report: Report, level: str) -> VulnerabilityError | None:
     if not reasons:
         return None
     hint = "give a database with --database; what was not looked at is not taken for good" if not bad else ""
-    return VulnerabilityError(f"{report.looked.subject.name}: {'; '.join(reasons)}", hint=hint)
+    return VulnerabilityError(f"{report.looked.subject.name}: {'; '.join(reasons)}", hint=hint, reported=True)
 
 
 def _number(number: int, word: str, plural: str = "") -> str:

@@ -20,7 +20,7 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.cli.output import put, put_file, say
+from trainworks.cli.output import put, put_result, say, write_file
 from trainworks.errors import (
     EngineUnavailableError,
     FactsError,
@@ -114,12 +114,13 @@ def run(options: Namespace, root: Path) -> int:
         text = as_text(report)
     else:
         text = json.dumps(as_vex(report) if options.format == "cyclonedx" else as_values(report), indent=2) + "\n"
-    if options.output:
-        put_file(options.output, text)
-    else:
-        put(text)
     if options.attach:
         say(f"attached to {options.attach} as {attach_report(report, options.attach, os.environ)}")
+    if options.output is None:
+        put(text)
+    else:
+        write_file(options.output, text)
+        put_result(options, {"file": str(options.output)}, f"{options.output}\n")
     error = as_error(report, options.fail_on) if options.fail_on else None
     if error is not None:
         raise error
