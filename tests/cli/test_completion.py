@@ -98,7 +98,7 @@ def test_the_names_are_those_of_the_facts(root: Path, facts: Facts) -> None:
     seen = skim(root)
     assert list(map(seen.name_of, seen.targets)) == list(map(facts.name_of, facts.targets))
     for row, same in zip(facts.targets, seen.targets, strict=True):
-        assert facts.components_of(row).keys() == seen.components_of(same).keys()
+        assert facts.fitting_components(row).keys() == seen.fitting_components(same).keys()
 
 
 def test_spoiled_facts_are_left_out(checkout: Path) -> None:

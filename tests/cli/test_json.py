@@ -17,7 +17,7 @@ import pytest
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks.cli.difference import Difference
-from trainworks.cli.grammar import CPU_TARGET
+from trainworks.cli.grammar import CPU_TARGET, TARGET
 from trainworks.cli.push import Pushed
 from trainworks.cli.size_report import SizeReport
 from trainworks.proof.verify import Verified
@@ -34,6 +34,7 @@ RESULTS = {
     "catalogue --output": ("catalogue", "--output", "catalogue.json"),
     "check": ("check", "--only", CPU_TARGET),
     "completion": ("completion", "bash"),
+    "diff --planned": ("diff", "--planned", CPU_TARGET, TARGET),
     "help": ("help", "push"),
     "lint": ("lint", "Dockerfile"),
     "lock --check": ("lock", "--check", "--only", CPU_TARGET),

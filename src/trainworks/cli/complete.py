@@ -223,7 +223,7 @@ class Line:
         """Yield the optional components of the targets that are meant: what they lack, or what they have."""
         found: dict[str, Component] = {}
         for row in self._rows():
-            found |= self.facts.components_of(row)
+            found |= self.facts.fitting_components(row)
         for name, component in found.items():
             if not component.required and component.default == without:
                 yield Candidate(name, component.summary)
