@@ -151,7 +151,9 @@ def test_the_published_one_is_kept_for_a_day(row: Database, client: Client, serv
     ("answer", "words"),
     [
         (failing(404), "HTTP 404"),
-        (whole(b"<html>Sign in first</html>"), "gives something that is no zip"),
+        (whole(b"<html>Sign in first</html>"), "gives no advisories: PyPI: no JSON"),
+        (whole(ZIP[:-30]), "gives no advisories: pypi-"),
+        (whole(zipped([])), "gives a zip without an advisory"),
         (dropping(ZIP, 100), "cannot be had, 2 attempts"),
     ],
 )

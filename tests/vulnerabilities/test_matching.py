@@ -125,11 +125,21 @@ def test_aliases_by_way_of_others_are_one(matching: Any) -> None:
         assert second.identifier == "GHSA-2"
 
 
-@pytest.mark.parametrize("key", ["upstream", "aliases"])
-def test_an_advisory_about_several_vulnerabilities_is_counted_as_those(key: str, matching: Any) -> None:
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"upstream": ["CVE-2000-1", "CVE-2000-2"]},
+        {"aliases": ["CVE-2000-1", "CVE-2000-2"]},
+        {"upstream": ["CVE-2000-1", "OURS-CVE-2000-1", "CVE-2000-2", "OURS-CVE-2000-2"]},
+    ],
+    ids=["upstream", "aliases", "each twice"],
+)
+def test_an_advisory_about_several_vulnerabilities_is_counted_as_those(
+    named: dict[str, list[str]], matching: Any
+) -> None:
     package = affected("Debian:12", "a", "introduced=0", "fixed=1.0-2")
     written = (
-        advisory("DSA-1-1", package, **{key: ["CVE-2000-1", "CVE-2000-2"]}),
+        advisory("DSA-1-1", package, **named),
         advisory("DEBIAN-CVE-2000-1", package, upstream=["CVE-2000-1"]),
     )
     found = matching(("pkg:deb/debian/a@1.0-1?distro=debian-12",), *written).findings

@@ -108,7 +108,7 @@ def published(
     if not copy.is_file() or now - copy.stat().st_mtime > FRESH_SECONDS:
         report(f"  downloading the advisories of {row.name}")
         try:
-            _download(row, copy, client)
+            return _download(row, copy, wanted, client), "downloaded just now"
         except LockError as error:
             if not copy.is_file():
                 raise
@@ -117,18 +117,24 @@ def published(
     return read_database(copy, row.name, wanted), f"downloaded {_ago(age)}{problem}"
 
 
-def _download(row: Database, copy: Path, client: Client) -> None:
-    """Replace a copy, but only by a whole zip: a server's page of excuses is none."""
+def _download(row: Database, copy: Path, wanted: Collection[tuple[str, str]], client: Client) -> Read:
+    """Replace a copy, but only by what can be read: a server's page of excuses cannot."""
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         new = copy.with_suffix(".new")
         client.download(row.url, new)
-        if not zipfile.is_zipfile(new):
+        try:
+            read = read_database(new, row.name, wanted)
+        except OutputError as error:
             new.unlink()
-            raise LockError(f"{without_credentials(row.url)} gives something that is no zip")
+            raise LockError(f"{without_credentials(row.url)} gives no advisories: {error.message}") from error
+        if not read.counts:
+            new.unlink()
+            raise LockError(f"{without_credentials(row.url)} gives a zip without an advisory")
         new.replace(copy)
     except OSError as error:
         raise OutputError(f"{error.filename or copy}: {error.strerror}") from error
+    return read
 
 
 def read_database(path: Path, name: str, wanted: Collection[tuple[str, str]]) -> Read:
@@ -185,10 +191,12 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
                 if not member.filename.endswith(".json"):
                     continue
                 if member.file_size > LARGEST:
-                    raise OutputError(f"{path}: {member.filename} has {member.file_size} bytes: that is no advisory")
+                    raise OutputError(
+                        f"{path.name}: {member.filename} has {member.file_size} bytes: that is no advisory"
+                    )
                 yield member.filename, archive.read(member)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise OutputError(f"{path} is no whole zip: {error}", hint="download it again") from error
+        raise OutputError(f"{path.name} is no whole zip: {error}", hint="download it again") from error
 
 
 def _ago(seconds: float) -> str:

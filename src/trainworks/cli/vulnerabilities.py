@@ -62,7 +62,7 @@ from trainworks.vulnerabilities.vex import Subject, recommendation, vex
 TITLE = "org.opencontainers.image.title"
 """The label in which our images have their target's name."""
 
-LIMITS = Limits(attempts=2, pause=1.0)
+LIMITS = Limits(attempts=2, pause=0.5)
 """A report without a database is of use too: nobody is to wait long for one that cannot be had."""
 
 KINDS = {"generic": "downloads", "oci": "the base image as such", "rpm": "packages of rpm"}
@@ -156,25 +156,22 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
     missing: dict[str, list[str]] = {each: [] for each in ecosystems}
     advisories: list[Advisory] = []
     with Client(settings, limits=LIMITS) as client, private_folder() as folder:
-        if options.database:
-            for value in options.database:
-                read = read_given(value, wanted, client, folder)
-                advisories += read.advisories
-                _note(read, "", sources)
-        else:
-            cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "advisories"
-            for row in facts.databases:
-                own = [each for each in ecosystems if each.partition(":")[0] == row.name]
-                if not own:
-                    continue
-                try:
-                    read, age = published(row, wanted, client, cache, time.time(), say)
-                except (LockError, OutputError) as error:
-                    for each in own:
-                        missing[each].append(error.message)
-                    continue
-                advisories += read.advisories
-                _note(read, age, sources)
+        for value in options.database:
+            read = read_given(value, wanted, client, folder)
+            advisories += read.advisories
+            _note(read, "", sources)
+        for row in () if options.database else facts.databases:
+            own = [each for each in ecosystems if each.partition(":")[0] == row.name]
+            if not own:
+                continue
+            try:
+                read, age = published(row, wanted, client, _cache(environment), time.time(), say)
+            except (LockError, OutputError) as error:
+                for each in own:
+                    missing[each].append(error.message)
+                continue
+            advisories += read.advisories
+            _note(read, age, sources)
     if options.archive:
         for ecosystem in ecosystems:
             suite = _suite(ecosystem, facts)
@@ -202,6 +199,11 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
         pages={each: _page(each, facts) for each in ecosystems},
         time=now,
     )
+
+
+def _cache(environment: Mapping[str, str]) -> Path:
+    """Return the folder of downloaded databases."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "advisories"
 
 
 def _note(read: Read, age: str, sources: Mapping[str, list[str]]) -> None:
@@ -310,7 +312,7 @@ def read_bill(path: Path, facts: Facts) -> Looked:
             purls=purls,
         ),
         image=None,
-        identity=serial or str(path),
+        identity=serial or path.name,
         packages=packages,
         plan=_plan(target, facts),
     )
@@ -449,9 +451,8 @@ def as_text(report: Report) -> str:
     component_of = components_of(report)
     by_component: dict[str, list[Finding]] = {}
     for finding in found.open:
-        by_component.setdefault(", ".join(sorted({component_of(each) for each in finding.packages})), []).append(
-            finding
-        )
+        names = {component_of(each) for each in finding.packages}
+        by_component.setdefault(", ".join(sorted(names)), []).append(finding)
     for component, findings in by_component.items():
         lines += ["", component]
         width = max(len(each.identifier) for each in findings)
@@ -510,7 +511,7 @@ def what_to_do(report: Report) -> list[str]:
             newer = "a newer base image, then build again"
         elif plan.image == base_reference(plan.base):
             newer = (
-                f"take the base image away (`docker image rm {plan.image}`), and build again with --no-cache: "
+                f"remove the base image {plan.image} from the engine, and build again with --no-cache: "
                 "both then have what the archive has now"
             )
         else:
@@ -541,6 +542,8 @@ def _compared_lines(report: Report) -> list[str]:
         )
         lines += [f"    with {source}" for source in each.sources]
         lines += [f"    not with {reason}" for reason in each.missing]
+        if not (each.sources or each.missing):
+            lines.append("    no database that was read has an advisory about them")
     if any(each.missing for each in report.compared):
         lines.append("    a database from elsewhere: --database FILE (images/databases.toml says where they are)")
     lines.append("not compared")

@@ -136,14 +136,17 @@ def security_pocket(
         for name in ("lists/partial", "cache/archives/partial"):
             (folder / name).mkdir(parents=True)
         (folder / "status").touch()
-        (folder / "sources.list").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        sources = folder / "sources.list"
+        # An address may have a password in it.
+        sources.touch(mode=0o600)
+        sources.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         certificate = folder / "ca.pem"
         certificate.write_bytes(settings.ca)
         configuration = folder / "apt.conf"
         configuration.write_text(
             apt_configuration(
                 settings.apt,
-                sources_path=str(folder / "sources.list"),
+                sources_path=str(sources),
                 ca_path=str(certificate) if settings.ca else "",
             )
             + f'Dir::State "{folder}";\nDir::State::status "{folder}/status";\nDir::Cache "{folder}/cache";\n'
@@ -154,17 +157,17 @@ def security_pocket(
         )
         try:
             updated = _apt(("apt-get", "update", "--quiet=2"), configuration, UPDATE_SECONDS)
-            form = "$(FILENAME)\t$(SITE)\t$(REPO_URI)"
+            form = "$(FILENAME)\t$(REPO_URI)"
             listed = _apt(
                 ("apt-get", "indextargets", "--format", form, "Created-By: Packages"), configuration, UPDATE_SECONDS
             )
         except OSError as error:
             raise HostError(f"{error.filename} is not here to ask the archive with") from error
         targets = [line.split("\t") for line in listed.output.decode().splitlines()]
-        if updated.status != 0 or not targets or not all(Path(path).is_file() for path, *_ in targets):
+        if updated.status != 0 or not targets or not all(Path(path).is_file() for path, _ in targets):
             raise HostError(f"the archive of {suite}{POCKET} cannot be read: {_first_error(updated)}")
         candidates: list[Candidate] = []
-        for path, _, repository in targets:
+        for path, repository in targets:
             index = _apt((HELPER, "cat-file", path), configuration, UPDATE_SECONDS).output.decode(errors="replace")
             candidates += parse_index(index, repository, names)
         yield Pocket(

@@ -38,7 +38,7 @@ class Finding:
         summary: One line.
         links: Addresses of more about it.
         databases: Which say so.
-        published, modified: Of its newest advisory; ``""`` where they do not say it.
+        published, modified: When it was first written about, and last; ``""`` where nobody says it.
     """
 
     identifier: str
@@ -143,15 +143,16 @@ def _same(version: str, named: str, compare: Compare) -> bool:
 def _names(advisory: Advisory, fixed: str, rating: Rating) -> Iterator[_Hit]:
     """Yield what an advisory says: of one vulnerability under all its names, or of several that it is about.
 
-    A distribution's advisory names what it fixes in ``upstream``, older ones among their aliases: with one name there,
-    it is another name of the same.
+    A distribution's advisory names what it fixes in ``upstream``, older ones among their aliases: each CVE there is a
+    vulnerability. One alone is another name of the same.
     """
-    several = advisory.upstream or tuple(name for name in advisory.aliases if name.startswith(CVE))
-    if len(several) > 1:
+    names = dict.fromkeys((advisory.identifier, *advisory.upstream, *advisory.aliases))
+    several = [name for name in names if name.startswith(CVE)] or list(advisory.upstream)
+    if len(several) > 1 and not advisory.identifier.startswith(CVE):
         for name in several:
             yield _Hit({name}, advisory, fixed, rating, also={advisory.identifier})
     else:
-        yield _Hit({advisory.identifier, *advisory.aliases, *advisory.upstream}, advisory, fixed, rating)
+        yield _Hit(set(names), advisory, fixed, rating)
 
 
 def _findings(hits: Sequence[_Hit], packages: Sequence[Installed]) -> Iterator[Finding]:
@@ -161,7 +162,6 @@ def _findings(hits: Sequence[_Hit], packages: Sequence[Installed]) -> Iterator[F
         also = set().union(*(hit.also for hit in group))
         advisories = [hit.advisory for hit in group]
         compare = SCHEMES[packages[0].kind]
-        newest_advisory = max(advisories, key=lambda each: each.modified)
         yield Finding(
             identifier=identifier,
             aliases=tuple(sorted((names | also) - {identifier}, key=_preference)),
@@ -174,7 +174,7 @@ def _findings(hits: Sequence[_Hit], packages: Sequence[Installed]) -> Iterator[F
             links=tuple(dict.fromkeys(link for each in advisories for link in each.links)),
             databases=tuple(sorted({each.database for each in advisories})),
             published=min((each.published for each in advisories if each.published), default=""),
-            modified=newest_advisory.modified,
+            modified=max(each.modified for each in advisories),
         )
 
 
@@ -186,7 +186,7 @@ def _joined(hits: Sequence[_Hit]) -> list[list[_Hit]]:
         group = [hit]
         for other in {id(owner[name]): owner[name] for name in hit.names if name in owner}.values():
             group += other
-            groups.remove(other)
+            groups = [each for each in groups if each is not other]
         groups.append(group)
         owner.update((name, group) for each in group for name in each.names)
     return groups
