@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_pa
     )
     assert "torch_distributed" in done.stdout
     assert "16 processes" in done.stdout
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    done = subprocess.run((sys.executable, TOOLS / "write-site", tmp_path), stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def rows(path: Path, heading: str) -> dict[str, str]:

@@ -63,7 +63,7 @@ def write_site(root: Path, folder: Path, scratch: Path) -> int:
 
     Args:
         root: The checkout.
-        folder: Where to; everything that is there already is removed.
+        folder: Where to; a site that is there already is removed.
         scratch: An empty folder for what is needed on the way.
 
     Returns:
@@ -78,14 +78,18 @@ def write_site(root: Path, folder: Path, scratch: Path) -> int:
     for file in linked_files(pages, root):
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / file, source / file)
-    shutil.rmtree(folder, ignore_errors=True)
     version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     settings = {**SETTINGS, "version": version, "release": version, "today": _date(root), "man_pages": manual_pages()}
-    status = run_sphinx("html", source, folder, scratch / "doctrees", settings)
-    status |= run_sphinx("man", source, folder / "man", scratch / "doctrees", settings)
+    site = scratch / "site"
+    status = run_sphinx("html", source, site, scratch / "doctrees", settings)
+    status |= run_sphinx("man", source, site / "man", scratch / "doctrees", settings)
     # What Sphinx keeps for its next run; it has paths of this machine.
-    (folder / ".buildinfo").unlink()
-    _put(folder / reference.CATALOGUE, render_catalogue(entries, facts.templates["catalogue.html.j2"]))
+    (site / ".buildinfo").unlink()
+    _put(site / reference.CATALOGUE, render_catalogue(entries, facts.templates["catalogue.html.j2"]))
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(site, folder)
     return status
 
 

@@ -66,7 +66,7 @@ def status_page() -> str:
         "# Exit statuses\n\nOf `build.py`: 0 where all that was asked for is done, otherwise one status for each "
         "kind of error. The error itself is on stderr, and says what is wrong, where, and what to do; with "
         "`--format json` it is on stdout, too.\n\n"
-        f"{table(('status', 'meaning', 'what happened', 'of'), rows)}\n"
+        f"{table(('status', 'meaning', 'what happened', 'commands'), rows)}\n"
         f"Those of a training job are {link('those of train', TRAIN, STATUSES, 'exit-status')}.\n"
     )
 

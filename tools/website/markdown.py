@@ -75,13 +75,3 @@ def directive(name: str, argument: str, content: str) -> str:
 def definitions(rows: Iterable[tuple[str, str]]) -> str:
     """Return terms with what they mean, both Markdown."""
     return "".join(f"{term}\n: {meaning}\n\n" for term, meaning in rows)
-
-
-def bullets(lines: Iterable[str]) -> str:
-    """Return a list."""
-    return "".join(f"- {line}\n" for line in lines)
-
-
-def counted(number: int, thing: str) -> str:
-    """Return ``1 target`` or ``2 targets``."""
-    return f"{number} {thing}{'' if number == 1 else 's'}"

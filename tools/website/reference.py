@@ -18,7 +18,7 @@ from trainworks.lint.findings import SEVERITIES
 from trainworks.lint.rules import RULES
 from trainworks.plan.select import version_key
 from trainworks.plan.versions import versions_of
-from website.markdown import code, counted, facts_list, link, prose, table
+from website.markdown import code, facts_list, link, prose, table
 
 HERE = Path(__file__).resolve().parent
 
@@ -41,7 +41,7 @@ def target_pages(facts: Facts, entries: tuple[Entry, ...]) -> dict[str, str]:
     index = f"{TARGETS}/index.md"
     pages[index] = (
         "# Every target\n\n"
-        f'{counted(len(entries), "target")}; <a href="../../{CATALOGUE}">the catalogue</a> has them with filters.\n\n'
+        f'{len(entries)} targets; <a href="../../{CATALOGUE}">the catalogue</a> has them with filters.\n\n'
         f"{target_table(entries, index)}"
     )
     return pages
