@@ -44,7 +44,17 @@ from trainworks.engine.protocol import (
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
-from trainworks.imagetest import CheckResult, component_width, inventory, line, probe, questions, run_checks, secrets
+from trainworks.imagetest import (
+    CheckResult,
+    component_width,
+    inventory,
+    line,
+    packages,
+    probe,
+    questions,
+    run_checks,
+    secrets,
+)
 from trainworks.imagetest import test_promises as promises
 from trainworks.plan.checks import (
     Check,
@@ -104,7 +114,7 @@ def missing(
     return {(one["file"], one["soname"]) for one in answer["missing"]}
 
 
-@pytest.mark.parametrize("script", [probe, inventory])
+@pytest.mark.parametrize("script", [probe, inventory, packages])
 def test_scripts_run_on_an_old_python_with_nothing_installed(script: ModuleType) -> None:
     path = Path(str(script.__file__))
     module = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))

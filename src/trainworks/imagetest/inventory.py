@@ -10,7 +10,6 @@ line, ``MARKER`` followed by an ``Answer`` as JSON.
 
 from __future__ import annotations
 
-import base64
 import csv
 import glob
 import hashlib
@@ -20,7 +19,6 @@ import re
 import stat
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Optional, TypedDict
 
@@ -358,17 +356,5 @@ def answer_request(request: Request) -> Answer:
     return answer
 
 
-def decode(text: str) -> bytes:
-    """Unpack one argument of the command line."""
-    return zlib.decompress(base64.b64decode(text))
-
-
-def main(arguments: list[str]) -> int:
-    """Read the packed request from the first argument and print the answer."""
-    request: Request = json.loads(decode(arguments[0]))
-    print(MARKER + json.dumps(answer_request(request)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(MARKER + json.dumps(answer_request(json.loads(sys.argv[1]))))

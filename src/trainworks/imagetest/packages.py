@@ -9,7 +9,6 @@ line, ``MARKER`` followed by an ``Answer`` as JSON.
 
 from __future__ import annotations
 
-import base64
 import email.parser
 import glob
 import json
@@ -17,7 +16,6 @@ import os
 import re
 import subprocess
 import sys
-import zlib
 from typing import TypedDict
 
 MARKER = "trainworks-packages: "
@@ -203,12 +201,5 @@ def answer_request(request: Request) -> Answer:
     }
 
 
-def main(arguments: list[str]) -> int:
-    """Read the packed request from the first argument and print the answer."""
-    request: Request = json.loads(zlib.decompress(base64.b64decode(arguments[0])))
-    print(MARKER + json.dumps(answer_request(request)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(MARKER + json.dumps(answer_request(json.loads(sys.argv[1]))))

@@ -10,7 +10,6 @@ prints one line, ``MARKER`` followed by an ``Answer`` as JSON.
 
 from __future__ import annotations
 
-import base64
 import glob
 import json
 import os
@@ -18,7 +17,6 @@ import re
 import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from typing import TypedDict
 
@@ -887,22 +885,5 @@ def answer_request(request: Request) -> Answer:
     }
 
 
-def encode(value: bytes) -> str:
-    """Pack bytes into one argument of a command line."""
-    return base64.b64encode(zlib.compress(value, 9)).decode("ascii")
-
-
-def decode(text: str) -> bytes:
-    """Undo ``encode``."""
-    return zlib.decompress(base64.b64decode(text))
-
-
-def main(arguments: list[str]) -> int:
-    """Read the packed request from the first argument and print the answer."""
-    request: Request = json.loads(decode(arguments[0]))
-    print(MARKER + json.dumps(answer_request(request)))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    print(MARKER + json.dumps(answer_request(json.loads(sys.argv[1]))))

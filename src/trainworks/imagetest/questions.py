@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable
 from importlib import resources
 
@@ -30,7 +32,14 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
 
-_START = "import base64,sys,zlib;exec(compile(zlib.decompress(base64.b64decode(sys.argv.pop(1))),'{script}','exec'))"
+_START = (
+    "import base64,sys,zlib;"
+    "source,request=(zlib.decompress(base64.b64decode(word)) for word in sys.argv[1:]);"
+    "sys.argv[1:]=[request.decode()];"
+    "exec(compile(source,'{script}','exec'))"
+)
+"""Unpacks a script and its request, and runs the script with the request as its one argument."""
+
 _BASE_TIMEOUT = 300.0
 
 
@@ -123,7 +132,12 @@ def command_of(
     """
     source = resources.files("trainworks.imagetest").joinpath(script).read_bytes()
     start = _START.format(script=script)
-    return (interpreter, "-I", "-c", start, probe.encode(source), probe.encode(json.dumps(request).encode()))
+    return (interpreter, "-I", "-c", start, _packed(source), _packed(json.dumps(request).encode()))
+
+
+def _packed(value: bytes) -> str:
+    """Pack bytes into one argument of a command line."""
+    return base64.b64encode(zlib.compress(value, 9)).decode("ascii")
 
 
 def answer_of(completed: Completed) -> probe.Answer:
