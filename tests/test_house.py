@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -115,6 +116,17 @@ def test_one_recipe_for_each_component_and_files_only_for_components(facts: Fact
         *components,
         *(row.name for row in facts.components),
     }
+
+
+def test_what_is_proved_names_tests_that_exist(facts: Facts, root: Path) -> None:
+    for row in facts.components:
+        assert not row.proved_by or row.proved, f"{row.name}: what did the tests prove?"
+        assert not row.proved or row.proved_by or "by hand" in row.proved, f"{row.name}: which tests proved it?"
+        for test in row.proved_by:
+            file, _, function = test.partition("::")
+            assert (root / file).is_file(), test
+            tree = ast.parse((root / file).read_text(encoding="utf-8"))
+            assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, test
 
 
 def test_one_lock_for_each_target(facts: Facts, root: Path) -> None:

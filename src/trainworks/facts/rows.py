@@ -210,6 +210,7 @@ class Component:
     default: bool = False
     without: str = ""
     proved: str = ""
+    proved_by: tuple[str, ...] = ()
 
     @property
     def recipe_name(self) -> str:
