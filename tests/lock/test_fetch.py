@@ -152,6 +152,7 @@ def test_an_archive_is_unpacked_without_its_top_folder(stage: Stage, server: Ser
         ("a.tar.bz2", archive(("top/in/file", b"1"), mode="bz2")),
         ("a.zip", zipped(("top/in/file", b"1"))),
     ],
+    ids=["tar.gz", "tgz", "tar.xz", "tar.bz2", "zip"],
 )
 def test_kinds_of_archives(stage: Stage, server: Server, file: str, content: bytes) -> None:
     done = stage.fetch(metis(server.serve(f"/{file}", content), content))
@@ -416,6 +417,7 @@ def test_all_that_cannot_be_had_is_said_at_once(stage: Stage, server: Server) ->
         ("a.tar.gz", archive(("/outside", b"1"))),
         ("a.zip", zipped(("top/file", b"1"), ("../outside", b"1"))),
     ],
+    ids=["above", "absolute", "above, zip"],
 )
 def test_an_archive_that_would_write_elsewhere(stage: Stage, server: Server, file: str, content: bytes) -> None:
     error = stage.fetch(metis(server.serve(f"/{file}", content), content)).one_error()
