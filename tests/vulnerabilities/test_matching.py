@@ -80,6 +80,18 @@ def test_ubuntu_is_known_by_its_long_name(matching: Any) -> None:
     assert [each.identifier for each in matching((purl,), plain, paid).findings] == ["CVE-2000-1"]
 
 
+def test_ubuntus_notices_say_which_release_has_which_vulnerability(matching: Any) -> None:
+    row = {
+        "id": "CVE-2000-2",
+        "severity": [{"type": "CVSS_V3", "score": CVSS3_MEDIUM}, {"type": "Ubuntu", "score": "low"}],
+    }
+    cves = {"cves_map": {"cves": [row]}}
+    here = affected("Ubuntu:22.04:LTS", "glibc", "introduced=0", "fixed=2.36", database_specific=cves)
+    notice = advisory("USN-1-1", here, upstream=["CVE-2000-1", "CVE-2000-2", "UBUNTU-CVE-2000-1"])
+    (found,) = matching(("pkg:deb/ubuntu/libc6@2.35?distro=ubuntu-22.04&upstream=glibc",), notice).findings
+    assert (found.identifier, found.aliases, found.rating.score) == ("CVE-2000-2", ("USN-1-1",), 6.1)
+
+
 @pytest.mark.parametrize("purl", ["pkg:rpm/amzn/glibc@2.34-52?distro=amzn-2023", "pkg:generic/open-mpi@4.1.7"])
 def test_what_no_database_is_about_has_no_ecosystem(facts: Facts, purl: str) -> None:
     assert read_purl(purl, purl, facts.databases).ecosystem == ""

@@ -34,6 +34,7 @@ class Affected:
         versions: Versions that are affected whatever the ranges say.
         scores: Kind and score of each severity that is this package's own.
         words: Words for its severity.
+        named: Which of the advisory's vulnerabilities it has, with the scores of each; none where that is not said.
     """
 
     ecosystem: str
@@ -42,6 +43,7 @@ class Affected:
     versions: frozenset[str] = frozenset()
     scores: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()
+    named: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,14 @@ def _affected(row: Mapping[str, Any], key: tuple[str, str]) -> Affected:
         versions=frozenset(_text(each) for each in row.get("versions") or ()),
         scores=_scores(row),
         words=(*_words(row.get("ecosystem_specific")), *_words(row.get("database_specific"))),
+        named=_named(row.get("database_specific")),
     )
+
+
+def _named(specific: Any) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """Return what Ubuntu says of a package: its notices are about several releases, and not all have everything."""
+    rows = ((specific or {}).get("cves_map") or {}).get("cves") or ()
+    return tuple((_identifier(each["id"]), _scores(each)) for each in rows)
 
 
 def _summary(value: Mapping[str, Any]) -> str:

@@ -99,12 +99,13 @@ def match(installed: Iterable[Installed], advisories: Iterable[Advisory]) -> Mat
         for affected in advisory.affected:
             for version, packages in groups.get((affected.ecosystem, affected.name), {}).items():
                 try:
-                    hit = _affects(advisory, affected, version, SCHEMES[packages[0].kind])
+                    fixed = _fix_of(affected, version, SCHEMES[packages[0].kind])
                 except UnreadableVersionError as error:
                     unreadable[f"{advisory.identifier}: {affected.name} {version}: {error}"] = None
                     continue
-                if hit is not None:
-                    hits.setdefault((affected.ecosystem, affected.name, version), []).extend(_names(advisory, *hit))
+                if fixed is not None:
+                    key = affected.ecosystem, affected.name, version
+                    hits.setdefault(key, []).extend(_hits(advisory, affected, fixed))
     found = [
         finding
         for (ecosystem, name, version), of_package in hits.items()
@@ -114,8 +115,8 @@ def match(installed: Iterable[Installed], advisories: Iterable[Advisory]) -> Mat
     return Matches(findings=tuple(found), unreadable=tuple(unreadable))
 
 
-def _affects(advisory: Advisory, affected: Affected, version: str, compare: Compare) -> tuple[str, Rating] | None:
-    """Return the version with the fix and the rating, where a version is affected."""
+def _fix_of(affected: Affected, version: str, compare: Compare) -> str | None:
+    """Return the version with the fix, ``""`` where there is none; nothing where a version is not affected."""
     listed = any(_same(version, named, compare) for named in affected.versions)
     try:
         inside = [events for events in affected.ranges if in_range(version, events, compare)]
@@ -126,10 +127,7 @@ def _affects(advisory: Advisory, affected: Affected, version: str, compare: Comp
         inside, fixes = [], []
     if not inside and not listed:
         return None
-    scores = affected.scores or advisory.scores
-    return newest([fix for fix in fixes if fix], compare), rate(
-        advisory.identifier, scores, (*affected.words, *advisory.words)
-    )
+    return newest([fix for fix in fixes if fix], compare)
 
 
 def _same(version: str, named: str, compare: Compare) -> bool:
@@ -140,17 +138,24 @@ def _same(version: str, named: str, compare: Compare) -> bool:
         return version == named
 
 
-def _names(advisory: Advisory, fixed: str, rating: Rating) -> Iterator[_Hit]:
+def _hits(advisory: Advisory, affected: Affected, fixed: str) -> Iterator[_Hit]:
     """Yield what an advisory says: of one vulnerability under all its names, or of several that it is about.
 
     A distribution's advisory names what it fixes in ``upstream``, older ones among their aliases: each CVE there is a
     vulnerability. One alone is another name of the same.
     """
+    also = {advisory.identifier}
+    for name, scores in affected.named:
+        yield _Hit({name}, advisory, fixed, rate(name, scores, ()), also)
+    if affected.named:
+        return
+    scores = affected.scores or advisory.scores
+    rating = rate(advisory.identifier, scores, (*affected.words, *advisory.words))
     names = dict.fromkeys((advisory.identifier, *advisory.upstream, *advisory.aliases))
     several = [name for name in names if name.startswith(CVE)] or list(advisory.upstream)
     if len(several) > 1 and not advisory.identifier.startswith(CVE):
         for name in several:
-            yield _Hit({name}, advisory, fixed, rating, also={advisory.identifier})
+            yield _Hit({name}, advisory, fixed, rating, also)
     else:
         yield _Hit(set(names), advisory, fixed, rating)
 
