@@ -169,13 +169,17 @@ class Shell:
 
 PROGRAM = '#!/bin/sh\nprintf "<%s>" started "$@"\nprintf "<ended>\\n"\n'
 
+BASH_COMPLETION = Path("/usr/share/bash-completion/bash_completion")
+
 STARTS = {
     "bash": ("bash", "--norc", "--noprofile", "-i"),
+    "bash-completion": ("bash", "--norc", "--noprofile", "-i"),
     "zsh": ("zsh", "-f", "-i"),
     "fish": ("fish", "--no-config", "--interactive"),
 }
 SET_UP = {
     "bash": "PS1='rea''dy> '; bind 'set enable-bracketed-paste off'; source script\n",
+    "bash-completion": f"PS1='rea''dy> '; source {BASH_COMPLETION}; source script; source script\n",
     "zsh": "PROMPT='rea''dy> '; unset zle_bracketed_paste; source ./script\n",
     "fish": "function fish_prompt; echo -n rea'dy> '; end; source script\n",
 }
@@ -185,7 +189,8 @@ SET_UP = {
 def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Shell]:
     """Give a shell that has our script, in a folder that looks like a checkout and has other programs of our names."""
     name: str = request.param
-    if shutil.which(name) is None:
+    started = STARTS[name][0]
+    if shutil.which(started) is None or (name == "bash-completion" and not BASH_COMPLETION.exists()):
         pytest.skip(f"no {name} here; `make peers` installs it")
     folder = tmp_path_factory.mktemp(name)
     for part in ("images", "templates"):
@@ -193,8 +198,9 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for program in ("python", "trainworks", "build.py"):
         (folder / program).write_text(PROGRAM, encoding="utf-8")
         (folder / program).chmod(0o755)
-    (folder / "Dockerfile").write_text("FROM scratch\n", encoding="utf-8")
-    argv = [sys.executable, str(root / "build.py"), "completion", name]
+    for file in ("Dockerfile", "other.py"):
+        (folder / file).touch()
+    argv = [sys.executable, str(root / "build.py"), "completion", started]
     script = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout
     (folder / "script").write_text(script, encoding="utf-8")
     shell = Shell(STARTS[name], folder)
@@ -217,7 +223,8 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.param("trainworks --until pl\t", "--until plan", id="choice"),
         pytest.param("python -m trainworks --engine=d\t", "-m trainworks --engine=docker", id="value behind ="),
         pytest.param("trainworks lint Docke\t", "lint Dockerfile", id="file"),
-        pytest.param("python Docke\t", "Dockerfile", id="no command line of ours"),
+        pytest.param("python oth\t", "other.py", id="no command line of ours"),
+        pytest.param("python build.py help prov\t", "build.py help prove", id="ours after one that is not"),
     ],
 )
 def test_tab(shell: Shell, typed: str, words: str) -> None:

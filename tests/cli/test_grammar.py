@@ -134,6 +134,7 @@ def test_help_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> No
             id="with its value",
         ),
         pytest.param(["help", "extand"], ["invalid choice: 'extand'; did you mean extend?"], id="help of nothing"),
+        pytest.param(["--list", "-r"], ["error: unknown option -r\n"], id="a letter is like nothing"),
         pytest.param(["report", "a", "b"], ["unrecognized arguments: b"], id="too many"),
     ],
 )

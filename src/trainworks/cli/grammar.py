@@ -264,7 +264,8 @@ class Grammar(argparse.ArgumentParser):
             if not word.startswith("-") or word == "-" or " " in name or {name, name[:2]} & known.keys():
                 result.append(word)
                 continue
-            near = nearest(name, (option for option in known if option.startswith("--")))
+            # One letter is like nothing: only words are held against words.
+            near = nearest(name, (option for option in known if option.startswith("--"))) if len(name) > 2 else ""
             self._problems.append(f"unknown option {name}" + (f"; did you mean {near}?" if near else ""))
             if near and near != "--help" and bool(equals) <= (known[near].nargs != 0):
                 result.append(f"{near}{equals}{value}")

@@ -50,14 +50,12 @@ _trainworks_python() {
 
 declare -gA _trainworks_before
 _trainworks_set_up() {
-    local name before
-    for name in python python3 python3.{11..14}; do
-        # What bash-completion loads when it is needed is loaded now, because ours comes before it.
-        if declare -F _comp_load >/dev/null; then
-            _comp_load "$name"
-        elif declare -F _completion_loader >/dev/null; then
-            _completion_loader "$name"
-        fi
+    local name before load names=(python python3 python3.{11..14})
+    # What bash-completion loads when it is needed is loaded now, because ours comes before it. It is one file for all.
+    for load in _comp_load _completion_loader; do
+        declare -F "$load" && for name in "${names[@]}"; do "$load" "$name"; done
+    done
+    for name in "${names[@]}"; do
         before=$(complete -p "$name" 2>/dev/null)
         if [[ $before == *" -F "* ]]; then
             before=${before##* -F }
