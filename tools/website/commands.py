@@ -15,6 +15,9 @@ INDEX = f"{FOLDER}/index.md"
 STATUSES = "reference/exit-statuses.md"
 TRAIN = f"{FOLDER}/train.md"
 
+GENERAL = "general"
+"""The group of the options that every command has."""
+
 
 def grammars() -> tuple[Grammar, ...]:
     """Return the grammar of every command."""
@@ -65,7 +68,7 @@ def status_page() -> str:
     return (
         "# Exit statuses\n\nOf `build.py`: 0 where all that was asked for is done, otherwise one status for each "
         "kind of error. The error itself is on stderr, and says what is wrong, where, and what to do; with "
-        "`--format json` it is on stdout, too.\n\n"
+        f"`--format json` it is on stdout, too ({link('results for programs', 'docs/json.md', STATUSES)}).\n\n"
         f"{table(('status', 'meaning', 'what happened', 'commands'), rows)}\n"
         f"Those of a training job are {link('those of train', TRAIN, STATUSES, 'exit-status')}.\n"
     )
@@ -100,8 +103,9 @@ def _page(grammar: Grammar) -> str:
 
 
 def options(arguments: tuple[Argument, ...], page: str) -> str:
-    """Return options and other arguments, below the titles of their groups."""
-    groups = [(title, list(found)) for title, found in groupby(arguments, key=lambda argument: argument.group)]
+    """Return options and other arguments, below the titles of their groups; what every command has comes last."""
+    ordered = sorted(arguments, key=lambda argument: argument.group == GENERAL)
+    groups = [(title, list(found)) for title, found in groupby(ordered, key=lambda argument: argument.group)]
     return "\n".join(
         f"### {title}\n\n" + "\n".join(option(argument, page) for argument in found) for title, found in groups
     )

@@ -137,7 +137,7 @@ def instance_page(facts: Facts) -> str:
         return "yes" if value else "-"
 
     types = table(
-        ("instance type", "GPUs", "Neuron cores", "memory", "EFA", "RDMA", "smddp", "source"),
+        ("instance type", "GPUs", "Neuron cores", "memory", "EFA", "RDMA", "smddp"),
         (
             (
                 code(row.name),
@@ -147,7 +147,6 @@ def instance_page(facts: Facts) -> str:
                 yes(row.efa),
                 yes(row.efa_rdma),
                 yes(row.smddp),
-                prose(row.source),
             )
             for row in facts.instances
         ),
@@ -172,10 +171,12 @@ def instance_page(facts: Facts) -> str:
             for row in facts.fabric
         ),
     )
+    sources = {row.source: None for row in facts.instances} | {row.source: None for row in facts.families}
     return (
         "# Instance types\n\nWhat the launcher and its preflight know of a host where they cannot look at it. "
         f"A type is a row of {link('images/instances.toml', 'images/instances.toml', INSTANCES)}.\n\n{types}\n"
         f"Without accelerators, whatever their size: {', '.join(code(row.name) for row in facts.families)}.\n\n"
+        f"Sources: {'; '.join(map(prose, sources))}.\n\n"
         f"## File systems\n\n{storages}\n## What hosts with EFA need\n\n{variables}"
     )
 
