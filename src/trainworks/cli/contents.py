@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainworks.cli.listing import sorted_rows
+from trainworks.cli.progress import DISPLAY
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
@@ -83,7 +84,8 @@ def read_contents(engine: Engine, reference: str, facts: Facts, *, digests: bool
             f"{engine.name} has no image {reference}",
             hint=f"`{engine.name} images` lists what there is; one of a registry has to be pulled first",
         )
-    with engine.container(image.reference) as container:
+    with DISPLAY.task("reading", log=False) as task, engine.container(image.reference) as container:
+        task.note = reference
         found = take_contents(container, digests=digests)
     manifest = json.loads(found["manifest"] or "{}")
     python: dict[str, str] = {}

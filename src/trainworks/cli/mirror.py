@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from trainworks.cli.fetching import Fetching
 from trainworks.cli.lock_inputs import Report
+from trainworks.cli.progress import BYTES, DISPLAY
 from trainworks.cli.report import megabytes
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
@@ -77,13 +79,15 @@ def check_mirror(plan: ImagePlan, folder: Path) -> None:
         LockError: With every file that is missing, or is a Python file with another hash.
     """
     problems: list[str] = []
+    packages = [package for step in plan.steps for package in step.python]
     for step in plan.steps:
         problems += [
             f"{artifact.name} {artifact.version}: {artifact.file} is missing"
             for artifact in step.artifacts
             if not (folder / artifact.file).is_file()
         ]
-        for package in step.python:
+    with DISPLAY.task("hashing", sum(package.size for package in packages), BYTES) as task:
+        for package in packages:
             path = folder / package.file
             if not path.is_file():
                 problems.append(f"{package.name} {package.version}: {package.file} is missing")
@@ -92,6 +96,7 @@ def check_mirror(plan: ImagePlan, folder: Path) -> None:
                     f"{package.name} {package.version}: {package.file} is not what was pinned: "
                     f"expected sha256 {package.sha256}, found {content}"
                 )
+            task.advance(package.size)
     if problems:
         raise LockError(
             f"{folder} does not have all of {plan.target.name}:\n  " + "\n  ".join(problems),
@@ -114,17 +119,25 @@ def refuse_unlocked(plan: ImagePlan) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``get`` brings it."""
+    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 where nobody knows it, ``get`` brings it."""
 
     file: str
     what: str
     sha256: str
+    size: int
     get: Callable[[Path], None]
     fits: Callable[[Path], bool]
 
 
 def fill_mirror(
-    rows: Iterable[TargetRow], facts: Facts, folder: Path, client: Client, settings: HostSettings, *, report: Report
+    rows: Iterable[TargetRow],
+    facts: Facts,
+    folder: Path,
+    client: Client,
+    settings: HostSettings,
+    *,
+    report: Report,
+    fetching: Fetching,
 ) -> None:
     """Bring everything that targets download into a folder; what is there and fits stays, what was broken off goes on.
 
@@ -135,6 +148,7 @@ def fill_mirror(
         client: Downloads.
         settings: Where this machine's pip looks for Python files.
         report: Told what is being done.
+        fetching: Shows the downloads; what watches ``client``.
 
     Raises:
         LockError: With everything that could not be brought; the rest is there then.
@@ -143,14 +157,20 @@ def fill_mirror(
     problems: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for wanted in _all_wanted(rows, facts, client, settings, problems):
-            path = folder / wanted.file
-            try:
-                if not (path.exists() and wanted.fits(path)):
+        files = _all_wanted(rows, facts, client, settings, problems)
+        with fetching.shown("mirroring", sum(wanted.size for wanted in files)) as task:
+            task.about = not all(wanted.size for wanted in files)
+            for wanted in files:
+                path, before = folder / wanted.file, task.done
+                try:
+                    if path.exists() and wanted.fits(path):
+                        task.skip(wanted.size)
+                        continue
                     wanted.get(path)
                     report(f"  {wanted.file}  {megabytes(path.stat().st_size)}")
-            except LockError as error:
-                problems.append(f"{wanted.what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+                except LockError as error:
+                    problems.append(f"{wanted.what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+                task.reach(before + wanted.size)
         _write_listings(folder)
     except OSError as error:
         raise OutputError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
@@ -189,6 +209,7 @@ def _artifact(artifact: Artifact, client: Client, problems: list[str]) -> _Wante
             file=artifact.file,
             what=what,
             sha256="",
+            size=0,
             get=lambda path: make_bundle(artifact.git, artifact.tag, artifact.commit, path, ca_path=client.ca_path),
             fits=lambda path: bundle_holds(path, artifact.commit),
         )
@@ -201,6 +222,7 @@ def _artifact(artifact: Artifact, client: Client, problems: list[str]) -> _Wante
         file=artifact.file,
         what=what,
         sha256=artifact.sha256,
+        size=artifact.size,
         get=lambda path: _downloaded(client, artifact.url, path, artifact.sha256),
         fits=lambda path: content_of(path).sha256 == artifact.sha256,
     )
@@ -228,6 +250,7 @@ def _package(package: LockedPackage, row: TargetRow, client: Client, settings: P
         file=package.file,
         what=f"{package.name} {package.version}",
         sha256=package.sha256,
+        size=package.size,
         get=get,
         fits=lambda path: content_of(path).sha256 == package.sha256,
     )
@@ -235,7 +258,12 @@ def _package(package: LockedPackage, row: TargetRow, client: Client, settings: P
 
 def _write_listings(folder: Path) -> None:
     files = sorted(_files(folder))
-    sums = "".join(f"{content_of(folder / name).sha256}  {name}\n" for name in files)
+    sums = ""
+    with DISPLAY.task("hashing", sum((folder / name).stat().st_size for name in files), BYTES) as task:
+        for name in files:
+            content = content_of(folder / name)
+            sums += f"{content.sha256}  {name}\n"
+            task.advance(content.size)
     (folder / SUMS).write_text(sums, encoding="utf-8")
     links = "".join(
         f'<a href="{quote(name)}">{html.escape(name)}</a><br>\n' for name in files if name.endswith(PYTHON_SUFFIXES)

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Final, TextIO
+from typing import IO, TYPE_CHECKING, Final, TextIO, cast
 
 from trainworks.cli.report import amount, clock, row
 
@@ -310,17 +310,18 @@ DISPLAY: Final = Display()
 """This process's own."""
 
 
-class Counted:
-    """A file that tells how much of it was read since it was opened."""
+def counted(file: IO[bytes], told: Callable[[int], None]) -> IO[bytes]:
+    """Return an open file, for reading only, that tells with each read how much of it was read altogether."""
+    return cast("IO[bytes]", _Counted(file, told))
 
+
+class _Counted:
     def __init__(self, file: IO[bytes], told: Callable[[int], None]) -> None:
-        """Take an open file, of which nothing was read."""
         self._file = file
         self._told = told
         self._size = 0
 
     def read(self, size: int = -1) -> bytes:
-        """Read on."""
         content = self._file.read(size)
         self._size += len(content)
         self._told(self._size)

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainworks.cli.output import say
+from trainworks.cli.progress import BYTES, DISPLAY, Task, counted
 from trainworks.cli.report import megabytes
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import BuiltImage, Engine
@@ -31,6 +32,7 @@ from trainworks.host.distribution import (
     IMAGE_MANIFEST,
     Descriptor,
     Manifest,
+    Opener,
     Registries,
     Repository,
     canonical,
@@ -62,13 +64,17 @@ class Tags:
 
 @dataclass(kw_only=True)
 class Pushed:
-    """What a push to one repository came to; ``image_uri`` has the digest, ``tags`` the fixed ones first."""
+    """What a push to one repository came to; ``image_uri`` has the digest, ``tags`` the fixed ones first.
+
+    ``there_bytes`` is the size of what did not have to be sent, because the registry had it.
+    """
 
     repository: str
     image_uri: str = ""
     digest: str = ""
     tags: list[str] = field(default_factory=list)
     sent_bytes: int = 0
+    there_bytes: int = 0
     layers: dict[str, int] = field(default_factory=lambda: {"sent": 0, "mounted": 0, "there": 0})
 
     @property
@@ -151,7 +157,8 @@ def push_image(
         for place in places:
             _chosen_tags(place, tags, str(configuration), day)
     if known is None or not _already_there(known, places, results):
-        known = _send(engine, reference, places, results)
+        with DISPLAY.task("pushing", unit=BYTES) as task:
+            known = _send(engine, image, reference, places, results, task)
         _record(engine, image, known, environment)
     for place, result in zip(places, results, strict=True):
         chosen = _chosen_tags(place, tags, known.value()["config"]["digest"], day)
@@ -221,28 +228,42 @@ def _already_there(manifest: Manifest, places: Sequence[Repository], results: Se
         return False
     for result in results:
         result.layers["there"] += len(layers)
+        result.there_bytes += sum(int(each["size"]) for each in value["layers"])
     return True
 
 
-def _send(engine: Engine, reference: str, places: Sequence[Repository], results: Sequence[Pushed]) -> Manifest:
+def _send(
+    engine: Engine,
+    image: BuiltImage,
+    reference: str,
+    places: Sequence[Repository],
+    results: Sequence[Pushed],
+    task: Task,
+) -> Manifest:
     """Send every layer that a repository lacks and the configuration; return the manifest, which nobody has yet."""
     small: dict[str, bytes] = {}
     packed: dict[str, Descriptor] = {}
+    read = compressed = 0
     with tempfile.TemporaryDirectory(prefix="trainworks-push-") as folder, engine.archive(reference) as stream:
+        path = Path(folder) / "layer"
         for name, content, is_layer in files_of(stream):
             if not is_layer:
                 small[name] = content.read(SMALL)
                 continue
-            path = Path(folder) / "layer"
             started = time.monotonic()
-            with path.open("wb") as file, _unpacked(content) as plain:
-                layer = compress(plain, file)
-            if layer.difference in packed:
-                continue
-            packed[layer.difference] = {"mediaType": IMAGE_LAYER, "digest": layer.digest, "size": layer.size}
-            _deliver(
-                f"layer {len(packed)}", layer.digest, layer.size, partial(path.open, "rb"), places, results, started
-            )
+            with path.open("wb") as file, _unpacked(content) as plain, DISPLAY.task("packing", unit=BYTES) as packing:
+                layer = compress(counted(plain, packing.reach), file)
+            read += layer.original_size
+            if layer.difference not in packed:
+                compressed += layer.size
+                packed[layer.difference] = {"mediaType": IMAGE_LAYER, "digest": layer.digest, "size": layer.size}
+                # Nobody knows how large a layer gets before it is packed: the others are taken to be like those so far.
+                rest = max(0, image.size - read)
+                task.total, task.about = (compressed + compressed * rest // read) * len(places), bool(rest)
+                blob = _Blob(f"layer {len(packed)}", layer.digest, layer.size, lambda: path.open("rb"), started)
+                for place, result in zip(places, results, strict=True):
+                    sources = [each.name for each in places if each.registry is place.registry and each is not place]
+                    _deliver(blob, place, sources, result, task)
     described = json.loads(small["manifest.json"])[0]
     configuration = small[described["Config"]]
     differences = json.loads(configuration)["rootfs"]["diff_ids"]
@@ -272,23 +293,45 @@ def _unpacked(content: IO[bytes]) -> Iterator[IO[bytes]]:
         yield content
 
 
-def _deliver(
-    what: str,
-    digest: str,
-    size: int,
-    content: Callable[[], Any],
-    places: Sequence[Repository],
-    results: Sequence[Pushed],
-    started: float,
-) -> None:
-    """Have a layer in every repository, and say what that took."""
-    for place, result in zip(places, results, strict=True):
-        sources = [other.name for other in places if other.registry is place.registry and other is not place]
-        how = place.put_blob(digest, size, content, sources=sources)
-        result.layers[how] += 1
-        result.sent_bytes += size if how == "sent" else 0
-        words = {"there": "is there already", "mounted": "mounted from a sister repository", "sent": "sent"}[how]
-        say(f"  {what:<10} {megabytes(size):>8}  {time.monotonic() - started:6.1f} s  {words}: {place}")
+@dataclass(frozen=True)
+class _Blob:
+    """Something to deliver: its name for people, digest, size in bytes, content, and when work on it began."""
+
+    name: str
+    digest: str
+    size: int
+    content: Opener
+    began: float
+
+
+def _deliver(blob: _Blob, place: Repository, sources: Sequence[str], result: Pushed, task: Task) -> None:
+    """Have a blob in a repository, show how far it is, and say what that took."""
+    before = task.done
+    with DISPLAY.task(blob.name, blob.size, BYTES, log=False) as mine:
+
+        def sent(amount: int) -> None:
+            mine.reach(amount)
+            task.reach(before + amount)
+
+        @contextlib.contextmanager
+        def opened() -> Iterator[IO[bytes]]:
+            if result.there_bytes and not (result.sent_bytes or mine.done):
+                say(f"  resumed at {megabytes(result.there_bytes)}, which {place} has already")
+            # From its beginning, also where an attempt broke off.
+            sent(0)
+            with blob.content() as stream:
+                yield counted(stream, sent)
+
+        how = place.put_blob(blob.digest, blob.size, opened, sources=sources)
+    result.layers[how] += 1
+    if how == "sent":
+        result.sent_bytes += blob.size
+        task.reach(before + blob.size)
+    else:
+        result.there_bytes += blob.size
+        task.skip(blob.size)
+    words = {"there": "is there already", "mounted": "mounted from a sister repository", "sent": "sent"}[how]
+    say(f"  {blob.name:<10} {megabytes(blob.size):>8}  {time.monotonic() - blob.began:6.1f} s  {words}: {place}")
 
 
 def _tag(place: Repository, manifest: Manifest, fixed: Sequence[str], moving: Sequence[str], result: Pushed) -> None:
@@ -333,15 +376,18 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
                 raise _taken(place, tag, found)
         if not (tags.fixed or tags.moving) and ecr.parse_host(place.registry.host):
             say(f"  {place}: the copy has no tag; a lifecycle policy may remove it after {ecr.UNTAGGED_DAYS} days")
-    for place, result in zip(places, results, strict=True):
-        _copy(origin, place, manifest, result)
-        _tag(place, manifest, tags.fixed, tags.moving, result)
-        for attached in origin.referrers(manifest.digest):
-            proof = origin.get_manifest(str(attached["digest"]))
-            if proof is not None and place.get_manifest(proof.digest) is None:
-                _copy(origin, place, proof, result)
-                place.put_manifest(proof)
-                say(f"  {attached.get('artifactType', 'attached')}: copied too")
+    with DISPLAY.task("copying", unit=BYTES) as task:
+        task.total = len(places) * _weight(origin, manifest)
+        for place, result in zip(places, results, strict=True):
+            _copy(origin, place, manifest, result, task)
+            _tag(place, manifest, tags.fixed, tags.moving, result)
+            for attached in origin.referrers(manifest.digest):
+                proof = origin.get_manifest(str(attached["digest"]))
+                if proof is not None and place.get_manifest(proof.digest) is None:
+                    task.total += _weight(origin, proof)
+                    _copy(origin, place, proof, result, task)
+                    place.put_manifest(proof)
+                    say(f"  {attached.get('artifactType', 'attached')}: copied too")
     return results
 
 
@@ -358,29 +404,38 @@ def split_source(source: str) -> tuple[str, str]:
     return address, tag
 
 
-def _copy(origin: Repository, place: Repository, manifest: Manifest, result: Pushed) -> None:
-    """Have everything that a manifest points at in another repository: blobs, or the images of an index."""
-    value = manifest.value()
-    for child in value.get("manifests") or ():
+def _children(origin: Repository, manifest: Manifest) -> Iterator[Manifest]:
+    """Yield the images of an index; none of an image."""
+    for child in manifest.value().get("manifests") or ():
         found = origin.get_manifest(str(child["digest"]))
         if found is None:
             raise RegistryError(f"{origin} lacks {child['digest']}, which {manifest.digest} points at")
-        _copy(origin, place, found, result)
-        place.put_manifest(found)
+        yield found
+
+
+def _blobs(manifest: Manifest) -> dict[str, int]:
+    """Return what a manifest points at itself: digest to size in bytes."""
+    value = manifest.value()
+    return {each["digest"]: int(each["size"]) for each in (value.get("config"), *(value.get("layers") or ())) if each}
+
+
+def _weight(origin: Repository, manifest: Manifest) -> int:
+    """Return the bytes of everything that a manifest points at."""
+    return sum(_blobs(manifest).values()) + sum(_weight(origin, child) for child in _children(origin, manifest))
+
+
+def _copy(origin: Repository, place: Repository, manifest: Manifest, result: Pushed, task: Task) -> None:
+    """Have everything that a manifest points at in another repository: blobs, or the images of an index."""
+    for child in _children(origin, manifest):
+        _copy(origin, place, child, result, task)
+        place.put_manifest(child)
     sources = [origin.name] if origin.registry is place.registry else []
-    blobs = {each["digest"]: int(each["size"]) for each in (value.get("config"), *(value.get("layers") or ())) if each}
+    blobs = _blobs(manifest)
     for number, (digest, size) in enumerate(blobs.items(), 1):
-        started = time.monotonic()
-
-        def content(digest: str = digest) -> Any:
-            return origin.open_blob(digest)
-
-        how = place.put_blob(digest, size, content, sources=sources)
-        result.layers[how] += 1
-        result.sent_bytes += size if how == "sent" else 0
-        words = {"there": "is there already", "mounted": "mounted", "sent": "copied"}[how]
-        seconds = time.monotonic() - started
-        say(f"  blob {number}/{len(blobs):<4} {megabytes(size):>8}  {seconds:6.1f} s  {words}: {place}")
+        name = f"blob {number}/{len(blobs)}"
+        _deliver(
+            _Blob(name, digest, size, partial(origin.open_blob, digest), time.monotonic()), place, sources, result, task
+        )
 
 
 def report_of(results: Sequence[Pushed]) -> list[dict[str, Any]]:

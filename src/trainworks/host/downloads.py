@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,10 @@ CHUNK = 1 << 20
 
 TRANSIENT = frozenset({408, 425, 429})
 """HTTP statuses below 500 that another attempt may change."""
+
+
+Watch = Callable[[str, int, int], None]
+"""Told how far a download is: the file's name, bytes that are here, bytes altogether (0: its server does not say)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +68,23 @@ class Client:
     Use as a context manager: its CA bundle lies in a private folder meanwhile.
     """
 
-    def __init__(self, settings: HostSettings, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        settings: HostSettings,
+        *,
+        limits: Limits | None = None,
+        watch: Watch = lambda _name, _size, _total: None,
+    ) -> None:
         """Take this machine's settings.
 
         Args:
             settings: Whose CA and time-out hold; proxies and netrc come from the process's environment.
             limits: How long a download is tried.
+            watch: Told how far each download is, first where it begins: one that goes on does not begin at 0.
         """
         self._settings = settings
         self._limits = limits or Limits()
+        self._watch = watch
         self._timeout = self._limits.timeout or settings.pip.timeout_seconds or 30.0
         self._session = requests.Session()
         self._verify: bool | str = True
@@ -195,7 +207,7 @@ class Client:
             length = response.headers.get("Content-Length", "")
             expected = start + int(length) if length.isdecimal() else -1
             try:
-                size = self._write(response, part, start)
+                size = self._write(response, part, start, max(0, expected))
             except (urllib3.exceptions.HTTPError, requests.RequestException, TimeoutError) as error:
                 raise _BrokenError(str(error), validator=found) from error
             if expected not in (-1, size):
@@ -203,8 +215,10 @@ class Client:
                 raise _BrokenError(message, validator=found)
             return found
 
-    def _write(self, response: requests.Response, part: Path, start: int) -> int:
+    def _write(self, response: requests.Response, part: Path, start: int, total: int) -> int:
         window, received = time.monotonic(), 0
+        name = part.name.removesuffix(".part")
+        self._watch(name, start, total)
         try:
             stream = part.open("ab" if start else "wb")
         except OSError as error:
@@ -217,6 +231,7 @@ class Client:
                 except OSError as error:
                     raise OutputError(f"{part} cannot be written: {error.strerror}") from error
                 received += len(chunk)
+                self._watch(name, stream.tell(), total)
                 now = time.monotonic()
                 if now - window >= self._timeout:
                     if received < self._limits.minimum_speed * self._timeout:

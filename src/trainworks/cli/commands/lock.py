@@ -43,9 +43,11 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Lock targets; whatever fails is said at the end, and the rest is written."""
+    from trainworks.cli.fetching import Fetching
     from trainworks.cli.lock import write_python_lock
     from trainworks.cli.lock_inputs import check_locks, lock_artifacts, lock_base_images
     from trainworks.cli.output import say
+    from trainworks.cli.progress import DISPLAY
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
@@ -58,15 +60,18 @@ def run(options: Namespace, root: Path) -> int:
     settings = read_host_settings(os.environ)
     written: list[str] = []
     problems: list[str] = []
-    for row in rows:
-        try:
-            written.append(str(write_python_lock(row, facts, settings, os.environ, root)))
-        except LockError as error:
-            problems.append(str(error))
-        else:
-            if options.format == "text":
-                put(f"{written[-1]}\n")
-    with Client(settings) as client:
+    with DISPLAY.task("locking", len(rows), "targets", log=False) as task:
+        for row in rows:
+            try:
+                written.append(str(write_python_lock(row, facts, settings, os.environ, root)))
+            except LockError as error:
+                problems.append(str(error))
+            else:
+                if options.format == "text":
+                    put(f"{written[-1]}\n")
+            task.advance()
+    fetching = Fetching()
+    with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
         problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
         problems += lock_base_images(rows, facts, client, root, report=say)
     unique = tuple(dict.fromkeys(problems))

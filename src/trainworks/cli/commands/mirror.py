@@ -36,6 +36,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Fill a mirror."""
+    from trainworks.cli.fetching import Fetching
     from trainworks.cli.mirror import fill_mirror
     from trainworks.cli.output import say
     from trainworks.facts.load import load
@@ -46,8 +47,9 @@ def run(options: Namespace, root: Path) -> int:
     facts = load(root)
     rows = rows_named(options.only, facts)
     settings = read_host_settings(os.environ)
-    with Client(settings) as client:
-        fill_mirror(rows, facts, options.folder, client, settings, report=say)
+    fetching = Fetching()
+    with Client(settings, watch=fetching) as client:
+        fill_mirror(rows, facts, options.folder, client, settings, report=say, fetching=fetching)
     content = {"folder": str(options.folder), "targets": [facts.name_of(row) for row in rows]}
     put_result(options, content, f"{options.folder}\n")
     return 0
