@@ -12,8 +12,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 
 import pyte
 
@@ -31,7 +30,7 @@ class Terminal:
         columns: int = 80,
         rows: int = 24,
         environment: Mapping[str, str] | None = None,
-        folder: Path | None = None,
+        echo: bool = False,
     ) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=2000, ratio=1.0)
         self._emulator = pyte.ByteStream(self.screen)
@@ -39,6 +38,10 @@ class Terminal:
         """Everything that the program wrote."""
         self._controller, worker = pty.openpty()
         self._set_size(columns, rows)
+        if not echo:
+            modes = termios.tcgetattr(worker)
+            modes[3] &= ~termios.ECHO
+            termios.tcsetattr(worker, termios.TCSANOW, modes)
         with contextlib.closing(os.fdopen(worker, "rb", buffering=0)) as file:
             self.process = subprocess.Popen(
                 tuple(command),
@@ -46,7 +49,6 @@ class Terminal:
                 stdout=file,
                 stderr=file,
                 env={**os.environ, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **(environment or {})},
-                cwd=folder,
                 # The terminal is the program's own: a Ctrl-C typed there reaches it, and nobody else.
                 start_new_session=True,
                 preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -107,9 +109,3 @@ class Terminal:
         self.raw += content
         self._emulator.feed(content)
         return bool(content)
-
-
-@contextlib.contextmanager
-def terminal(command: Sequence[str], **how: object) -> Iterator[Terminal]:
-    with Terminal(command, **how) as mine:  # type: ignore[arg-type]
-        yield mine

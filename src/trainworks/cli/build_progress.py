@@ -79,6 +79,7 @@ class BuildProgress:
         ) as self._task:
             try:
                 yield
+                tally.finish(self.display.clock())
             finally:
                 self._task = None
 

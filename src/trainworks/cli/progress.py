@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import IO, TYPE_CHECKING, Final, TextIO, cast
 
 from trainworks.cli.report import amount, clock, row
@@ -140,7 +140,7 @@ class Task:
             self.amount,
             f"{amount(int(rate))}/s" if rate else "",
             clock(self.elapsed),
-            f"about {clock(left)} left" if left is not None else "",
+            f"about {clock(left)} left" if left else "",
             self.note,
         )
         return f"  {self.title}: {', '.join(filter(None, parts))}"
@@ -153,7 +153,7 @@ class Task:
             self.done / self.total if self.total else None,
             self.amount,
             width=width,
-            left=f"~{clock(left)} left" if left is not None else "",
+            left=f"~{clock(left)} left" if left else "",
             elapsed=clock(self.elapsed),
             rate=f"{amount(int(rate))}/s" if rate else "",
             note="" if below else self.note,
@@ -209,9 +209,6 @@ class Display:
             rows: Gives the lines that stand below its own on a terminal.
             left: Gives the seconds that it will go on; default: what follows from its rate.
         """
-        # Only here: help and completion have no use for what starts processes.
-        from trainworks.engine.processes import uninterrupted
-
         mine = Task(self, title, total, unit, log=log, rows=rows, left=left)
         with self._lock:
             self._tasks.append(mine)
@@ -220,7 +217,7 @@ class Display:
             yield mine
         finally:
             # An impatient user's second Ctrl-C must not leave a terminal without its cursor.
-            with uninterrupted():
+            with _uninterrupted():
                 with self._lock:
                     self._tasks.remove(mine)
                 if not self._tasks:
@@ -232,10 +229,14 @@ class Display:
             if self._live is None:
                 self.stream.write(f"{text[:LONGEST_LINE] if one_row else text}\n")
                 self.stream.flush()
-            elif one_row:
-                self._live.console.print(text, no_wrap=True, overflow="ellipsis")
-            else:
-                self._live.console.print(text, soft_wrap=True)
+                return
+            # A Ctrl-C between the line and what moves below it would leave half of that behind.
+            with _uninterrupted():
+                console = self._live.console
+                if one_row:
+                    console.print(text, no_wrap=True, overflow="ellipsis")
+                else:
+                    console.print(text, soft_wrap=True)
 
     def log(self, text: str) -> None:
         """Write a line that a moving display shows already."""
@@ -284,7 +285,8 @@ class Display:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._live.start(refresh=True)
+        with _uninterrupted():
+            self._live.start(refresh=True)
 
     def _hide(self) -> None:
         if (live := self._live) is not None:
@@ -308,6 +310,13 @@ ASCII: Final = str.maketrans("━─", "#-")
 
 DISPLAY: Final = Display()
 """This process's own."""
+
+
+def _uninterrupted() -> AbstractContextManager[None]:
+    # Help and completion load this file too, and have no use for what starts processes.
+    from trainworks.engine.processes import uninterrupted
+
+    return uninterrupted()
 
 
 def counted(file: IO[bytes], told: Callable[[int], None]) -> IO[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from trainworks.engine.protocol import StepEvent
@@ -297,16 +297,18 @@ class Timings:
     Attributes:
         seconds: ``BuildStep.key`` to seconds; steps that were never run here are not in it.
         at_once: How many steps ran at the same time, on average.
+        ending: How many seconds the engine had to do after the last step: writing the image.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     at_once: float = 1.0
+    ending: float = 0.0
 
     def updated(self, later: Timings) -> Timings:
         """Return these timings with those of a later build, which may have run some of the steps only."""
         if not later.seconds:
             return self
-        return Timings(seconds={**self.seconds, **later.seconds}, at_once=later.at_once)
+        return replace(later, seconds={**self.seconds, **later.seconds})
 
 
 TRUSTED_CACHE: Final = 1.0
@@ -337,6 +339,7 @@ class StepTally:
         self._seconds: dict[int, float] = {}
         self._first: float | None = None
         self._last = 0.0
+        self._finished = 0.0
 
     @property
     def total(self) -> int:
@@ -353,8 +356,15 @@ class StepTally:
         """How long the steps took that were run."""
         wall = self._last - (self._first or 0.0)
         busy = sum(self._seconds.values())
-        seconds = {self._steps[number].key: round(taken, 2) for number, taken in self._seconds.items()}
-        return Timings(seconds=seconds, at_once=round(max(1.0, busy / wall), 2) if wall > 0 else 1.0)
+        return Timings(
+            seconds={self._steps[number].key: round(taken, 2) for number, taken in self._seconds.items()},
+            at_once=round(max(1.0, busy / wall), 2) if wall > 0 else 1.0,
+            ending=round(max(0.0, self._finished - self._last), 2),
+        )
+
+    def finish(self, now: float) -> None:
+        """Take that the engine has ended."""
+        self._finished = now
 
     def add(self, event: StepEvent, now: float) -> None:
         """Take an event; those of the engine's own work and of other instructions count for nothing."""
@@ -386,7 +396,8 @@ class StepTally:
             if expected is None:
                 return None
             left.append(max(0.0, expected - (now - self._began[number])) if number in self._began else expected)
-        return seconds_left(self._steps, left, self._earlier.at_once)
+        since = now - self._last if self.done == self.total else 0.0
+        return seconds_left(self._steps, left, self._earlier.at_once) + max(0.0, self._earlier.ending - since)
 
     def _number(self, event: StepEvent) -> int | None:
         """Return which step an event is about.

@@ -1,0 +1,247 @@
+"""What a person sees of work that takes long: real programs on a real pseudo-terminal, and the numbers behind it."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.terminal import Terminal
+from engine.helpers import LOGS
+from trainworks.cli.progress import BYTES, LOG_SECONDS, Display, counted
+from trainworks.cli.report import LONGEST_BAR, bar, clock, row
+
+# The numbers.
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (750, "12:30"), (3599.6, "1:00:00"), (3723, "1:02:03")],
+)
+def test_times(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+PARTS = {"left": "~2:30 left", "elapsed": "1:12", "rate": "31 MB/s", "note": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (15, "23 of 48 steps"),
+        (30, "building  23 of 48 steps  1:12"),
+        (40, "building  23 of 48 steps  ~2:30 left"),
+        (44, "building  ━━────  23 of 48 steps  ~2:30 left"),
+        (60, "building  ━━━────  23 of 48 steps  31 MB/s  1:12  ~2:30 left"),
+        (80, "building  ━━━━━━━━━───────────  23 of 48 steps  31 MB/s  1:12  ~2:30 left  torch"),
+    ],
+)
+def test_a_narrow_terminal_is_told_what_matters_most(width: int, expected: str) -> None:
+    assert row("building", 23 / 48, "23 of 48 steps", width=width, **PARTS) == expected
+
+
+WORDS = st.text("abc 19", max_size=20)
+
+
+@given(st.integers(1, 200), st.none() | st.floats(-1, 2), st.tuples(WORDS, WORDS, WORDS, WORDS, WORDS, WORDS))
+def test_a_row_is_never_wider_than_the_terminal(width: int, fraction: float | None, words: tuple[str, ...]) -> None:
+    title, amount, left, elapsed, rate, note = words
+    drawn = row(title, fraction, amount, width=width, left=left, elapsed=elapsed, rate=rate, note=note)
+    assert len(drawn) <= width
+
+
+@given(st.floats(0, 1), st.integers(1, LONGEST_BAR))
+def test_a_bar_is_full_only_when_everything_is_done(fraction: float, width: int) -> None:
+    drawn = bar(fraction, width)
+    assert len(drawn) == width
+    assert ("─" not in drawn) == (fraction == 1)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_time_left_follows_from_the_rate_of_what_was_done_now() -> None:
+    ticks = Clock()
+    with Display(io.StringIO(), clock=ticks).task("sending", 1000, BYTES) as task:
+        task.skip(400)
+        ticks.now += 2
+        task.reach(450)
+        assert task.left is None, "two seconds say nothing"
+        ticks.now += 8
+        task.reach(500)
+        assert (task.left, task.rate) == (50, 10)
+        # An attempt broke off: what it sent counts for nothing.
+        task.reach(400)
+        assert (task.left, task.rate) == (None, 0)
+
+
+def test_nobody_knows_when_unequal_things_are_done() -> None:
+    ticks = Clock()
+    with Display(io.StringIO(), clock=ticks).task("checking", 10, "checks") as task:
+        ticks.now += 60
+        task.advance(5)
+        assert (task.left, task.rate, task.amount) == (None, 0, "5 of 10 checks")
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 500))))
+def test_a_log_is_never_flooded_and_never_silent(moves: list[tuple[float, int]]) -> None:
+    stream, ticks, said, now = io.StringIO(), Clock(), 0.0, 0.0
+    expected = 0
+    with Display(stream, clock=ticks).task("sending", 1000, BYTES) as task:
+        for seconds, size in moves:
+            ticks.now += seconds
+            now = ticks.now - 1000
+            task.advance(size)
+            if now - said >= LOG_SECONDS:
+                expected, said = expected + 1, now
+    lines = stream.getvalue().splitlines()
+    assert abs(len(lines) - expected) <= 1
+    assert all(line.startswith("  sending: ") for line in lines)
+
+
+def test_a_line_of_a_log_says_all_of_it() -> None:
+    stream, ticks = io.StringIO(), Clock()
+    with Display(stream, clock=ticks).task("pushing", 1_100_000_000, BYTES) as task:
+        task.about = True
+        ticks.now += 35
+        task.reach(312_000_000)
+    assert stream.getvalue() == "  pushing: 312 MB of about 1.10 GB, 9 MB/s, 0:35, about 1:28 left\n"
+
+
+def test_a_file_tells_how_much_of_it_was_read() -> None:
+    told: list[int] = []
+    file = counted(io.BytesIO(b"12345"), told.append)
+    assert (file.read(2), file.read(), file.read()) == (b"12", b"345", b"")
+    assert told == [2, 5, 5]
+
+
+# On a terminal.
+
+BUILD = f"""
+import sys
+from trainworks.cli.build_progress import BuildProgress
+from trainworks.engine.progress import BuildKitParser, StepTally, Timings
+from trainworks.render.steps import build_steps
+
+stages = {{"first": "system", "second": "torch", "final": "image"}}
+steps = build_steps('''
+FROM engtest:base AS first
+RUN --mount=type=cache,target=/cache,id=engtest-cache echo hi > /cache/x && echo one
+RUN --mount=type=secret,id=token cat /run/secrets/token > /dev/null; echo two; sleep 1; \\\\
+    echo more
+FROM engtest:base AS second
+RUN echo sec > /two && sleep 2 && printf 'no newline'
+FROM first AS final
+COPY --from=second /two /two
+COPY --chmod=0755 files/run /usr/bin/file
+RUN --mount=type=bind,source=files,target=/src ls /src
+''', stages)
+tally = StepTally(steps, Timings(seconds={{step.key: 100.0 for step in steps}}))
+progress, parser = BuildProgress(), BuildKitParser(stages)
+with progress.following(tally):
+    for line in open({str(LOGS / "buildkit-success.txt")!r}):
+        for event in parser.feed(line.rstrip("\\n")):
+            progress(event)
+        if "#6 1.041 more" in line:
+            progress.line("  十年樹木 " * 20)
+            sys.stdin.readline()
+print("built")
+"""
+"""A build that stops in its middle until a line is typed."""
+
+
+@contextmanager
+def building(columns: int = 80, **environment: str) -> Iterator[Terminal]:
+    with Terminal((sys.executable, "-c", BUILD), columns=columns, environment=environment) as mine:
+        yield mine
+
+
+def waits(mine: Terminal) -> bool:
+    return any("more" in line and "0:0" in line for line in mine.shown)
+
+
+def test_a_build_on_a_terminal() -> None:
+    with building() as mine:
+        mine.read(waits)
+        first, second = mine.shown[-2:]
+        assert first.startswith("building  ━━━━━")
+        assert "  1 of 6 steps  0:0" in first
+        assert "~8:" in first, "five steps of 100 s each, less what the present one took"
+        assert second.split() == ["system", second.split()[1], "more"]
+        assert mine.screen.cursor.hidden
+        # Narrower while it runs: nothing wraps.
+        mine.resize(40)
+        mine.read(lambda now: re.fullmatch(r"building  1 of 6 steps  0:\d\d  ~8:\d\d left", now.shown[-2]) is not None)
+        assert mine.shown[-1].startswith("  system")
+        mine.type("\n")
+        assert mine.finish() == 0
+        assert not mine.screen.cursor.hidden
+        assert mine.shown[-1] == "built"
+        assert "building" not in mine.text, "what moved is gone"
+        assert "  torch                   2.1 s  RUN ec…" in mine.text
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_no_line_of_a_build_wraps(columns: int) -> None:
+    with building(columns) as mine:
+        mine.read(waits)
+        mine.type("\n")
+        mine.finish()
+        lines = [line for line in mine.text.splitlines() if line]
+    assert [line.split()[0] for line in lines] == ["system", "十年樹木", "system", "torch", "built"]
+    assert lines[1].endswith("…")
+
+
+def test_ctrl_c_leaves_a_clean_terminal() -> None:
+    with Terminal((sys.executable, "-c", BUILD), echo=True) as mine:
+        mine.read(waits)
+        mine.type("\x03")
+        assert mine.finish() != 0
+        assert not mine.screen.cursor.hidden
+        assert "building" not in mine.text
+        assert mine.shown[-1] == "KeyboardInterrupt"
+
+
+def test_without_colours_and_with_other_letters() -> None:
+    with building(NO_COLOR="1", PYTHONIOENCODING="ascii:replace") as mine:
+        mine.read(waits)
+        assert mine.shown[-2].startswith("building  ######---")
+        mine.type("\n")
+        mine.finish()
+        assert b"\x1b[3" not in mine.raw, "no colour"
+
+
+def test_a_dumb_terminal_gets_lines() -> None:
+    with building(TERM="dumb") as mine:
+        mine.read(lambda now: "十年" in now.text)
+        mine.type("\n")
+        assert mine.finish() == 0
+        assert b"\x1b" not in mine.raw
+        assert "building" not in mine.text
+
+
+def test_a_file_gets_lines(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        subprocess.run((sys.executable, "-c", BUILD), stdin=subprocess.DEVNULL, stderr=log, check=True)
+    text = (tmp_path / "log").read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert (
+        text.splitlines()[-1]
+        == "  torch                   2.1 s  RUN echo sec > /two && sleep 2 && printf 'no newline'"
+    )
