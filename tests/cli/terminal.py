@@ -74,6 +74,9 @@ class Terminal:
         above = ["".join(row[column].data for column in range(self.screen.columns)) for row in self.screen.history.top]
         return "\n".join(line.rstrip() for line in (*above, *self.screen.display)).strip()
 
+    def cursor_is_hidden(self) -> bool:
+        return bool(self.screen.cursor.hidden)
+
     def read(self, until: Callable[[Terminal], bool]) -> None:
         """Let the program go on until the screen is as expected."""
         deadline = time.monotonic() + SECONDS

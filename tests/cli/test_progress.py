@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.terminal import Terminal
+from conftest import ROOT
 from engine.helpers import LOGS
 from trainworks.cli.progress import BYTES, LOG_SECONDS, Display, counted
 from trainworks.cli.report import LONGEST_BAR, bar, clock, row
@@ -81,13 +82,15 @@ def test_time_left_follows_from_the_rate_of_what_was_done_now() -> None:
         task.skip(400)
         ticks.now += 2
         task.reach(450)
-        assert task.left is None, "two seconds say nothing"
+        assert not task.left, "two seconds say nothing"
         ticks.now += 8
         task.reach(500)
-        assert (task.left, task.rate) == (50, 10)
+        assert task.left == 50
+        assert task.rate == 10
         # An attempt broke off: what it sent counts for nothing.
         task.reach(400)
-        assert (task.left, task.rate) == (None, 0)
+        assert not task.left
+        assert not task.rate
 
 
 def test_nobody_knows_when_unequal_things_are_done() -> None:
@@ -183,14 +186,14 @@ def test_a_build_on_a_terminal() -> None:
         assert "  1 of 6 steps  0:0" in first
         assert "~8:" in first, "five steps of 100 s each, less what the present one took"
         assert second.split() == ["system", second.split()[1], "more"]
-        assert mine.screen.cursor.hidden
+        assert mine.cursor_is_hidden()
         # Narrower while it runs: nothing wraps.
         mine.resize(40)
         mine.read(lambda now: re.fullmatch(r"building  1 of 6 steps  0:\d\d  ~8:\d\d left", now.shown[-2]) is not None)
         assert mine.shown[-1].startswith("  system")
         mine.type("\n")
         assert mine.finish() == 0
-        assert not mine.screen.cursor.hidden
+        assert not mine.cursor_is_hidden()
         assert mine.shown[-1] == "built"
         assert "building" not in mine.text, "what moved is gone"
         assert "  torch                   2.1 s  RUN ec…" in mine.text
@@ -212,7 +215,7 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
         mine.read(waits)
         mine.type("\x03")
         assert mine.finish() != 0
-        assert not mine.screen.cursor.hidden
+        assert not mine.cursor_is_hidden()
         assert "building" not in mine.text
         assert mine.shown[-1] == "KeyboardInterrupt"
 
@@ -245,3 +248,19 @@ def test_a_file_gets_lines(tmp_path: Path) -> None:
         text.splitlines()[-1]
         == "  torch                   2.1 s  RUN echo sec > /two && sleep 2 && printf 'no newline'"
     )
+
+
+def test_many_targets_have_a_row_each() -> None:
+    """And of each that has ended there is a line above them."""
+    names = ("pytorch-2.13.0-cpu-py311-debian12", "tensorflow-2.21.0-cpu-py311-debian12")
+    words = [word for name in names for word in ("--only", name)]
+    command = (sys.executable, str(ROOT / "build.py"), *words, "-j", "2", "--until", "plan")
+    with Terminal(command, columns=100) as mine:
+        mine.read(lambda now: any(line.startswith("running  ") for line in now.shown) and len(now.shown) == 3)
+        assert "0 of 2 targets" in mine.shown[0]
+        assert sorted(line.split()[1] for line in mine.shown[1:]) == sorted(names)
+        assert mine.finish() == 0
+        lines = mine.text.splitlines()
+        assert sorted(lines[:2]) == [f"{name}: done" for name in sorted(names)]
+        assert lines[2].split()[:2] == ["target", "outcome"], "the table"
+        assert "running" not in mine.text

@@ -362,6 +362,7 @@ def test_a_mirror_is_filled_goes_on_and_is_checked(
     server.seen.clear()
     ended = call("mirror", str(folder), root=tree)
     assert (ended.status, ended.out) == (0, f"{folder}\n")
+    assert "  metis-5.1.0.tar.gz: resumed at 1 kB\n" in ended.err
     asked = [(request.path, request.range) for request in server.seen if "/git/" not in request.path]
     assert asked == [
         ("/metis-5.1.0.tar.gz", "bytes=1000-"),

@@ -416,7 +416,7 @@ def _children(origin: Repository, manifest: Manifest) -> Iterator[Manifest]:
 def _blobs(manifest: Manifest) -> dict[str, int]:
     """Return what a manifest points at itself: digest to size in bytes."""
     value = manifest.value()
-    return {each["digest"]: int(each["size"]) for each in (value.get("config"), *(value.get("layers") or ())) if each}
+    return {each["digest"]: int(each["size"]) for each in (*(value.get("layers") or ()), value.get("config")) if each}
 
 
 def _weight(origin: Repository, manifest: Manifest) -> int:
