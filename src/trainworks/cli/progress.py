@@ -276,7 +276,11 @@ class Display:
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(file=self.stream, force_terminal=True, highlight=False, markup=False, emoji=False)
+        # A terminal knows its width better than whoever set these, and it may be another one soon.
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        console = Console(
+            file=self.stream, force_terminal=True, highlight=False, markup=False, emoji=False, _environ=environment
+        )
         self._live = Live(
             self,
             console=console,
