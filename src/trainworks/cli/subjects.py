@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainworks.cli.extend import plan_extension
 from trainworks.cli.output import say
+from trainworks.cli.progress import DISPLAY
 from trainworks.engine import choose
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
@@ -128,7 +129,7 @@ def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -
 
 def _ask(engine: Engine, reference: str) -> Answer:
     say(f"asking {reference} what is in it")
-    with engine.container(reference) as container:
+    with DISPLAY.task("reading", log=False), engine.container(reference) as container:
         return list_packages(container)
 
 

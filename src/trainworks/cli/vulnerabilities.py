@@ -20,7 +20,9 @@ from packaging.utils import canonicalize_name
 from trainworks.cli.advisories import Read, published, read_given
 from trainworks.cli.attach import attach_vex, check_same, find_pushed
 from trainworks.cli.contents import plan_of_target, reference_of
+from trainworks.cli.fetching import Fetching
 from trainworks.cli.output import say
+from trainworks.cli.progress import DISPLAY
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage
 from trainworks.engine.scratch import private_folder
@@ -155,7 +157,12 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
     sources: dict[str, list[str]] = {each: [] for each in ecosystems}
     missing: dict[str, list[str]] = {each: [] for each in ecosystems}
     advisories: list[Advisory] = []
-    with Client(settings, limits=LIMITS) as client, private_folder() as folder:
+    fetching = Fetching()
+    with (
+        fetching.shown("fetching"),
+        Client(settings, limits=LIMITS, watch=fetching) as client,
+        private_folder() as folder,
+    ):
         for value in options.database:
             read = read_given(value, wanted, client, folder)
             advisories += read.advisories
@@ -245,7 +252,7 @@ def look(name: str, engine_name: str | None, facts: Facts) -> Looked:
             hint=f"`{engine.name} images` lists what there is; one of a registry has to be pulled first",
         )
     say(f"asking {reference} what is in it")
-    with engine.container(image.reference) as container:
+    with DISPLAY.task("reading", log=False), engine.container(image.reference) as container:
         found = list_packages(container)
         archives = container.run(("/bin/sh", "-c", SOURCES_OF_IMAGE)).output
     plan = _plan(image.labels.get(TITLE, ""), facts)
