@@ -46,7 +46,6 @@ _TRAINER_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Class of the third line, in small letters -> its fields (sagemaker.train.distributed)."""
 
 GROUPS = "instance_groups"
-FRAMEWORKS = ("pytorch", "tensorflow", "mxnet")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,8 @@ def translate(
     """Translate a ``distribution``, given as decoded JSON.
 
     groups: the cluster. facts: the table of instance types. entry_point: "" if not known. framework: whose estimator,
-    one of FRAMEWORKS. A ``parameters`` that is the path of a file has to be read and put in place by the caller.
+    pytorch, tensorflow or mxnet. A ``parameters`` that is the path of a file has to be read and put in place by the
+    caller.
     """
     if distribution is None:
         distribution = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,8 +15,6 @@ SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
 TYPES = {"base": "operating-system", "launcher": "application", "image": "container", "file": "file"}
 """The format's words for what is no library."""
-
-SINGLE = re.compile(r"[\w.+-]+")
 
 
 def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
