@@ -132,12 +132,14 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def freeze(folder: Path) -> None:
-    """Copy what a build reads of the checkout, with cache mounts of its own."""
+def freeze(folder: Path, *, own_caches: bool = True) -> None:
+    """Copy what a build reads of the checkout; by default with cache mounts of its own."""
     skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", ".ruff_cache", ".mypy_cache")
     for name in FROZEN:
         shutil.copytree(ROOT / name, folder / name, ignore=skipped)
     shutil.copy2(ROOT / "build.py", folder / "build.py")
+    if not own_caches:
+        return
     changed = 0
     for path in (folder / "templates").rglob("*.j2"):
         text = path.read_text(encoding="utf-8")

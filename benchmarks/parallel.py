@@ -20,6 +20,7 @@ import sys
 import tempfile
 import tomllib
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def write_targets(root: Path, facts: Facts) -> str:
-    """Give the copied facts four targets that differ in their base images; returns a suffix of the bases' names."""
+def write_targets(root: Path, facts: Facts, names: Sequence[str] = NAMES) -> str:
+    """Give the copied facts targets that differ in their base images; returns a suffix of the bases' names."""
     suffix = uuid.uuid4().hex[:6]
     row = next(row for row in facts.targets if (row.framework, row.cuda) == (LIKE, CELL) and row.built)
     plan = make_plan(request_for(row, facts), facts)
@@ -112,7 +113,7 @@ def write_targets(root: Path, facts: Facts) -> str:
     text = bases.read_text(encoding="utf-8")
     base_block = next(part for part in text.split("[[base]]")[1:] if f'name = "{row.base}"' in part)
     targets = f'framework = "{FRAMEWORK}"\nsummary = "no framework: for a benchmark"\n'
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(names):
         new = f"{row.base}{name}{suffix}"
         # The name of the base image follows from the row: another image text makes it another one.
         block = base_block.replace(f'"{row.base}"', f'"{new}"').replace('image = "', f'image = "{new}/')
