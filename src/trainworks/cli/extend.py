@@ -82,12 +82,14 @@ class Extension:
     """An extension before it is built.
 
     Attributes:
+        engine: Which has the base image.
         image: The base image.
         plan: What is made of it.
         rendering: The build context.
         lock: The file with the hash-locked requirements, where it is ours and not the user's own.
     """
 
+    engine: Engine
     image: BuiltImage
     plan: ExtensionPlan
     rendering: Rendering
@@ -176,13 +178,14 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
     return Extended(report=report, broken=broken if failed else None)
 
 
-def plan_extension(options: Namespace, template: str, engine: Engine, environment: Mapping[str, str]) -> Extension:
+def plan_extension(options: Namespace, template: str, environment: Mapping[str, str]) -> Extension:
     """Return what an extension that was made already was made from; raises as ``extend`` does.
 
     Its lock has to be there: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
-    return _plan(_read_inputs(options, settings), engine, template, settings, environment, options, resolving=False)
+    inputs = _read_inputs(options, settings)
+    return _plan(inputs, choose(options.engine), template, settings, environment, options, resolving=False)
 
 
 def _plan(
@@ -210,7 +213,7 @@ def _plan(
         files=inputs.source.files,
         entry_point=inputs.entry_point,
     )
-    return Extension(image=image, plan=plan, rendering=render_extension(plan, template), lock=lock)
+    return Extension(engine=engine, image=image, plan=plan, rendering=render_extension(plan, template), lock=lock)
 
 
 def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:

@@ -16,7 +16,7 @@ from trainworks.cli.progress import DISPLAY
 from trainworks.engine import choose
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import OutputError, ProofError, TrainworksError
+from trainworks.errors import OutputError, ProofError
 from trainworks.facts.load import load
 from trainworks.imagetest.packages import Answer
 from trainworks.imagetest.questions import list_packages
@@ -96,11 +96,10 @@ def extension_subject(options: Namespace, root: Path, environment: Mapping[str, 
         ProofError: There is no such image, or it was made from something else than what is here now.
     """
     template = _text(root / "templates" / TEMPLATE)
-    engine = choose(options.engine)
     # The folder of ``--output`` is the proof's here, not the build context's.
     choice = Namespace(**{**vars(options), "tag": options.target, "output": None})
-    extension = plan_extension(choice, template, engine, environment)
-    plan, rendering = extension.plan, extension.rendering
+    extension = plan_extension(choice, template, environment)
+    engine, plan, rendering = extension.engine, extension.plan, extension.rendering
     image = _built(engine, plan.tag, rendering, "build.py extend")
 
     def look() -> Contents:
@@ -152,17 +151,15 @@ def _target_contents(
 def _base_components(reference: str, image: BuiltImage, engine: Engine, root: Path) -> tuple[Component, ...]:
     """Return what is in an image that was extended; hashes and downloads only where this checkout built it."""
     found = _ask(engine, reference)
-    try:
-        facts = load(root)
-        (row,) = rows_named([image.labels.get(TITLE_LABEL, "")], facts)
-        plan = make_plan(request_for(row, facts), facts)
-        rendering = render(plan, facts)
-    except TrainworksError:
-        rendering = None
-    if rendering is None or image.labels.get(INPUTS_LABEL) != rendering.digest:
-        say(f"  {reference} was not built from this checkout as it is now: its files' hashes are not known here")
-        return package_components(reference, found, {})
-    return _target_contents(plan, rendering, image, found, engine, root).components
+    facts = load(root)
+    for row in facts.targets:
+        if facts.name_of(row) == image.labels.get(TITLE_LABEL):
+            plan = make_plan(request_for(row, facts), facts)
+            rendering = render(plan, facts)
+            if image.labels.get(INPUTS_LABEL) == rendering.digest:
+                return _target_contents(plan, rendering, image, found, engine, root).components
+    say(f"  {reference} was not built from this checkout as it is now: its files' hashes are not known here")
+    return package_components(reference, found, {})
 
 
 def read_checkout(root: Path, names: Iterable[str]) -> Checkout:
