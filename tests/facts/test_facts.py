@@ -13,7 +13,7 @@ import pytest
 from trainworks.facts.load import load, schemas
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
-from trainworks.plan.resolve import python_patterns
+from trainworks.plan.shares import python_patterns
 from trainworks.plan.versions import artifact_rows, versions_of
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage
-from trainworks.plan.resolve import python_patterns, share_packages
+from trainworks.plan.shares import python_patterns, share_packages
 from trainworks.plan.versions import components_of
 
 CUDA = Cuda(name="cu121", version="12.1", wheel_suffix="cu12", source="made up")

@@ -16,7 +16,7 @@ from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.resolve import BUILDER
+from trainworks.plan.shares import BUILDER
 from trainworks.render.dockerfile import Rendering
 
 MARK = "# Written by trainworks"

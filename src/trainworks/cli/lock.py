@@ -22,7 +22,7 @@ from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
-from trainworks.plan.resolve import BUILDER, distribution_name, python_requirements
+from trainworks.plan.shares import BUILDER, distribution_name, python_requirements
 from trainworks.plan.versions import artifact_rows, components_of, versions_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"

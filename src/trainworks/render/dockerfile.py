@@ -19,7 +19,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, Temp
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.plan.model import ImagePlan, Step
-from trainworks.plan.resolve import BUILDER, OWN_PYTHON
+from trainworks.plan.resolve import OWN_PYTHON
+from trainworks.plan.shares import BUILDER
 from trainworks.render.manifest import render_manifest
 
 INPUTS_LABEL = "trainworks.inputs"

@@ -1,0 +1,145 @@
+"""What an image promises: by the front matter of its recipes, and by its plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from trainworks.errors import FactsError
+from trainworks.facts.rows import Base, CheckRow, Cuda, Facts, Recipe, TargetRow
+from trainworks.plan import checks
+from trainworks.plan.checks import Check
+from trainworks.plan.model import Step
+
+IMAGE = "image"
+"""The name under which promises that belong to no single component are reported."""
+
+CHECK_TYPES: Mapping[str, type[Any]] = {check_type.kind: check_type for check_type in get_args(Check)}
+"""Kinds of promises that a front matter may declare, by the word it uses."""
+
+CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libcupti", "libnvJitLink")
+"""Libraries of the CUDA toolkit whose soname has the toolkit's own major version (CUDA 13's cuSPARSE is still 12)."""
+
+SINGLE_CUDA_LIBRARIES = (
+    *("libcudart", "libcublas", "libcublasLt", "libnvrtc", "libnvJitLink", "libcudnn", "libnccl"),
+    *("libcufft", "libcurand", "libcusolver", "libcusparse"),
+)
+"""Libraries of which two major versions are one too many (Triton's profilers load their own CUPTI, by its path)."""
+
+FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of folders in an image)
+"""Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
+
+DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+"""Libraries that come with the host's driver and are never in an image."""
+
+
+def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str) -> list[Check]:
+    """Return the promises of the recipes' front matters; raises ``FactsError`` with every malformed one."""
+    found: list[Check] = []
+    problems: list[str] = []
+    chosen = {step.component for step in steps}
+    for step in steps:
+        for number, check_row in enumerate(recipes[step.recipe].checks, start=1):
+            if check_row.beside and check_row.beside not in chosen:
+                continue
+            where = f"templates/components/{step.recipe}.j2: check {number} (kind = {check_row.kind!r})"
+            try:
+                found.append(_check(check_row, step, python))
+            except TypeError as error:
+                problems.append(f"{where}: {error}")
+    if problems:
+        raise FactsError(problems)
+    return found
+
+
+def _check(row: CheckRow, step: Step, python: str) -> Check:
+    check_type = CHECK_TYPES.get(row.kind)
+    if check_type is None:
+        raise TypeError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
+    known = {"version": step.version, "version_major": _major(step.version), "python": python}
+    values = {key: _fill(value, known) for key, value in row.values.items()}
+    check: Check = check_type(component=step.component, **values)
+    return check
+
+
+def _fill(value: object, known: Mapping[str, str]) -> object:
+    """Put versions into a text in the place of their names in braces, and make lists of TOML tuples."""
+    if isinstance(value, str):
+        for name, text in known.items():
+            value = value.replace(f"{{{name}}}", text)
+        return value
+    if isinstance(value, list):
+        return tuple(_fill(item, known) for item in value)
+    return value
+
+
+def image_checks(
+    steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, base: Base, cuda: Cuda
+) -> list[Check]:
+    """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
+    found: list[Check] = []
+    for step in steps:
+        if not step.in_image:
+            continue
+        found += [
+            checks.PythonPackageCheck(component=step.component, distribution=package.name, version=package.version)
+            for package in step.python
+        ]
+    system = next(step for step in steps if step.component == "system")
+    package_check = checks.DebianPackageCheck if base.package_manager == "apt" else checks.RpmPackageCheck
+    found += [package_check(component="system", package=package) for package in system.debian]
+    found += [
+        checks.SharedLibrariesCheck(
+            component=IMAGE,
+            roots=("/opt",),
+            provided=DRIVER_LIBRARIES if cuda.version else (),
+        ),
+        checks.SearchPathCheck(component=IMAGE, variable="PATH"),
+        checks.SearchPathCheck(component=IMAGE, variable="LD_LIBRARY_PATH"),
+    ]
+    found += [
+        checks.PathCheck(component=IMAGE, path=path, state="directory")
+        for path in ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output", "/opt/ml/input")
+    ]
+    found += [
+        checks.PathCheck(component=IMAGE, path=path, state="absent")
+        for path in (
+            "/usr/bin/*gcc*",
+            "/usr/bin/cc",
+            "/usr/include/python3*",
+            "/opt/builder",
+            "/var/lib/apt/lists/*_Packages*",
+            "/var/cache/apt/*.bin",
+            "/root/.cache",
+        )
+    ]
+    if cuda.version:
+        versions = dict.fromkeys(CUDA_LIBRARIES, cuda.version)
+        versions |= {f"lib{step.component}": step.version for step in steps if step.component == "cudnn"}
+        libraries = tuple(f"{name}.so.{_major(version)}" for name, version in versions.items() if version)
+        found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cuda.version))
+    found.append(
+        checks.DuplicatePackagesCheck(component=IMAGE, libraries=SINGLE_CUDA_LIBRARIES if cuda.version else ())
+    )
+    found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
+    found += [
+        checks.SecretsCheck(component=IMAGE),
+        checks.SizeCheck(component=IMAGE, megabytes=row.size_budget_megabytes),
+    ]
+    return found
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
+    """Return the promises about all files of the image: that somebody knows them, and that none gives rights away."""
+    owned = [pattern for recipe in recipes for pattern in recipe.owns]
+    owned += [pattern for row in facts.generated_files for pattern in row.paths]
+    allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
+    return [
+        checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
+        checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
+        checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),
+    ]
