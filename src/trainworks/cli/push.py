@@ -157,8 +157,7 @@ def push_image(
         for place in places:
             _chosen_tags(place, tags, str(configuration), day)
     if known is None or not _already_there(known, places, results):
-        with DISPLAY.task("pushing", unit=BYTES) as task:
-            known = _send(engine, image, reference, places, results, task)
+        known = _send(engine, image, reference, places, results)
         _record(engine, image, known, environment)
     for place, result in zip(places, results, strict=True):
         chosen = _chosen_tags(place, tags, known.value()["config"]["digest"], day)
@@ -233,26 +232,32 @@ def _already_there(manifest: Manifest, places: Sequence[Repository], results: Se
 
 
 def _send(
-    engine: Engine,
-    image: BuiltImage,
-    reference: str,
-    places: Sequence[Repository],
-    results: Sequence[Pushed],
-    task: Task,
+    engine: Engine, image: BuiltImage, reference: str, places: Sequence[Repository], results: Sequence[Pushed]
 ) -> Manifest:
     """Send every layer that a repository lacks and the configuration; return the manifest, which nobody has yet."""
     small: dict[str, bytes] = {}
     packed: dict[str, Descriptor] = {}
     read = compressed = 0
-    with tempfile.TemporaryDirectory(prefix="trainworks-push-") as folder, engine.archive(reference) as stream:
+    with (
+        # Layers are packed and sent in turns: what is left follows from how far the packing is.
+        DISPLAY.task("pushing", unit=BYTES, left=lambda: None) as task,
+        DISPLAY.task("packing", image.size, BYTES) as packing,
+        tempfile.TemporaryDirectory(prefix="trainworks-push-") as folder,
+        engine.archive(reference) as stream,
+    ):
+
+        def told(amount: int) -> None:
+            # Archives are a little larger than what is in them.
+            packing.reach(min(image.size, read + amount))
+
         path = Path(folder) / "layer"
         for name, content, is_layer in files_of(stream):
             if not is_layer:
                 small[name] = content.read(SMALL)
                 continue
             started = time.monotonic()
-            with path.open("wb") as file, _unpacked(content) as plain, DISPLAY.task("packing", unit=BYTES) as packing:
-                layer = compress(counted(plain, packing.reach), file)
+            with path.open("wb") as file, _unpacked(content) as plain:
+                layer = compress(counted(plain, told), file)
             read += layer.original_size
             if layer.difference not in packed:
                 compressed += layer.size
