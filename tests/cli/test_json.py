@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -173,6 +174,15 @@ def test_a_lock_that_does_not_fit_is_the_result(checkout: Path, capsys: pytest.C
     assert status == 11
     assert content.keys() == {"problems", "unlocked"}
     assert len(content["problems"]) >= 1
+
+
+def test_an_error_is_one_document_where_nobody_reads_the_text(root: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, str(root / "build.py"), "check", "--only", "nonsense", "--format", "json"]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, timeout=60)
+    os.close(writer)
+    assert (done.returncode, json.loads(done.stdout)["exit_status"]) == (4, 4)
 
 
 def test_nothing_but_the_document_is_on_stdout_of_a_process(root: Path) -> None:

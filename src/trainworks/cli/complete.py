@@ -178,8 +178,9 @@ class Line:
             "--python": self._first("--python"),
             "--sources": self._first("--sources") or (sources.default if sources and sources.default else ""),
         }
-        named = {value for value in self.given.get("", ()) if any(value == name for name in self._names())}
-        for row in self.facts.targets:
+        rows = {self.facts.name_of(row): row for row in self.facts.targets}
+        named = rows.keys() & self.given.get("", ())
+        for name, row in rows.items():
             values = {
                 "--framework": row.framework,
                 "--cuda": row.cuda,
@@ -188,34 +189,28 @@ class Line:
                 "--sources": self.facts.sources_of(row),
             }
             fits = all(not value or option == leaving or values[option] == value for option, value in wanted.items())
-            if fits and (not named or self.facts.name_of(row) in named):
+            if fits and (not named or name in named):
                 yield row
-
-    def _names(self) -> Iterator[str]:
-        return map(self.facts.name_of, self.facts.targets)
 
     def _named(self, placeholder: str, argument: Argument) -> Iterator[Candidate]:
         """Yield the values that a placeholder can stand for."""
-        facts = self.facts if placeholder in FROM_FACTS else None
         if placeholder == "ENGINE":
             from trainworks.engine import ENGINES
 
             yield from map(Candidate, ENGINES)
-        elif facts is None:
-            return
         elif placeholder in ("TARGET", "GLOB"):
-            for row in sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda)):
-                note = f"{row.framework} {row.version}, {row.cuda}, Python {facts.python_of(row)}"
-                yield Candidate(facts.name_of(row), f"{note}, {facts.sources_of(row)}")
+            for row in sorted(self.facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda)):
+                note = f"{row.framework} {row.version}, {row.cuda}, Python {self.facts.python_of(row)}"
+                yield Candidate(self.facts.name_of(row), f"{note}, {self.facts.sources_of(row)}")
         elif placeholder == "FRAMEWORK":
             yield from _distinct((row.framework, "") for row in self._rows("--framework"))
         elif placeholder == "CELL":
-            cells = ((row.cuda, facts.cuda_by_name[row.cuda].version) for row in self._rows("--cuda"))
+            cells = ((row.cuda, self.facts.cuda_by_name[row.cuda].version) for row in self._rows("--cuda"))
             yield from _distinct((cell, f"CUDA {version}" if version else "") for cell, version in cells)
         elif placeholder == "VERSION":
             yield from _distinct((row.version, row.framework) for row in self._rows("--framework-version"))
         elif placeholder == "PYTHON":
-            yield from _distinct((facts.python_of(row), "") for row in self._rows("--python"))
+            yield from _distinct((self.facts.python_of(row), "") for row in self._rows("--python"))
         elif placeholder == "COMPONENT":
             yield from self._components(without="--without" in argument.names)
 
@@ -227,9 +222,6 @@ class Line:
         for name, component in found.items():
             if not component.required and component.default == without:
                 yield Candidate(name, component.summary)
-
-
-FROM_FACTS = frozenset({"TARGET", "GLOB", "FRAMEWORK", "CELL", "VERSION", "PYTHON", "COMPONENT"})
 
 
 def _takes_value(argument: Argument) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainworks.cli.commands import BUILD, COMMANDS, command_named
-from trainworks.cli.output import put, silence
+from trainworks.cli.output import put_json, silence
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.plan.names import nearest
 
@@ -46,6 +45,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     except BrokenPipeError:
         # Nobody reads our progress any more (`2>&1 | head`): what it was about has been stopped, as by Ctrl-C.
         silence(sys.stderr)
+        _say_error(InterruptionError(), as_json=as_json)
         return InterruptionError.exit_status
     except OSError as error:
         # A disk that is full, or a folder that may not be written, where no layer expected it.
@@ -85,6 +85,10 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
 
     if as_json and not error.reported:
         content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        put(json.dumps({**content, "exit_status": error.exit_status}, indent=2) + "\n")
+        put_json({**content, "exit_status": error.exit_status})
     said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
-    sys.stderr.write(said + "\n")
+    try:
+        sys.stderr.write(said + "\n")
+    except BrokenPipeError:
+        # Nobody reads it; the exit status says it all the same.
+        silence(sys.stderr)
