@@ -3,8 +3,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# As many processes as there are cores, and at most four: each of them imports all tests first.
-PARALLEL := --numprocesses auto --maxprocesses 4
+# As many processes as there are cores, and at most four, because each imports all tests first. What the tests of a file
+# share is made once: they stay together.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: image test test-quick check docs site golden benchmark setup engine engines peers clean
 

@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 UPDATE = "TRAINWORKS_UPDATE_GOLDEN"
 
+# A hundred tests start `build.py`: it is compiled once, also where this shell wants no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:

@@ -29,6 +29,16 @@ def appended(name: str, file: str, text: str, said: str) -> Damage:
 
 LOCK = "images/lock/pytorch-2.4.1-cu121-py311-debian12.toml"
 
+
+@pytest.fixture
+def checkout(checkout: Path) -> Path:
+    """Give a checkout with one target's lock: to read fifty more of the same would take most of the time."""
+    for path in (checkout / "images" / "lock").iterdir():
+        if path != checkout / LOCK:
+            path.unlink()
+    return checkout
+
+
 DAMAGES = (
     Damage(
         "a number for a text",
