@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from cli.terminal import Terminal
 from conftest import ROOT
 from engine.helpers import LOGS
-from trainworks.cli.progress import BYTES, LOG_SECONDS, Display, counted
+from trainworks.cli.many import texts_of
+from trainworks.cli.progress import BYTES, LOG_SECONDS, RELAY, Display, counted
 from trainworks.cli.report import LONGEST_BAR, bar, clock, row
 
 # The numbers.
@@ -98,7 +100,7 @@ def test_nobody_knows_when_unequal_things_are_done() -> None:
     with Display(io.StringIO(), clock=ticks).task("checking", 10, "checks") as task:
         ticks.now += 60
         task.advance(5)
-        assert (task.left, task.rate, task.amount) == (None, 0, "5 of 10 checks")
+        assert (task.left, task.rate, task.counts) == (None, 0, "5 of 10 checks")
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 500))))
@@ -248,6 +250,55 @@ def test_a_file_gets_lines(tmp_path: Path) -> None:
         text.splitlines()[-1]
         == "  torch                   2.1 s  RUN echo sec > /two && sleep 2 && printf 'no newline'"
     )
+
+
+def test_a_process_that_is_shown_by_another_one_tells_where_it_is() -> None:
+    child = subprocess.Popen(
+        (sys.executable, "-c", BUILD),
+        env={**os.environ, RELAY: "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    with child:
+        assert child.stderr is not None
+        texts = list(texts_of(child.stderr))
+    assert child.returncode == 0
+    states = [text for text, is_line in texts if not is_line]
+    assert states[0] == "0 of 6 steps"
+    assert "1 of 6 steps, system" in states
+    assert states[-1] == "6 of 6 steps"
+    assert [text.split()[0] for text, is_line in texts if is_line] == ["system", "十年樹木", "system", "torch"]
+
+
+def test_a_failed_target_says_its_last_words_and_is_counted(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with Terminal((sys.executable, "-c", BLOCK, str(gate)), columns=100) as mine:
+        mine.read(lambda now: any("slow  3 of 6 steps" in line for line in now.shown))
+        assert next(line for line in mine.shown if line.startswith("running")).endswith("1 failed")
+        assert mine.shown[:3] == ["bad: step 1", "bad: error: no", "bad: failed: error: no"]
+        gate.write_text("go on")
+        assert mine.finish() == 0
+        assert mine.shown[-1] == "slow: done"
+        assert "step 7" not in mine.text
+
+
+BLOCK = """
+import sys
+from trainworks.cli.many import Block, Job, Runner
+
+def job(name, program):
+    return Job(name=name, argv=(sys.executable, "-c", program))
+
+bad = "import sys; print('step 1', file=sys.stderr); print('error: no', file=sys.stderr); sys.exit(7)"
+slow = "import sys; print('step 7', file=sys.stderr); print('3 of 6 steps', end=chr(13), file=sys.stderr, flush=True); "
+slow += f"open({sys.argv[1]!r}).read(); print('{{}}')"
+block = Block(verbose=False)
+with block.shown([], 2):
+    Runner(block.said, block.moved).run([job("bad", bad), job("slow", slow)], 1, merges=True, take=block.ended)
+"""
+"""Two targets, one after the other: one that fails, one that waits until a pipe is written to."""
 
 
 def test_many_targets_have_a_row_each() -> None:

@@ -47,7 +47,7 @@ class BuildProgress:
                 seconds = now - started
             self.ended(event, seconds)
         if self._task is not None and event.state != "output":
-            self._task.note = ", ".join(dict.fromkeys(component for component, _ in self.running if component))
+            self._task.present = ", ".join(dict.fromkeys(component for component, _ in self.running if component))
             self._task.reach(self.tally.done)
 
     def ended(self, event: StepEvent, seconds: float | None) -> None:

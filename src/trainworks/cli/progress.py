@@ -54,6 +54,7 @@ class Task:
         there: How much of that was done before, and took no time.
         about: Whether the total is an estimate.
         note: What is to be said beside the numbers.
+        present: What is worked on now, for those who do not see the rows below.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Task:
         self.title, self.total, self.unit = title, total, unit
         self.done = self.there = 0
         self.about = False
-        self.note = ""
+        self.note = self.present = ""
         self._display = display
         self._log = log
         self._rows = rows
@@ -92,8 +93,9 @@ class Task:
     def reach(self, done: int) -> None:
         """Say how much is done; less than before where something has to be done once more."""
         now = self._display.clock()
+        # Never empty, and never changed in place but at its ends: another thread paints from it.
         if done < self.done:
-            self._samples.clear()
+            self._samples = deque([(now, done)])
         self.done = done
         self._samples.append((now, done))
         while len(self._samples) > 1 and self._samples[1][0] <= now - RATE_SECONDS:
@@ -126,7 +128,7 @@ class Task:
         return max(0, self.total - self.done) * self.elapsed / worked
 
     @property
-    def amount(self) -> str:
+    def counts(self) -> str:
         """How much is done of how much; ``""`` where there is nothing to count."""
         about = "about " if self.about else ""
         if self.unit == BYTES:
@@ -137,7 +139,7 @@ class Task:
         """Return where it is, for a log."""
         rate, left = self.rate, self.left
         parts = (
-            self.amount,
+            self.counts,
             f"{amount(int(rate))}/s" if rate else "",
             clock(self.elapsed),
             f"about {clock(left)} left" if left else "",
@@ -147,18 +149,18 @@ class Task:
 
     def lines(self, width: int) -> list[str]:
         """Return where it is, for a terminal of so many columns; lines below the first one may be longer."""
-        rate, left, below = self.rate, self.left, self._rows()
+        rate, left = self.rate, self.left
         first = row(
             self.title,
             self.done / self.total if self.total else None,
-            self.amount,
+            self.counts,
             width=width,
             left=f"~{clock(left)} left" if left else "",
             elapsed=clock(self.elapsed),
             rate=f"{amount(int(rate))}/s" if rate else "",
-            note="" if below else self.note,
+            note=self.note,
         )
-        return [first, *below]
+        return [first, *self._rows()]
 
 
 class Display:
@@ -214,6 +216,7 @@ class Display:
             self._tasks.append(mine)
         try:
             self._show()
+            self.changed()
             yield mine
         finally:
             # An impatient user's second Ctrl-C must not leave a terminal without its cursor.
@@ -259,7 +262,9 @@ class Display:
         if not self._relays:
             return
         with self._lock:
-            texts = [", ".join(filter(None, (task.amount or task.title, task.note))) for task in self._tasks]
+            texts = [
+                ", ".join(filter(None, (task.counts or task.title, task.present, task.note))) for task in self._tasks
+            ]
             if (state := "; ".join(texts)) != self._state:
                 self._state = state
                 self.stream.write(f"{state}\r")

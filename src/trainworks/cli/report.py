@@ -1,4 +1,4 @@
-"""What a person sees: progress of builds on stderr, results on stdout, errors as a paragraph and a hint."""
+"""How things are written for people: sizes, times, errors, and how far a piece of work is."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def row(
     lengths = {"amount": len(amount), "title": len(title), "left": len(left)}
     lengths |= {"bar": 0 if fraction is None else SHORTEST_BAR}
     lengths |= {"elapsed": len(elapsed), "rate": len(rate), "note": len(note)}
-    shown: dict[str, int] = {}
+    shown: set[str] = set()
     used = -len(GAP)
     # What matters most comes first.
     for name, length in lengths.items():
         if length and used + len(GAP) + length <= width:
-            shown[name] = length
+            shown.add(name)
             used += len(GAP) + length
     drawn = bar(fraction or 0.0, min(SHORTEST_BAR + width - used, LONGEST_BAR))
     parts = {
@@ -86,8 +86,13 @@ def row(
 
 
 GAP = "  "
+"""Between the parts of a row."""
+
 SHORTEST_BAR = 6
+"""Columns; where there are fewer, there is no bar."""
+
 LONGEST_BAR = 40
+"""Columns."""
 
 
 def bar(fraction: float, width: int) -> str:
