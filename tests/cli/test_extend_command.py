@@ -18,7 +18,7 @@ from trainworks.errors import LockError
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.secrets import Finding, added
-from trainworks.plan.extend import BaseImage, Distribution
+from trainworks.plan.requirements import BaseImage, Distribution
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (

@@ -11,18 +11,8 @@ import pytest
 
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck, SecretsCheck
-from trainworks.plan.extend import (
-    BaseImage,
-    Distribution,
-    EntryPoint,
-    check_foreign,
-    check_names,
-    conflicts,
-    find_entry_point,
-    locked_versions,
-    make_extension,
-    read_requirements,
-)
+from trainworks.plan.extend import EntryPoint, check_foreign, check_names, find_entry_point, make_extension
+from trainworks.plan.requirements import BaseImage, Distribution, conflicts, locked_versions, read_requirements
 from trainworks_launcher.entry import choose_entry_point
 from trainworks_launcher.errors import Problem
 from trainworks_launcher.source import look_at_code

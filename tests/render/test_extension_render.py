@@ -12,7 +12,8 @@ import pytest
 from trainworks.facts.rows import SourceFile
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.plan.extend import BaseImage, Distribution, EntryPoint, ExtensionPlan, make_extension
+from trainworks.plan.extend import EntryPoint, ExtensionPlan, make_extension
+from trainworks.plan.requirements import BaseImage, Distribution
 from trainworks.render.dockerfile import Rendering
 from trainworks.render.extend import TEMPLATE, render_extension
 

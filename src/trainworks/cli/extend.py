@@ -43,17 +43,19 @@ from trainworks.imagetest.run import run_checks
 from trainworks.plan.extend import (
     CODE_FOLDER,
     PROJECT_FILES,
-    BaseImage,
-    Distribution,
     EntryPoint,
     ExtensionPlan,
-    Requirement,
     check_foreign,
     check_names,
-    conflicts,
     find_entry_point,
-    locked_versions,
     make_extension,
+)
+from trainworks.plan.requirements import (
+    BaseImage,
+    Distribution,
+    Requirement,
+    conflicts,
+    locked_versions,
     read_requirements,
 )
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering

@@ -31,7 +31,7 @@ class InstalledDistribution(TypedDict):
 
 
 class Interpreter(TypedDict):
-    """What ``trainworks.plan.extend.BaseImage`` says of the image's Python."""
+    """What ``trainworks.plan.requirements.BaseImage`` says of the image's Python."""
 
     python: str
     version: str
