@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,20 +38,24 @@ def assert_trained(output: str, world: int, folder: Path) -> None:
     assert not (folder / "output" / "failure").exists()
 
 
-def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path) -> None:
-    """Train in one container for each of two hosts, on a private network, and assert that both end well."""
+def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path]) -> str:
+    """Run a job in one container for each host, on a private network; assert that all end well, return what they said.
+
+    Args:
+        reference: The image.
+        network: The private network.
+        folders: /opt/ml of each host, by the host's name.
+    """
     import docker
 
-    hosts = ("algo-1", "algo-2")
     client = docker.from_env()
     with ExitStack() as stack:
         stack.callback(client.close)
         containers = []
-        for host in hosts:
-            ml = prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts))
+        for host, folder in folders.items():
             # As on the platform: the name resolves on the network, and the container's own hostname is another.
             container = client.containers.create(
-                reference, ["train"], volumes={str(ml): {"bind": "/opt/ml", "mode": "rw"}}
+                reference, ["train"], volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}}
             )
             stack.callback(container.remove, force=True)
             client.networks.get("bridge").disconnect(container)
@@ -60,8 +65,15 @@ def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path) ->
             container.start()
         statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
         logs = [container.logs().decode(errors="replace") for container in containers]
-    assert statuses == [0, 0], "\n".join(log[-3000:] for log in logs)
-    assert_trained("".join(logs), 2, folder / "algo-1")
+    assert statuses == [0] * len(folders), "\n".join(log[-3000:] for log in logs)
+    return "".join(logs)
+
+
+def train_on_two_hosts(reference: str, network: Any, mode: str, folder: Path) -> None:
+    """Train the digits example on two hosts, and assert that both end well."""
+    hosts = ("algo-1", "algo-2")
+    folders = {host: prepare(folder / host, mode, processes=1, host=host, hosts=",".join(hosts)) for host in hosts}
+    assert_trained(run_on_hosts(reference, network, folders), 2, folder / "algo-1")
     assert (folder / "algo-2" / "output" / "success").exists()
     # One model, and it is the leader's: only rank 0 writes it.
     assert not any((folder / "algo-2" / "model").iterdir())

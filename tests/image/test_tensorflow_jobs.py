@@ -6,12 +6,12 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from image.jobs import run_on_hosts
 from image.support import ROOT, BuiltByCommand, build_once
 from trainworks.engine.protocol import Mount
 
@@ -89,26 +89,7 @@ def test_a_tensorflow_for_another_cuda_than_the_images_is_noticed(
 def test_two_hosts_train_together_by_tensorflows_own_strategy(
     tensorflow_image: BuiltByCommand, network: Any, tmp_path: Path
 ) -> None:
-    import docker
-
     hosts = ("algo-1", "algo-2")
-    client = docker.from_env()
-    with ExitStack() as stack:
-        stack.callback(client.close)
-        containers = []
-        for host in hosts:
-            folder = prepare(tmp_path / host, MIRRORED, hosts, host)
-            container = client.containers.create(
-                tensorflow_image.reference, ["train"], volumes={str(folder): {"bind": "/opt/ml", "mode": "rw"}}
-            )
-            stack.callback(container.remove, force=True)
-            client.networks.get("bridge").disconnect(container)
-            network.connect(container, aliases=[host])
-            containers.append(container)
-        for container in containers:
-            container.start()
-        statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
-        logs = [container.logs().decode(errors="replace") for container in containers]
-    assert statuses == [0, 0], "\n".join(log[-3000:] for log in logs)
-    assert_trained("".join(logs), 2, tmp_path / "algo-1")
+    folders = {host: prepare(tmp_path / host, MIRRORED, hosts, host) for host in hosts}
+    assert_trained(run_on_hosts(tensorflow_image.reference, network, folders), 2, tmp_path / "algo-1")
     assert not any((tmp_path / "algo-2" / "model").iterdir())
