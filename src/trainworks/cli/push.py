@@ -264,7 +264,7 @@ def _send(
                 packed[layer.difference] = {"mediaType": IMAGE_LAYER, "digest": layer.digest, "size": layer.size}
                 # Nobody knows how large a layer gets before it is packed: the others are taken to be like those so far.
                 rest = max(0, image.size - read)
-                task.total, task.about = (compressed + compressed * rest // read) * len(places), bool(rest)
+                task.total, task.about = (compressed + compressed * rest // max(read, 1)) * len(places), bool(rest)
                 blob = _Blob(f"layer {len(packed)}", layer.digest, layer.size, lambda: path.open("rb"), started)
                 for place, result in zip(places, results, strict=True):
                     sources = [each.name for each in places if each.registry is place.registry and each is not place]
@@ -320,7 +320,7 @@ def _deliver(blob: _Blob, place: Repository, sources: Sequence[str], result: Pus
 
         @contextlib.contextmanager
         def opened() -> Iterator[IO[bytes]]:
-            if result.there_bytes and not (result.sent_bytes or mine.done):
+            if result.layers["there"] and not (result.sent_bytes or mine.done):
                 say(f"  resumed at {megabytes(result.there_bytes)}, which {place} has already")
             # From its beginning, also where an attempt broke off.
             sent(0)
