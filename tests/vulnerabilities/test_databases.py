@@ -78,6 +78,15 @@ def test_only_advisories_about_the_image_are_kept(client: Client, tmp_path: Path
     assert sum(read.counts.values()) == len(REAL)
 
 
+def test_one_file_that_is_no_advisory_does_not_cost_the_others(client: Client, tmp_path: Path) -> None:
+    odd = {"id": "A", "affected": [{"package": {"ecosystem": "PyPI", "name": "torch"}, "ranges": [{"events": 1}]}]}
+    path = tmp_path / "all.zip"
+    path.write_bytes(zipped([odd, *REAL]))
+    read = read_given(str(path), WANTED, client, tmp_path)
+    assert len(read.advisories) == len(REAL)
+    assert read.unreadable.startswith("1 without an advisory in the OSV format, first all.zip: A.json: ")
+
+
 def test_a_database_at_an_address(client: Client, server: Server, tmp_path: Path) -> None:
     address = server.serve("/all.zip", ZIP)
     assert len(read_given(address, WANTED, client, tmp_path).advisories) == 4

@@ -33,12 +33,14 @@ class Read:
         advisories: Those about wanted packages.
         counts: How many advisories it has of each ecosystem.
         modified: When the newest of them was changed, as it is written; ``""`` where none says it.
+        unreadable: How many of its files are no advisories, and what is wrong with the first; ``""`` where all are.
     """
 
     name: str
     advisories: tuple[Advisory, ...]
     counts: Mapping[str, int]
     modified: str
+    unreadable: str = ""
 
 
 def read_given(value: str, wanted: Collection[tuple[str, str]], client: Client, folder: Path) -> Read:
@@ -138,14 +140,15 @@ def _download(row: Database, copy: Path, wanted: Collection[tuple[str, str]], cl
 
 
 def read_database(path: Path, name: str, wanted: Collection[tuple[str, str]]) -> Read:
-    """Read a zip, a JSON file or a folder of either.
+    """Read a zip, a JSON file or a folder of either. One file that is no advisory does not cost all the others.
 
     Raises:
-        OutputError: It cannot be read, or something in it is no advisory; says what.
+        OutputError: It cannot be read, or nothing in it is an advisory; says why.
     """
     advisories: list[Advisory] = []
     counts: Counter[str] = Counter()
     modified = ""
+    others: list[str] = []
     for member, content in _files(path):
         where = f"{name}: {member}" if member else name
         try:
@@ -153,13 +156,16 @@ def read_database(path: Path, name: str, wanted: Collection[tuple[str, str]]) ->
             advisory = read_advisory(value, name, wanted)
             ecosystems = ecosystems_of(value)
         except (ValueError, RecursionError) as error:
-            reason = str(error) if isinstance(error, MalformedAdvisoryError) else "no JSON"
-            raise OutputError(f"{where}: {reason}", hint=GIVE) from None
+            others.append(f"{where}: {error if isinstance(error, MalformedAdvisoryError) else 'no JSON'}")
+            continue
         if advisory is not None:
             advisories.append(advisory)
         counts.update(ecosystems)
         modified = max(modified, str(value.get("modified") or ""))
-    return Read(name=name, advisories=tuple(advisories), counts=counts, modified=modified)
+    if others and not counts:
+        raise OutputError(others[0], hint=GIVE)
+    unreadable = f"{len(others)} without an advisory in the OSV format, first {others[0]}" if others else ""
+    return Read(name=name, advisories=tuple(advisories), counts=counts, modified=modified, unreadable=unreadable)
 
 
 def _files(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -123,7 +123,7 @@ class Report:
         found: Open and ignored findings.
         compared: Each ecosystem of the image.
         unmatched: What no database is about: kind of package URL to names with versions.
-        unreadable: Advisories whose versions cannot be read.
+        unreadable: Files of databases that are no advisories, and advisories whose versions cannot be read.
         pages: Where to read about a vulnerability, by ecosystem.
         time: Of the report, in seconds since 1970.
     """
@@ -157,6 +157,7 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
     sources: dict[str, list[str]] = {each: [] for each in ecosystems}
     missing: dict[str, list[str]] = {each: [] for each in ecosystems}
     advisories: list[Advisory] = []
+    unreadable: list[str] = []
     fetching = Fetching()
     with (
         fetching.shown("fetching"),
@@ -166,6 +167,7 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
         for value in options.database:
             read = read_given(value, wanted, client, folder)
             advisories += read.advisories
+            unreadable += filter(None, [read.unreadable])
             _note(read, "", sources)
         for row in () if options.database else facts.databases:
             own = [each for each in ecosystems if each.partition(":")[0] == row.name]
@@ -178,6 +180,7 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
                     missing[each].append(error.message)
                 continue
             advisories += read.advisories
+            unreadable += filter(None, [read.unreadable])
             _note(read, age, sources)
     if options.archive:
         for ecosystem in ecosystems:
@@ -202,7 +205,7 @@ def find(options: Namespace, facts: Facts, environment: Mapping[str, str]) -> Re
             for each, number in sorted(ecosystems.items())
         ),
         unmatched=unmatched,
-        unreadable=matches.unreadable,
+        unreadable=(*unreadable, *matches.unreadable),
         pages={each: _page(each, facts) for each in ecosystems},
         time=now,
     )
