@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lock.servers import Server, serving
-from trainworks.cli.vulnerabilities import security_updates
+from trainworks.cli.security_updates import security_updates
 from trainworks.errors import HostError
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSettings, AptSource

@@ -15,7 +15,7 @@ from cyclonedx.model.bom import Bom
 
 from proof.support import cyclonedx_problems
 from trainworks.cli import main
-from trainworks.cli.vulnerabilities import read_bill, split_reference
+from trainworks.cli.looking import read_bill, split_reference
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from vulnerabilities.support import PACKAGES, REAL, advisory, affected, bill, written, zipped

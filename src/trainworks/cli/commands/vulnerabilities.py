@@ -106,7 +106,8 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Report on an image."""
-    from trainworks.cli.vulnerabilities import as_error, as_text, as_values, as_vex, attach_report, find
+    from trainworks.cli.vulnerabilities import attach_report, find
+    from trainworks.cli.vulnerability_report import as_error, as_text, as_values, as_vex
     from trainworks.facts.load import load
 
     report = find(options, load(root), os.environ)
