@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.cli import main
-from trainworks.cli.extend import resolve
+from trainworks.cli.extension_lock import resolve
 from trainworks.cli.source import read_source
 from trainworks.errors import LockError
 from trainworks.host.pip import PipSettings
