@@ -137,7 +137,8 @@ class Tunnel:
         self.asked: list[str] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -151,7 +152,10 @@ class Tunnel:
         with client, contextlib.suppress(OSError):
             head = b""
             while b"\r\n\r\n" not in head:
-                head += client.recv(4096)
+                more = client.recv(4096)
+                if not more:
+                    return
+                head += more
             self.asked.append(head.split()[1].decode())
             with socket.create_connection(("127.0.0.1", self._target)) as server:
                 client.sendall(b"HTTP/1.1 200 here it is\r\n\r\n")
@@ -169,4 +173,7 @@ class Tunnel:
             target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        # A thread that waits at a closed socket would take the connections of the next one that gets its number.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         self._listener.close()
