@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from documented import DOCUMENTED, PAGE
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks.cli.difference import Difference
@@ -96,36 +97,16 @@ def workplace(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY a /a\n", encoding="utf-8")
 
 
-def rows_of(page: str) -> dict[str, tuple[str, set[str]]]:
-    """Return the kind and the keys of each result that the page documents."""
-    table = re.findall(r"^\| `([^|]+)` \| (list|object) \| (.*) \|$", page, re.MULTILINE)
-    return {
-        command.replace("`", ""): (kind, _keys(keys.partition(": a list with")[0])) for command, kind, keys in table
-    }
-
-
-def _keys(text: str) -> set[str]:
-    """Return the keys of the result itself, without those of its parts in parentheses."""
-    return set(re.findall(r"`([a-z_0-9]+)`", re.sub(r"\([^)]*\)", "", text)))
-
-
-@pytest.fixture(scope="module")
-def documented(root: Path) -> dict[str, tuple[str, set[str]]]:
-    return rows_of((root / "docs" / "json.md").read_text(encoding="utf-8"))
-
-
 def document(words: Sequence[str], root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
     status = main([*words, "--format", "json"], root)
     return status, json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", RESULTS)
-def test_results_are_as_documented(
-    command: str, documented: dict[str, tuple[str, set[str]]], checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_as_documented(command: str, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, content = document(RESULTS[command], checkout, capsys)
     assert status in (0, 14)
-    kind, keys = documented[command]
+    kind, keys = DOCUMENTED[command]
     assert type(content).__name__ == {"list": "list", "object": "dict"}[kind]
     assert set(content[0] if kind == "list" else content) == keys
 
@@ -150,19 +131,18 @@ def test_every_command_is_walked_and_takes_the_option() -> None:
         assert any("--format" in each.names and "json" in each.choices for each in grammar_of(name).arguments()), name
 
 
-def test_every_command_is_documented(documented: dict[str, tuple[str, set[str]]]) -> None:
-    assert {row.split()[0] for row in documented} == set(COMMANDS)
+def test_every_command_is_documented() -> None:
+    assert {row.split()[0] for row in DOCUMENTED} == set(COMMANDS)
 
 
-def test_results_of_engines_and_registries_are_as_documented(documented: dict[str, tuple[str, set[str]]]) -> None:
+def test_results_of_engines_and_registries_are_as_documented() -> None:
     def fields(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}
 
-    assert documented["diff"][1] == fields(Difference) | {"folders"}
-    assert documented["report"][1] == fields(SizeReport) | {"schema", "growth"}
-    assert documented["verify"][1] == fields(Verified) | {"image"}
-    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
-    pushed = re.search(r"`push` .*a list with ((?:`\w+` ?)+)", page)
+    assert DOCUMENTED["diff"][1] == fields(Difference) | {"folders"}
+    assert DOCUMENTED["report"][1] == fields(SizeReport) | {"schema", "growth"}
+    assert DOCUMENTED["verify"][1] == fields(Verified) | {"image"}
+    pushed = re.search(r"`push` .*a list with ((?:`\w+` ?)+)", PAGE)
     assert pushed is not None
     assert set(re.findall(r"`(\w+)`", pushed[1])) == fields(Pushed)
 

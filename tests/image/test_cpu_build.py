@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from documented import promised
 from image.support import ROOT, BuiltByCommand, build_command
 from trainworks.cli.build import build_image
 from trainworks.cli.build_progress import BuildProgress
@@ -51,6 +52,10 @@ def test_every_promise_is_kept_and_said_in_one_line(image: BuiltByCommand) -> No
     assert len(checks) == len(set(plan.checks))
     assert sum(line.startswith("ok  ") for line in image.progress.splitlines()) == len(checks)
     assert image.report["size"] <= plan.budget_megabytes * 1_000_000
+
+
+def test_the_result_has_the_documented_keys(image: BuiltByCommand) -> None:
+    assert set(image.report) == promised("build", "pushed")
 
 
 def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from documented import promised
 from image.support import ROOT, BuiltByCommand
 from proof.support import cyclonedx_problems, private_text, public_text, read_provenance, spdx_problems
 from trainworks.engine.protocol import BuildRequest, Engine, Secret
@@ -82,6 +83,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, 
     done = project.extend(image.engine, image.reference)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
+    assert set(report) == promised("extend", "dockerfile", "files")
     assert report["requirements"] == ["einops==0.8.1", "greeting==1.0"]
     assert "from this machine's own folders: greeting-1.0-py3-none-any.whl" in done.stderr
     titles = {check["title"] for check in report["checks"] if check["passed"]}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from documented import promised
 from image.support import engine_that_answers
 from trainworks.cli.build import ensure_base
 from trainworks.cli.build_progress import BuildProgress
@@ -59,6 +60,7 @@ class Matrix:
         )
         report: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == report["exit_status"]
+        assert set(report) == promised("build --all, --only")
         return report, done.stderr
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from documented import promised
 from image.support import ROOT, build_once
 from trainworks.engine.protocol import BuildRequest
 
@@ -63,6 +64,7 @@ def changed(base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
 
 def test_a_difference_between_real_images_is_what_was_done(base: str, changed: str, tmp_path: Path) -> None:
     found: dict[str, Any] = json.loads(command(tmp_path, "diff", base, changed, "--format", "json"))
+    assert set(found) == promised("diff")
     assert [(row["name"], row["after"]) for row in found["python"]] == [("networkx", None)]
     assert [(row["name"], row["after"]) for row in found["packages"]] == [("media-types", None)]
     assert found["components"] == []
@@ -83,6 +85,7 @@ def test_a_difference_between_real_images_is_what_was_done(base: str, changed: s
 
 def test_a_size_report_adds_up_and_explains_growth(base: str, changed: str, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(command(tmp_path, "report", base, "--format", "json"))
+    assert set(report) == promised("report")
     parts = {part["component"]: part["size"] for part in report["parts"]}
     # Layers and files are counted by two programs; what a layer wrote a second time is no more than a few files.
     assert report["overwritten"] < report["size"] / 100
