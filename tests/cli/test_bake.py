@@ -1,7 +1,7 @@
-"""``build.py --bake``: the file, held against what bake's reference says of one, and what lies beside it.
+"""``build.py --bake``: the file, held against bake's reference and read by buildx itself, and what lies beside it.
 
-No buildx can be installed where this was written, so no bake has read the file. The schema is made from
-docker/buildx, docs/bake-reference.md (the table of target's attributes) and bake/bake.go (names of targets).
+The schema is made from docker/buildx, docs/bake-reference.md (the table of target's attributes) and bake/bake.go (names
+of targets): it says where something is wrong, also where there is no buildx.
 """
 
 from __future__ import annotations
@@ -98,6 +98,36 @@ def test_the_file_is_what_bakes_reference_says(
     assert not set(content["group"]) & set(content["target"]), "a group hides a target of its name"
     for target in content["target"].values():
         assert (folder / target["context"] / target["dockerfile"]).is_file()
+
+
+def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tmp_path: Path) -> None:
+    program = root / ".cache/buildx/usr/libexec/docker/cli-plugins/docker-buildx"
+    if not program.is_file():
+        pytest.skip("NOT TESTED: no buildx here (tools/set-up-engine all)")
+    folder, content, _ = baked
+    variables = {
+        "REPOSITORY": "registry.example/team",
+        "CACHE": "registry.example/cache",
+        "BASE_DEBIAN12": "debian@sha256:1234",
+    }
+    # What is printed is what would be built; no daemon is asked.
+    done = subprocess.run(
+        (str(program), "bake", "--print"),
+        cwd=folder,
+        env={"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/nowhere", "PATH": "", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)
+    assert set(read["target"]) == set(content["target"])
+    target = read["target"]["pytorch-2_13_0-cpu-py311-debian12"]
+    assert target["tags"] == ["registry.example/team/pytorch-training:2.13.0-cpu-py311-debian12"]
+    assert target["cache-to"] == [f"type=registry,ref=registry.example/cache:{CPU},mode=max"]
+    assert list(target["contexts"].values()) == ["docker-image://debian@sha256:1234"]
+    assert target["secret"] == content["target"]["pytorch-2_13_0-cpu-py311-debian12"]["secret"]
 
 
 def test_everything_that_a_target_names_is_declared_or_there(baked: tuple[Path, dict[str, Any], str]) -> None:
