@@ -98,7 +98,8 @@ def read_drivers(
     fields = _Fields(names.SOURCE_CODE_FILE, source)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
     arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))
-    if command in _OURS:  # ModelTrainer's starter was told to start us: the job is the rest of the file
+    ours = command if command in _OURS else ""
+    if ours:  # ModelTrainer's starter was told to start us: the job is the rest of the file
         command, arguments = "", ()
     elif command and started_by_us:
         advice = "make it the one word train, and name the script as entry_script"
@@ -113,6 +114,9 @@ def read_drivers(
     elif script:
         asked[names.PROGRAM] = script
         asked.update(_distribution(distributed, problems))
+    elif ours:
+        advice = f"set entry_script in SourceCode to the script that {ours} is to start"
+        problems.append(Problem(f"command={ours!r} needs 'entry_script'", names.SOURCE_CODE_FILE, advice))
     else:
         advice = "set entry_script in SourceCode, or a command of your own"
         problems.append(Problem("neither 'entry_script' nor 'command' is given", names.SOURCE_CODE_FILE, advice))

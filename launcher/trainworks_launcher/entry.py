@@ -24,6 +24,11 @@ PROJECT_FILES = ("setup.py", "pyproject.toml")
 """Files at the root of the code that make it a project, the first one that is there (the second one only if it says how
 to build or what: many a pyproject.toml only has settings of a linter)."""
 
+INSTALLED = ".trainworks-installed"
+"""File at the root of the code in an image that ``build.py extend`` made: a JSON object with ``installed``, the names
+of REQUIREMENTS and of the project file whose installation is done, and ``files``, the sha256 of every file of the code
+at that time."""
+
 REMOTE = "s3://"
 """Where code can be fetched from."""
 
@@ -37,7 +42,7 @@ class Code:
     () while the archive is not fetched. executable: those of them with the execute bit. project: which of PROJECT_FILES
     makes it an installable project, "" for none. notes: what a person should know about where it comes from. fetch:
     argv of the program that brings a remote archive here. requirements: the file that is installed before the start, if
-    it is among the entries.
+    it is among the entries. installed: what INSTALLED names, if the code is still as it was then.
     """
 
     directory: str
@@ -48,6 +53,7 @@ class Code:
     notes: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
     requirements: str = REQUIREMENTS
+    installed: tuple[str, ...] = ()
 
     @property
     def remote(self) -> bool:

@@ -174,7 +174,11 @@ _HEADINGS = (
 
 
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
-    """An explanation as a table of ``width`` columns; long values are shortened, long texts wrapped in their column."""
+    """An explanation as a table of ``width`` columns: long values of variables are shortened, long texts wrapped.
+
+    No word is broken, so that all can be copied: a name or a value with a word longer than its column has lines of its
+    own, and a word longer than the table makes its line longer.
+    """
     width = min(max(width, _NARROWEST), _WIDEST)
     lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})"]
     name_width = min(max((len(row.name) for row in rows), default=0), width * 3 // 10)
@@ -188,7 +192,8 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
             continue
         lines += ["", f"{heading}:"]
         for row in chosen:
-            lines += _lines((row.name, _shortened(row.value), row.origin, row.why), widths)
+            value = row.value if kind == "process" else _shortened(row.value)
+            lines += _lines((row.name, value, row.origin, row.why), widths)
     if plan.warnings:
         lines += ["", "Warnings:"]
         for warning in plan.warnings:
@@ -196,16 +201,30 @@ def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _lines(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
     """One row of the table: as many lines as its longest cell needs."""
-    columns = [textwrap.wrap(cell, width, break_on_hyphens=False) or [""] for cell, width in zip(cells, widths)]
-    lines = []
-    for number in range(max(len(column) for column in columns)):
-        parts = [
-            (column[number] if number < len(column) else "").ljust(width) for column, width in zip(columns, widths)
-        ]
+    columns = [_wrapped(cell, width) for cell, width in zip(cells, widths)]
+    name, value = ([] if _fits(column, width) else column for column, width in zip(columns[:2], widths))
+    lines = ["  " + " ".join(name)] if name else []
+    shown = [[""] if alone else column for column, alone in zip(columns[:2], (name, value))] + columns[2:]
+    for number in range(max(len(column) for column in shown)):
+        parts = [(column[number] if number < len(column) else "").ljust(width) for column, width in zip(shown, widths)]
         lines.append("  " + "  ".join(parts).rstrip())
-    return lines
+    below = sum(widths) + 2 * len(widths) - len(_BELOW)
+    return lines + [_BELOW + line for line in _wrapped(cells[1], below) if value]
+
+
+_BELOW = " " * 6
+"""Before a value on lines of its own."""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The lines of a cell; words are never broken."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return all(len(line) <= width for line in lines)
 
 
 def _shortened(value: str) -> str:

@@ -225,6 +225,7 @@ def make_job(environment: Environment, host: str = "") -> Job:
     warnings += code.notes
     asked = reader.count(names.PROCESSES_PER_HOST)
     slots, processes_why = placement.slots(environment, mode, part, asked, problems, warnings)
+    warnings += placement.unknown_types(environment, hosts)
     processes = _processes(reader, mode, slots, problems)
     interface, interface_why = _interface(environment, warnings)
     instance_type = cluster.instance_type_of(environment.resource_config, current)

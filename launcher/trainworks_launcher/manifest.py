@@ -13,7 +13,7 @@ from typing import Mapping
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.values import Json, decode, mapping, number, text
+from trainworks_launcher.values import Json, decode, mapping, number, text, texts
 
 _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"})
 """Framework as the builder's targets name it -> the component that is it, where the two names differ."""
@@ -61,8 +61,12 @@ class Manifest:
     """The parts of the manifest that decide how a job is started.
 
     name: of the image. framework: the component that it is made for ("torch"), "" if not said. components: component ->
-    version. instances: instance type -> Instance. programs: program name -> absolute path. fabric: what hosts with EFA
-    need, for this image's versions. hostname_shim: path of the shared library, "" for none.
+    version. instances: instance type -> Instance. families: prefixes of types without accelerators ("ml.m5"), empty if
+    not said. programs: program name -> absolute path. fabric: what hosts with EFA need, for this image's versions.
+    hostname_shim: path of the shared library, "" for none. protected: Python distributions that a job's requirements
+    must not replace, name -> version; empty where the image does not say. companions: distributions that are compiled
+    against one of those -> that one. wheel_index: the package index that the image's framework came from, "" for the
+    usual one.
     """
 
     name: str = "generic"
@@ -70,9 +74,22 @@ class Manifest:
     components: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     missing: tuple[Missing, ...] = ()
     instances: Mapping[str, Instance] = field(default_factory=lambda: MappingProxyType({}))
+    families: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
     hostname_shim: str = ""
+    protected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    companions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    wheel_index: str = ""
+
+    def lacks(self, instance_type: str) -> bool:
+        """Whether the table has all types of the platform, and not this one; False for an older image's table."""
+        return (
+            bool(self.families)
+            and instance_type.startswith(names.PLATFORM_TYPES)
+            and instance_type not in self.instances
+            and instance_type.rpartition(".")[0] not in self.families
+        )
 
 
 def parse_manifest(document: str, where: str) -> Manifest:
@@ -122,12 +139,19 @@ def parse_manifest(document: str, where: str) -> Manifest:
         components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
         missing=tuple(missing),
         instances=MappingProxyType(instances),
-        programs=MappingProxyType(
-            {name: path for name, path in mapping(content.get("programs")).items() if isinstance(path, str)}
-        ),
+        families=texts(content.get("families")),
+        programs=_texts_by_name(content.get("programs")),
         fabric=tuple(map(_fabric_variable, fabric)) if isinstance(fabric, list) else GENERIC_FABRIC,
         hostname_shim=text(content.get("hostname_shim")),
+        protected=_texts_by_name(content.get("protected")),
+        companions=_texts_by_name(content.get("companions")),
+        wheel_index=text(content.get("wheel_index")),
     )
+
+
+def _texts_by_name(value: Json) -> Mapping[str, str]:
+    """The texts of an object, by name."""
+    return MappingProxyType({name: entry for name, entry in mapping(value).items() if isinstance(entry, str)})
 
 
 def _fabric_variable(value: Json) -> FabricVariable:

@@ -329,6 +329,9 @@ PARAMETER_SERVER_ENABLED = "sagemaker_parameter_server_enabled"
 MULTI_WORKER_MIRRORED_ENABLED = "sagemaker_multi_worker_mirrored_strategy_enabled"
 """Bool: TensorFlow's strategy of that name. From distribution={'multi_worker_mirrored_strategy': {'enabled': True}}."""
 
+PLATFORM_TYPES = "ml."
+"""How every instance type of the platform begins; others ("local") are not in its table."""
+
 INSTANCE_TYPE = "sagemaker_instance_type"
 """Str: the instance type as the SDK knows it; else the resource config's."""
 

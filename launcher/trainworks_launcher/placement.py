@@ -7,7 +7,7 @@ told together.
 from __future__ import annotations
 
 import re
-from typing import Mapping, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from trainworks_launcher import cluster, model_parallel, names
 from trainworks_launcher.environment import Environment
@@ -210,6 +210,21 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
             f" {kind} has: set {names.PROCESSES_PER_HOST}"
         )
     return row.gpus, row.neuron_cores
+
+
+def unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
+    """A warning for each instance type of the job that the image's table does not have."""
+    manifest = environment.manifest
+    kinds = dict.fromkeys(instance_types(environment, hosts).values())
+    return [unknown_type(kind, manifest.instances) for kind in kinds if manifest.lacks(kind)]
+
+
+def unknown_type(kind: str, known: Iterable[str]) -> str:
+    """The warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
+    return (
+        f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs, Neuron cores and"
+        " EFA devices are counted on the host itself; where that is not possible, none are assumed"
+    )
 
 
 def is_type_of_this_host(environment: Environment, kind: str) -> bool:

@@ -18,6 +18,9 @@ _ARN = (
     r":repository/(?P<domain>[a-z][a-z0-9-]+)/(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]+)"
 )
 
+_NAMED = 4
+"""Distributions that a text names; a CUDA image keeps about twenty."""
+
 
 @dataclass(frozen=True)
 class Repository:
@@ -62,11 +65,15 @@ def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems:
 def installation(environment: Environment, code: Code, entry: EntryPoint, problems: list[Problem]) -> tuple[str, ...]:
     """The command line that installs the project and its requirements with the image's own pip; () for none.
 
-    A project is installed where its entry point is Python's: a shell script may want to do that in its own way.
+    A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
+    was installed with this code when the image was built is not installed again: the host may have no network.
     """
-    project = (".",) if code.project and entry.kind in ("module", "package") else ()
+    is_missing = code.project and code.project not in code.installed
+    project = (".",) if is_missing and entry.kind in ("module", "package") else ()
     listed = ("-r", code.requirements) if code.requirements in code.entries else ()
-    if not listed and code.requirements != REQUIREMENTS and not code.remote:
+    if code.requirements in code.installed:
+        listed = ()
+    elif not listed and code.requirements != REQUIREMENTS and not code.remote:
         place = code.archive or code.directory
         what = f"there is no file {code.requirements!r} in {place}"
         problems.append(
@@ -81,6 +88,8 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
             Problem(f"there is no Python in this image, and there is a {code.requirements}", "program python", advice)
         )
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
+    if environment.manifest.protected:
+        pip = (python, "-I", f"{environment.launcher_directory}/programs/install.py", *_kept(environment), "--", *pip)
     arn = environment.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
         return pip
@@ -94,6 +103,26 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
     program = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", problems)
     words = (found.region, found.owner, found.domain, found.repository, _command_line(environment))
     return (*program, *words, "--", *pip)
+
+
+def _kept(environment: Environment) -> tuple[str, ...]:
+    """Words for ``install.py``: what of the image stays as it is, and what only fits it if it was built for it."""
+    manifest = environment.manifest
+    words = ["--keep", *(f"{name}=={version}" for name, version in manifest.protected.items())]
+    if manifest.companions:
+        words += ["--companions", *(f"{name}={of}" for name, of in manifest.companions.items())]
+    if manifest.wheel_index:
+        words += ["--index", manifest.wheel_index]
+    return tuple(words)
+
+
+def why_kept(environment: Environment) -> str:
+    """Which of the image's distributions an installation keeps, for a person; "" for an image that does not say."""
+    protected = [f"{name} {version}" for name, version in environment.manifest.protected.items()]
+    if not protected:
+        return ""
+    more = f" and {len(protected) - _NAMED} more" if len(protected) > _NAMED else ""
+    return f"pip keeps the image's {', '.join(protected[:_NAMED])}{more}: they are its constraints"
 
 
 def _program(environment: Environment, name: str, reason: str, problems: list[Problem]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from trainworks_launcher import names
-from trainworks_launcher.entry import PROJECT_FILES, REMOTE, REQUIREMENTS, Code
+from trainworks_launcher.entry import INSTALLED, PROJECT_FILES, REMOTE, REQUIREMENTS, Code
 from trainworks_launcher.errors import Problem
 
 _ENTRIES_LIMIT = 20_000  # a data set beside the code must not make the start slow
@@ -46,6 +46,7 @@ def look_at_code(base: str, location: str, program: str, problems: list[Problem]
             executable=tuple(sorted(code.executable)),
             project=code.project,
             notes=_unused(location, directory),
+            installed=_installed(location),
         )
     if not Path(location).exists():
         return Code(directory=location)
@@ -94,6 +95,25 @@ def _look_at_directory(location: str, program: str) -> Code:
         ):
             project = name
     return Code(directory=location, entries=tuple(entries), executable=tuple(executable), project=project)
+
+
+def _installed(location: str) -> tuple[str, ...]:
+    """What INSTALLED names, if every file of the code is as it was when the image was built; else ()."""
+    marker = Path(location, INSTALLED)
+    if not marker.is_file():
+        return ()
+    import hashlib
+    import json
+
+    try:
+        read = json.loads(marker.read_bytes())
+        for name, expected in read["files"].items():
+            path = Path(location, name)
+            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
+                return ()
+        return tuple(str(name) for name in read["installed"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ()
 
 
 def _beginning(path: Path) -> bytes:

@@ -5,24 +5,42 @@ from __future__ import annotations
 import base64
 import io
 import os
+import sys
+import venv
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pip
 
-def wheel(name: str, content: str) -> tuple[str, bytes]:
+
+def wheel(name: str, content: str, version: str = "1.0", requires: Sequence[str] = ()) -> tuple[str, bytes]:
     """(file name, bytes) of a wheel with one module."""
+    information = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {row}\n" for row in requires)
     files = {
         f"{name}.py": content,
-        f"{name}-1.0.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
-        f"{name}-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{information}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = f"{name}-1.0.dist-info/RECORD"
+    record = f"{information}/RECORD"
     files[record] = "".join(f"{path},,\n" for path in (*files, record))
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         for path, text in files.items():
             archive.writestr(path, text)
-    return f"{name}-1.0-py3-none-any.whl", made.getvalue()
+    return f"{name}-{version}-py3-none-any.whl", made.getvalue()
+
+
+def python_of_an_image(base: Path, installed: Mapping[str, str]) -> Path:
+    """A Python of its own, with the pip that runs the tests and with one-module distributions: name to version."""
+    venv.create(base, symlinks=True)
+    site = base / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    (site / "pip").symlink_to(Path(pip.__file__).parent)
+    for name, version in installed.items():
+        _, content = wheel(name, "", version)
+        zipfile.ZipFile(io.BytesIO(content)).extractall(site)
+    return base / "bin/python"
 
 
 def project_files() -> dict[str, str]:

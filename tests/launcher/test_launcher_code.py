@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -82,6 +83,30 @@ def test_requirements_go_with_the_project_in_one_installation() -> None:
     code = replace(PROJECT, entries=(*PROJECT.entries, "requirements.txt"))
     assert plan(environment(code=code)).requirements[-3:] == (".", "-r", "requirements.txt")
     assert plan(environment({"sagemaker_program": "run.sh"}, code=code)).requirements[-2:] == ("-r", "requirements.txt")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ()),
+        ({"new.txt": "written by an earlier job"}, ()),
+        ({"package/train.py": "print(1)"}, (".", "-r", "requirements.txt")),
+        ({".trainworks-installed": "["}, (".", "-r", "requirements.txt")),
+        ({".trainworks-installed": '{"installed": ["setup.py"], "files": []}'}, (".", "-r", "requirements.txt")),
+        ({".trainworks-installed": '{"installed": ["setup.py"], "files": {}}'}, ("-r", "requirements.txt")),
+    ],
+)
+def test_what_the_image_has_installed_with_this_code_is_not_installed_again(
+    change: Mapping[str, str], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """``build.py extend`` leaves a marker; a job that brings other code installs it as ever."""
+    files = {"setup.py": "", "requirements.txt": "x\n", "package/train.py": "", "train.py": ""}
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
+    marker = json.dumps({"installed": ["setup.py", "requirements.txt"], "files": hashes})
+    for name, text in {**files, ".trainworks-installed": marker, **change}.items():
+        (tmp_path / "code" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "code" / name).write_text(text, encoding="utf-8")
+    assert planned(tmp_path, program="package/train.py").requirements[5:] == words
 
 
 # ---------------------------------------------------------------------------------------------------- where code is

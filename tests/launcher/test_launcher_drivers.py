@@ -168,7 +168,7 @@ def test_the_users_argument_style_wins(tmp_path: Path) -> None:
     ("source", "distributed", "hyperparameters", "refused"),
     [
         ({"source_dir": "mine"}, {}, {}, "neither 'entry_script' nor 'command' is given"),
-        ({**SOURCE, "command": "train", "entry_script": None}, {}, {}, "neither 'entry_script' nor 'command' is given"),
+        ({**SOURCE, "command": "train", "entry_script": None}, {}, {}, "command='train' needs 'entry_script'"),
         ({**SOURCE, "entry_script": 3}, {}, {}, "'entry_script' is a number"),
         ({**SOURCE, "command": "x", "args": "y"}, {}, {}, "'args' is a text"),
         ({**SOURCE, "entry_script": "../train.py"}, {}, {}, "'..' segment"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,28 @@ def test_the_table_fits_its_terminal_and_loses_no_reason(width: int) -> None:
     made = SCENARIOS["mpi-user-options"]()
     rows = explain(made, {})
     table = to_table(made, rows, width)
-    assert max(map(len, table.splitlines())) <= max(width, 60)
+    assert all(len(line) <= max(width, 60) or len(line.split()) == 1 for line in table.splitlines())
     joined = "".join(table.split())
     for row in rows:
         assert all(word in joined for word in row.why.split() if len(word) < 12), row
     assert "userfromthejob'scustom_mpi_options" in joined.replace("VERSION", "")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_table_breaks_no_word_so_that_all_can_be_copied(name: str) -> None:
+    made = SCENARIOS[name]()
+    for width in (60, 100):
+        words = to_table(made, explain(made, {}), width).split()
+        for row in explain(made, {}):
+            assert set(row.name.split()) <= set(words)
+            assert len(row.value) > 160 or set(row.value.split()) <= set(words), row
+
+
+def test_a_command_line_is_shown_whole() -> None:
+    made = SCENARIOS["shell-with-requirements"]()
+    long = replace(made, requirements=(*made.requirements, *(f"word-{number}" for number in range(99))))
+    assert "word-0 word-1" in " ".join(to_table(long, explain(long, {}), 80).split())
+    assert "word-98" in to_table(long, explain(long, {}), 80)
 
 
 def test_the_table_as_json_says_the_same() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from trainworks_launcher.values import Json
 MPI = "sagemaker_mpi_enabled"
 TORCH = "sagemaker_torch_distributed_enabled"
 PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
+EIGHT = Devices(gpus=8, cpus=96, interfaces=("eth0", "lo"))
 
 
 def refusal(hyperparameters: Mapping[str, Json], **changes: object) -> str:
@@ -38,9 +40,12 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         {"hosts": ["algo-1", "algo-1", "al go"], "current_host": "algo-3"},
     )
     (tmp_path / "input/config/inputdataconfig.json").write_text("{", encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    for program in ("mpirun", "sshd"):
+        (tmp_path / "bin" / program).touch(mode=0o755)
     variables = {
         "SAGEMAKER_BASE_DIR": str(tmp_path),
-        "PATH": "/usr/bin:/bin",
+        "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
         "TRAINWORKS_IMAGE_MANIFEST": str(tmp_path / "absent.json"),
         "TRAINWORKS_CONTROL_PORT": "none",
         "TRAINWORKS_STOP_GRACE_SECONDS": "-1",
@@ -244,6 +249,27 @@ def test_another_schema_of_the_manifest_is_a_clear_error() -> None:
 def test_a_broken_manifest_is_refused(text: str) -> None:
     with pytest.raises(RefusalError, match=r"image\.json"):
         parse_manifest(text, "image.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "families", "warned"),
+    [
+        ("ml.faster.xlarge", ["ml.m5"], True),
+        ("ml.fast.xlarge", ["ml.m5"], False),
+        ("ml.m5.xlarge", ["ml.m5"], False),
+        ("local", ["ml.m5"], False),
+        ("ml.faster.xlarge", [], False),
+    ],
+    ids=["newer", "known", "family", "not the platform's", "an image that does not say"],
+)
+def test_a_type_that_the_image_does_not_know_is_a_warning(kind: str, families: list[Json], warned: bool) -> None:
+    """Its own devices decide: eight GPUs are eight ranks, and no mode is refused."""
+    table = parse_manifest(json.dumps(manifest_document(families=families)), "made-up")
+    made = environment({TORCH: True}, hosts=("a", "b"), host="a", instance_type=kind, devices=EIGHT)
+    job = plan(replace(made, manifest=table))
+    assert "--nproc-per-node=8" in job.argv
+    said = [warning for warning in job.warnings if "is not in the instance table" in warning]
+    assert [f"the instance type {kind} " in warning for warning in said] == [True] * warned
 
 
 def test_unknown_keys_of_the_manifest_are_ignored() -> None:

@@ -53,8 +53,12 @@ def test_the_table_of_modes_is_the_registrys() -> None:
         assert MODES[name.strip(" `")].switch in switch
 
 
-RUN_BY_THE_USERS_PYTHON = ("codeartifact.py", "fetch.py")
-"""By the one that has boto3, which was looked up before."""
+RUN_BY_THE_USERS_PYTHON = {
+    "codeartifact.py": {"boto3", "botocore"},
+    "fetch.py": {"boto3", "botocore"},
+    "install.py": {"pip"},
+}
+"""By the one that has boto3, which was looked up before, or that runs pip; and what they import of it."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -67,7 +71,7 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
             assert node.level == 0, "relative import"
             modules = [node.module or ""]
         for module in modules:
-            theirs = {"boto3", "botocore"} if path.name in RUN_BY_THE_USERS_PYTHON else set()
+            theirs = RUN_BY_THE_USERS_PYTHON.get(path.name, set())
             assert module.split(".")[0] in {*sys.stdlib_module_names, "trainworks_launcher", *theirs}
 
 
@@ -82,7 +86,8 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 PURE = [
     *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
-    *("arguments", "provision", "supervise/outcome", "supervise/preparation", "supervise/reports"),
+    *("arguments", "provision", "supervise/outcome", "supervise/installing", "supervise/preparation"),
+    "supervise/reports",
     *("elsewhere", "explain", "options"),
     *(f"preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
     *("masking", "model_parallel", "placement", "names", "plan", "registry", "values"),

@@ -147,9 +147,11 @@ def test_problems_are_said_before_anything_is_paid_for(
 def test_every_problem_of_every_kind_at_once(tmp_path: Path) -> None:
     line = words(tmp_path, {"mpi": {"processes_per_host": 8}}, kind="ml.p4d.24xlarg", count=0)
     line[line.index("--entry-point") + 1] = f"{tmp_path}/trian.py"
-    texts = [str(problem) for problem in run(line).problems]
-    assert len(texts) == 4
-    for said in ("did you mean 'ml.p4d.24xlarge'?", "did you mean 'train.py'?", "'0' is not a number of hosts"):
+    result = run(line)
+    texts = [str(problem) for problem in result.problems]
+    assert len(texts) == 3
+    assert "did you mean 'ml.p4d.24xlarge'?" in result.warnings[0]
+    for said in ("did you mean 'train.py'?", "'0' is not a number of hosts"):
         assert any(said in text for text in texts), texts
 
 
@@ -266,6 +268,31 @@ def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) 
     assert "has no GPU" in advice_of(run(words(tmp_path, kind="ml.m5.xlarge")))["no accelerator"]
     assert "ml.p3dn.24xlarge" in advice_of(run(words(tmp_path, kind="ml.p3.16xlarge")))["no EFA"]
     assert "each of the 2 hosts trains a whole model" in advice_of(run(words(tmp_path, {})))["no distribution"]
+
+
+@pytest.mark.parametrize("distribution", [TORCH, {"mpi": {"enabled": True, "processes_per_host": 8}}, {}])
+def test_a_type_that_nobody_knows_yet_is_a_warning_and_no_refusal(tmp_path: Path, distribution: Json) -> None:
+    result = run(words(tmp_path, distribution, kind="ml.p9.48xlarge"))
+    assert result.problems == ()
+    assert [warning for warning in result.warnings if "ml.p9.48xlarge is not in the instance table" in warning] == [
+        result.warnings[0]
+    ]
+    assert "no accelerator" not in advice_of(result)
+    assert report(words(tmp_path, distribution, kind="ml.p9.48xlarge"))[0] == 0
+
+
+def test_a_starter_for_gpus_is_not_refused_on_a_type_that_nobody_knows_yet(tmp_path: Path) -> None:
+    xla: Json = {"pytorchxla": {"enabled": True}}
+    assert run(words(tmp_path, xla, kind="ml.p9.48xlarge")).problems == ()
+    (problem,) = run(words(tmp_path, xla, kind="ml.m5.xlarge")).problems
+    assert "pytorchxla is for GPUs only" in str(problem)
+
+
+def test_processors_for_which_there_is_no_image_are_a_problem(tmp_path: Path) -> None:
+    (problem,) = run(words(tmp_path, kind="ml.p6e-gb200.36xlarge")).problems
+    assert "has arm64 processors, and the images are for x86-64" in str(problem)
+    # Graviton types are none of SageMaker training's: no family of the table takes one for a host like others.
+    assert "ml.c7g.xlarge is not in the instance table" in run(words(tmp_path, kind="ml.c7g.xlarge")).warnings[0]
 
 
 def test_the_guides_example_of_a_file_system(tmp_path: Path) -> None:

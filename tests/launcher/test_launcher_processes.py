@@ -177,6 +177,30 @@ def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -
     assert "started" not in made.text.replace("cannot be started", "")
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (b"#!/bin/sh\r\necho started\r\n", "its lines end with CR LF, as on Windows"),
+        (
+            b"#!/no/such/shell -e\necho started\n",
+            "its first line names the interpreter '/no/such/shell', which does not",
+        ),
+        (b"echo started\n", "Exec format error; its first line does not name an interpreter"),
+    ],
+)
+def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
+    tmp_path: Path, script: bytes, words: str
+) -> None:
+    """The kernel says of the first two that there is no such file."""
+    write_inputs(tmp_path, "", {"sagemaker_program": "run.sh"}, {})
+    (tmp_path / "code/run.sh").write_bytes(script)
+    (tmp_path / "code/run.sh").chmod(0o755)
+    with Launcher(tmp_path) as made:
+        assert made.wait() == 65
+    assert words in made.failure
+    assert made.failure.startswith(f"cannot start ./run.sh in {tmp_path}/code: ")
+
+
 def pack(path: Path, members: Mapping[str, bytes], *, link: str = "") -> str:
     """A tar.gz; ``link`` adds a symbolic link to it."""
     with tarfile.open(path, "w:gz") as archive:

@@ -5,11 +5,13 @@ A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Callable
 
 from trainworks_launcher.job import Job
-from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.plan import NodePlan, Reason
+from trainworks_launcher.provision import why_kept
 from trainworks_launcher.registry import MODES
 
 
@@ -24,4 +26,6 @@ def plan_host(job: Job) -> NodePlan:
 
     A host that takes no part in the distribution runs the program once, by itself (TT).
     """
-    return planner(job.mode if job.takes_part else "none")(job)
+    plan = planner(job.mode if job.takes_part else "none")(job)
+    kept = why_kept(job.environment) if plan.requirements else ""
+    return replace(plan, why=(*plan.why, Reason("requirements", kept, "image"))) if kept else plan

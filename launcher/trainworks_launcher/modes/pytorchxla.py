@@ -50,7 +50,8 @@ def plan(job: Job) -> NodePlan:
 def _check(job: Job) -> None:
     """What the starter would find out on every host of a running cluster."""
     problems: list[Problem] = []
-    if not accelerators(job.environment, job.instance_type, [])[0]:
+    unknown = job.environment.manifest.lacks(job.instance_type)
+    if not unknown and not accelerators(job.environment, job.instance_type, [])[0]:
         advice = "use an instance type with GPUs, or torch_distributed"
         problems.append(Problem("pytorchxla is for GPUs only", f"instance type {job.instance_type}", advice))
     if job.entry.kind != "script":

@@ -162,7 +162,8 @@ def _devices(job: Situation, facts: Facts) -> Iterator[Advice]:
         why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {job.instance_type} would do nothing"
         yield Advice("image without CUDA", "take an image for CUDA, or an instance type without GPUs", why)
     gpu_modes = (*SMDDP_MODES, SMP_MODE, "torch_distributed", "pytorchxla")
-    if job.mode in gpu_modes and not instance.gpus and not instance.neuron_cores:
+    known = facts.find(job.instance_type) is not None
+    if known and job.mode in gpu_modes and not instance.gpus and not instance.neuron_cores:
         why = f"{job.instance_type} has no GPU: {job.mode} would compute on CPUs, over gloo, or not at all"
         yield Advice("no accelerator", "take an instance type with GPUs", why)
     if job.mode != "none" and job.hosts > 1 and not instance.efa and (instance.gpus or instance.neuron_cores):

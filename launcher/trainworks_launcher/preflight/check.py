@@ -79,14 +79,14 @@ def check(parsed: Parsed) -> Result:
     usable = not inputs.problems and bool(groups)
     problems = [*inputs.problems, *translation.refused, *translation.problems]
     if not usable:
-        return Result(problems=tuple(problems), warnings=translation.warnings)
+        return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
     sent = {**user, **translation.hyperparameters}
     environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
     result = _plan(environment, groups, inputs.facts, translation, data, folder / entry)
     return replace(
         result,
         problems=(*problems, *result.problems),
-        warnings=(*_sizes(sent), *result.warnings),
+        warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
         assumptions=_assumptions(parsed, environment),
     )
@@ -212,14 +212,15 @@ def _environment(
             executable=read.code.executable,
         )
     manifest, programs = _image(parsed, read.manifest)
-    known = {group.instance_type: _row(facts, manifest, group.instance_type).instance for group in groups}
-    first = known[groups[0].instance_type]
+    known = {name: row.instance for name, row in facts.instances.items()}
+    families = tuple(dict.fromkeys((*manifest.families, *facts.families)))
+    first = _row(facts, manifest, groups[0].instance_type).instance
     return replace(
         read,
         base_directory=names.BASE_DIRECTORY,
         variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
         resource_config=MappingProxyType({**read.resource_config, "network_interface_name": names.INTERFACE}),
-        manifest=replace(manifest, instances=MappingProxyType({**known, **manifest.instances})),
+        manifest=replace(manifest, instances=MappingProxyType({**known, **manifest.instances}), families=families),
         devices=Devices(gpus=first.gpus, neuron_devices=min(first.neuron_cores, 1), efa=None),
         code=code,
         hostname=str(everyone[0]),

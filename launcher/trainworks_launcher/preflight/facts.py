@@ -20,6 +20,7 @@ FILE = "facts.json"
 @dataclass(frozen=True)
 class InstanceFacts:
     """One instance type. instance: what the image manifest has too. memory_gib: of the host, 0 if not known.
+    architecture: of its processors, "" for that of the images.
 
     smp_loader_workers: data loaders may have worker processes under smp. smddp: the SDK lists the type for
     smdistributed.dataparallel. torchrun_only: the SDK refuses smdistributed without torch_distributed there.
@@ -27,6 +28,7 @@ class InstanceFacts:
 
     instance: Instance
     memory_gib: int = 0
+    architecture: str = ""
     smp_loader_workers: bool = True
     smddp: bool = False
     torchrun_only: bool = False
@@ -82,6 +84,7 @@ def parse_facts(document: str) -> Facts:
                 efa_rdma=row.get("efa_rdma") is True,
             ),
             memory_gib=number(row.get("memory_gib")),
+            architecture=text(row.get("architecture")),
             smp_loader_workers=row.get("smp_loader_workers") is not False,
             smddp=row.get("smddp") is True,
             torchrun_only=row.get("smdistributed_by_torchrun_only") is True,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.options import Parsed, value_of
+from trainworks_launcher.placement import unknown_type
 from trainworks_launcher.preflight.advice import Data
 from trainworks_launcher.preflight.distribution import Group
 from trainworks_launcher.preflight.facts import FILE, parse_facts
@@ -23,6 +24,7 @@ class Inputs:
         """Nothing is read yet but the launcher's own facts."""
         self._parsed = parsed
         self.problems: list[Problem] = []
+        self.warnings: list[str] = []
         self.facts = parse_facts(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
 
     def text(self, path: Path, where: str) -> str:
@@ -113,10 +115,12 @@ class Inputs:
                     continue
                 groups.append(Group(name, kind, self.count(count, "--instance-group")))
         for group in groups:
-            if group.instance_type and self.facts.find(group.instance_type) is None:
-                known = nearest(group.instance_type, self.facts.instances)
-                what = f"the instance type {group.instance_type!r} is not known to this launcher"
-                self.problems.append(Problem(what, "option --instance-type", known))
+            row = self.facts.find(group.instance_type)
+            if row is None and group.instance_type:
+                self.warnings.append(unknown_type(group.instance_type, self.facts.instances))
+            if row and row.architecture:
+                what = f"{group.instance_type} has {row.architecture} processors, and the images are for x86-64"
+                self.problems.append(Problem(what, "option --instance-type", "take another instance type"))
         return tuple(groups)
 
     def data(self) -> Data | None:

@@ -6,7 +6,6 @@ add one: append it in ``steps``; what it needs to know comes with the plan.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Sequence
 
@@ -47,15 +46,6 @@ def installation(plan: NodePlan) -> tuple[Step, ...]:
     return (Step(f"installing {what}", plan.requirements),)
 
 
-_REASON = r"^(?:ERROR: |error: |trainworks: )(.+)$"
-_NO_REASON = ("ResolutionImpossible",)  # pip says it below the reason itself
-
-
-def reason_of(tail: bytes) -> str:
-    """What pip or one of our programs says is the reason of its failure, from the end of its output; "" for nothing.
-
-    The last of pip's errors sums up the others ("No matching distribution found for X").
-    """
-    said = [line.strip() for line in re.findall(_REASON, tail.decode("utf-8", "replace"), re.MULTILINE)]
-    telling = [line for line in said if not line.startswith(_NO_REASON)]
-    return telling[-1] if telling else ""
+def kept(plan: NodePlan) -> frozenset[str]:
+    """Names of the image's distributions that the installation keeps."""
+    return frozenset(word.partition("==")[0] for word in plan.requirements if "==" in word)

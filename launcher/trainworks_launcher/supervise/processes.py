@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -81,6 +82,31 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_SECONDS)
         self.drain()
+
+
+def why_not_started(program: str, cwd: str, error: OSError) -> str:
+    """Why the kernel could not start a program, in its own words and, where they mislead, with what is wrong.
+
+    ``No such file`` is also said of a script whose interpreter does not exist (execve(2), ENOENT).
+    """
+    said = error.strerror or str(error)
+    if error.errno == errno.E2BIG:
+        return f"{said}; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
+    first = b""
+    with contextlib.suppress(OSError), Path(cwd, program).open("rb") as opened:
+        first = opened.readline(_FIRST_LINE)
+    if error.errno == errno.ENOEXEC and first and not first.startswith(b"#!"):
+        return f"{said}; its first line does not name an interpreter, for example #!/bin/bash"
+    if error.errno != errno.ENOENT or not first.startswith(b"#!"):
+        return said
+    if first.endswith(b"\r\n"):
+        return f"{said}; its lines end with CR LF, as on Windows: convert them, for example with dos2unix"
+    interpreter = first[2:].decode("utf-8", "replace").split()[:1]
+    return f"{said}; its first line names the interpreter {''.join(interpreter)!r}, which does not exist"
+
+
+_FIRST_LINE = 256
+"""Bytes of a first line that the kernel looks at. Source: execve(2), since Linux 5.1."""
 
 
 def send(pid: int, number: int) -> None:

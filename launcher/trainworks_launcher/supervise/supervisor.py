@@ -207,13 +207,17 @@ class _Supervisor:
         if code == 0 and not self._stop_signal:
             self._next_step()
             return
+        from trainworks_launcher.supervise.installing import reason_of  # only a failure needs it
+
         kind = STOPPED if self._stop_signal else FAILED
         status = 128 + self._stop_signal if self._stop_signal else names.EXIT_PREPARATION
         tail = self._command.tail.read() if self._command is not None else b""
         outcome = self._verdict.of_command(what, code, tail, self._stop_signal)
-        reason = self._masker.text(preparation.reason_of(tail))
-        if reason and outcome.text.startswith(what):  # else it begins with a traceback, which says more
-            outcome = replace(outcome, text=shorten(f"{reason}\n{outcome.text}"), cause=reason)
+        reason = "" if self._stop_signal else self._masker.text(reason_of(tail, preparation.kept(self._plan)))
+        if reason:
+            # A text that begins otherwise begins with the end of a traceback, of a build that pip started.
+            rest = outcome.text if outcome.text.startswith(what) else outcome.text.partition("\n")[2]
+            outcome = replace(outcome, text=shorten(f"{reason}\n{rest}"), cause=reason)
         self._report(replace(outcome, kind=kind, status=status))
 
     def _prepared(self) -> None:
@@ -287,10 +291,7 @@ class _Supervisor:
             raw = (self._ranks is None and not self._plan.auxiliaries) or argv != self._plan.argv
             self._command = Child(argv, self._environment_of(argv), cwd, self._output, None if raw else b"")
         except OSError as error:
-            hint = ""
-            if error.errno == 7:  # E2BIG, errno(3)
-                hint = "; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
-            text = f"cannot start {argv[0]} in {cwd}: {error.strerror or error}{hint}"
+            text = f"cannot start {argv[0]} in {cwd}: {processes.why_not_started(argv[0], cwd, error)}"
             self._report(Outcome(FAILED, status, self._plan.host, text))
 
     def _start_auxiliary(self, row: Auxiliary) -> Child:

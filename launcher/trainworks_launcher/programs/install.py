@@ -1,0 +1,202 @@
+"""Runs pip so that it keeps what the image was built around; a program of its own.
+
+Run as ``python -I install.py --keep NAME==VERSION... [--companions NAME=FRAMEWORK...] [--index URL] -- PIP...``, with
+the Python that pip installs for. What is kept goes to pip as constraints, in a file of the host's runtime directory.
+Where an image built on ours has another version installed, that version is kept. A requirement that contradicts a
+constraint is refused before pip starts, because pip may download other packages first. What pip cannot resolve, pip
+reports.
+
+Companions are compiled against a framework. Their metadata does not say for which build of it, so each companion that
+the installation brought is imported once, and refused if that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from urllib.parse import unquote
+
+_RUNTIME_DIRECTORY = (
+    "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
+)
+_IMPORT_SECONDS = 300
+_WHEEL = re.compile(r"([A-Za-z0-9._]+)-([^-/]+)(?:-\d[^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl")
+_SHOWN = 4
+
+
+def installed_version(name: str) -> str:
+    """The version that this Python has of a distribution, "" for none."""
+    try:
+        return metadata.version(name) or ""
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def lines_of(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[str, int, str]]:
+    """(file as pip names it, number, text) of each line, without comments, continued ones joined; ``-r`` is followed.
+
+    What cannot be read is left to pip.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError:
+        return
+    whole, start = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        start = start if whole else number
+        if raw.endswith("\\") and not raw.lstrip().startswith("#"):
+            whole += raw[:-1]
+            continue
+        line = re.sub(r"(^|\s+)#.*$", "", whole + raw).strip()
+        whole = ""
+        included = re.match(r"(?:-r|--requirement)[\s=]*(\S+)$", line)
+        if included:
+            other = path.parent / included.group(1)
+            if "://" not in included.group(1) and other not in seen:
+                yield from lines_of(other, seen | {other})
+        elif line:
+            yield str(path), start, line
+
+
+class Contradiction(NamedTuple):
+    """A line of a requirements file that pip could not fulfil. wanted: "" where it names an address; kept: name and
+    version that the image has."""
+
+    place: str
+    wanted: str
+    kept: str
+
+
+def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
+    """The lines of a requirements file that contradict what is kept (name -> version).
+
+    Judged with pip's own copy of ``packaging``; where pip has none, pip judges alone.
+    """
+    try:
+        from pip._vendor.packaging.version import Version  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return []
+    found = []
+    for file, number, line in lines_of(path, frozenset((path,))):
+        try:
+            name, wanted, version, holds = _asked_for(line)
+            have = kept.get(name, "")
+            if not have:
+                continue
+            fits = holds(have) if wanted else bool(version) and Version(version) == Version(have)
+        except ValueError:  # pip says what is wrong with the line
+            continue
+        if not fits:
+            found.append(Contradiction(f"{file} line {number}", wanted, f"{name} {have}"))
+    return found
+
+
+def _asked_for(line: str) -> tuple[str, str, str, Callable[[str], bool]]:
+    """(name, requirement, version, whether a version fits) of a line; where it names an address, the requirement is ""
+    and the version that of the wheel, "" for another kind of file. The name is "" where the line does not apply to this
+    machine, or has none. Raises ValueError for what is no requirement."""
+    from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
+
+    wanted = re.sub(r"\s--?[a-z].*$", "", line).strip()  # --hash and other options of a line
+    address = wanted.partition(";")[0].partition("#")[0].rpartition("@")[2].strip()
+    wheel = _WHEEL.fullmatch(unquote(address).rpartition("/")[2])
+    try:
+        requirement = Requirement(wanted)
+    except ValueError:
+        if wheel is None:
+            raise
+        return _normalised(wheel.group(1)), "", wheel.group(2), bool
+    if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        return "", "", "", bool
+    name = _normalised(requirement.name)
+    if requirement.url:
+        return name, "", wheel.group(2) if wheel else "", bool
+    specifier = requirement.specifier
+    return name, f"{name}{specifier}", "", lambda version: bool(specifier.contains(version, prereleases=True))
+
+
+def _normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def refusal(found: Sequence[Contradiction]) -> str:
+    """One line for all contradictions. Addresses are not shown: they may have a password."""
+    said = [f"{row.place}: {row.wanted or 'an address'} conflicts with this image's {row.kept}" for row in found]
+    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    line = "the line" if len(said) == 1 else "these lines"
+    image = " and ".join(row.wanted for row in found[:_SHOWN] if row.wanted)
+    return f"{'; '.join(said[:_SHOWN])}{more}; remove {line}" + (f", or choose an image with {image}" if image else "")
+
+
+def import_error(name: str) -> str:
+    """What a module says when it is imported, "" for nothing: in a process of its own, as a script would do it."""
+    words = (sys.executable, "-I", "-c", f"import {name}")
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    if done.returncode == 0:
+        return ""
+    said = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    return said[-1] if said else f"import ended with status {done.returncode}"
+
+
+def misfit(name: str, framework: str, index: str) -> str:
+    """Why a companion does not fit the framework of this image, in one line; "" if it does."""
+    error = import_error(name.replace("-", "_"))
+    if not error:
+        return ""
+    have = f"{framework} {installed_version(framework)}"
+    fitting = f"add --extra-index-url {index} to the requirements file" if index else f"ask for a build for {have}"
+    return f"{name} {installed_version(name)} does not work with this image's {have} ({error}); {fitting}, or remove it"
+
+
+def _report(line: str) -> int:
+    sys.stderr.write(f"trainworks: {line}\n")
+    return 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run pip; its status, or 1 with one line on standard error."""
+    split = list(arguments).index("--")
+    pip = list(arguments[split + 1 :])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keep", nargs="+", default=[])
+    parser.add_argument("--companions", nargs="+", default=[])
+    parser.add_argument("--index", default="")
+    given = parser.parse_args(arguments[:split])
+    kept = {}
+    for word in given.keep:
+        name, _, version = word.partition("==")
+        kept[name] = installed_version(name) or version
+    if "-r" in pip:
+        found = contradictions(Path(pip[pip.index("-r") + 1]), kept)
+        if found:
+            return _report(refusal(found))
+    before = {name: installed_version(name) for name in (word.partition("=")[0] for word in given.companions)}
+    with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as directory:
+        constraints = Path(directory, "constraints.txt")
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
+        status = subprocess.run([*pip, "--constraint", str(constraints)], check=False).returncode
+    if status != 0:
+        return status
+    for word in given.companions:
+        name, _, framework = word.partition("=")
+        if installed_version(name) != before[name]:
+            wrong = misfit(name, framework, given.index)
+            if wrong:
+                return _report(wrong)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
