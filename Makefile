@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# As many processes as there are cores, and at most four, because each imports all tests first. What the tests of a file
-# share is made once: they stay together.
+# As many processes as there are cores, and at most four, because each imports all tests first. What tests share is made
+# once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: image test test-quick check docs site golden benchmark setup engine engines peers clean

@@ -21,7 +21,8 @@ if __name__ == "__main__":
     if sys.version_info < (3, 11):  # noqa: UP036 - said before a newer syntax fails in the imports below
         sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}")
     if missing := missing_dependencies():
-        if ENVIRONMENT_PYTHON.exists() and Path(sys.prefix) != ROOT / ".venv":
+        # `exists` would end with a traceback where a folder on the way may not be read (another user's checkout).
+        if os.access(ENVIRONMENT_PYTHON, os.X_OK) and Path(sys.prefix) != ROOT / ".venv":
             # `make setup` was run: its environment has what this Python lacks.
             os.execv(ENVIRONMENT_PYTHON, [str(ENVIRONMENT_PYTHON), *sys.argv])
         sys.exit(f"error: this Python lacks {', '.join(missing)}\n\nhint: type `make setup`, then this again")

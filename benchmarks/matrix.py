@@ -2,7 +2,7 @@
 """Simulates how long the matrix takes, and what it costs, against the number of builders. Nothing is built.
 
 The matrix is every target that can be built; those with unlocked inputs compile parts for a time that nobody knows.
-How long a target takes is taken from its row where it was built for real, else from a line through those rows: seconds
+How long a target takes is taken from images/built.toml where it was timed, else from a line through those rows: seconds
 over the bytes of its Python files. A builder that has a stage in its cache does not build it again: the stage's share
 of the bytes costs nothing there. Targets are given out longest first, each to the builder that ends it first. The
 seconds of the rows are those of the machine that built them, with whatever was cached then: read the ratios, not the
@@ -100,7 +100,7 @@ def outcomes(works: Sequence[Work], counts: Sequence[int], *, price: float, star
 def works_of(facts: Facts) -> list[Work]:
     """Return every target that can be planned, with its seconds from real builds or from the line through them."""
     targets = [target for target in chosen_targets(facts.targets, facts) if target.plan and not target.plan.unlocked]
-    built = {facts.name_of(row): float(row.built.seconds) for row in facts.targets if row.built}
+    built = {row.target: float(row.seconds) for row in facts.built if row.seconds}
     points = [(float(total(target)), built[target.name]) for target in targets if target.name in built]
     slope, intercept = linear_regression([size for size, _ in points], [seconds for _, seconds in points])
     return [work_of(target, built.get(target.name, intercept + slope * total(target)), intercept) for target in targets]

@@ -18,7 +18,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import tomllib
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,13 +101,14 @@ def main(words: list[str]) -> int:
 def write_targets(root: Path, facts: Facts, names: Sequence[str] = NAMES) -> str:
     """Give the copied facts targets that differ in their base images; returns a suffix of the bases' names."""
     suffix = uuid.uuid4().hex[:6]
-    row = next(row for row in facts.targets if (row.framework, row.cuda) == (LIKE, CELL) and row.built)
+    row = next(
+        row
+        for row in facts.targets
+        if (row.framework, row.cuda) == (LIKE, CELL) and facts.name_of(row) in facts.built_by_target
+    )
     plan = make_plan(request_for(row, facts), facts)
-    own = {package.name for step in plan.steps if step.component == "torch" for package in step.python}
-    own -= {package.name for step in plan.steps if step.component != "torch" for package in step.python}
+    # What only the framework needs is in no image without it, although the lock has it.
     lock = root / "images" / "lock" / f"{plan.target.name}.toml"
-    head, *packages = lock.read_text(encoding="utf-8").split("[[package]]")
-    kept = [text for text in packages if tomllib.loads(text)["name"] not in own]
     bases = root / "images" / "bases.toml"
     text = bases.read_text(encoding="utf-8")
     base_block = next(part for part in text.split("[[base]]")[1:] if f'name = "{row.base}"' in part)
@@ -123,7 +123,7 @@ def write_targets(root: Path, facts: Facts, names: Sequence[str] = NAMES) -> str
             f'stack = "{row.stack}"\nsize_budget_megabytes = {row.size_budget_megabytes}\nsource = "a benchmark"\n'
         )
         file = f"{FRAMEWORK}-{number}-{CELL}-py{plan.target.python.replace('.', '')}-{new}.toml"
-        lock.with_name(file).write_text("[[package]]".join([head, *kept]), encoding="utf-8")
+        lock.with_name(file).write_bytes(lock.read_bytes())
     bases.write_text(text, encoding="utf-8")
     (root / "images" / f"{FRAMEWORK}.toml").write_text(targets, encoding="utf-8")
     return suffix

@@ -28,8 +28,10 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("proof/provenance.py", "https://in-toto.io/Statement/v1"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://spdx.dev/Document"): "the name of a format, never fetched",
+    ("plan/requirements.py", "https://"): "how an address of a git requirement begins",
     ("plan/select.py", "2.10.0"): "an example of how versions are ordered",
     ("plan/select.py", "2.9.1"): "an example of how versions are ordered",
+    ("templates/extend.j2", "file:///run/sources/{{"): "a file of the build context",
 }
 """Literals in code that look like facts, and why each is none."""
 

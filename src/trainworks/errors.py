@@ -84,11 +84,26 @@ class RecipeError(TrainworksError):
     meaning = "a recipe does not fit"
 
 
+class EngineError(TrainworksError):
+    """The engine failed at its own work, such as starting a container, also when it was tried again.
+
+    It says nothing of the image: what that or a step of a build did wrong is an ``ImageTestError`` or a ``BuildError``.
+    """
+
+    exit_status = 19
+    meaning = "the engine itself failed"
+
+
 class EngineUnavailableError(TrainworksError):
     """No container engine answers, or the one asked for does not."""
 
     exit_status = 6
     meaning = "no engine answers"
+
+    def __init__(self, message: str, *, hint: str = "", denied: bool = False) -> None:
+        """Store the text; ``denied``: an engine is there, and this user may not use it."""
+        super().__init__(message, hint=hint)
+        self.denied = denied
 
 
 class BuildError(TrainworksError):

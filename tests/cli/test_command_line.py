@@ -94,12 +94,12 @@ def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "pytorch-2.4.1-cu121-py311-debian12\n  image  trainworks/pytorch-training:2.4.1-cu121"
     )
     assert "  torch               2.4.1       PyTorch" in done.stdout
-    assert "  without aws-ofi-nccl: NCCL talks TCP between hosts" in done.stdout
-    assert "checks after the build; at most 6000 MB\n" in done.stdout
+    assert "  aws-ofi-nccl        1.21.1      NCCL's network plugin for EFA, from its source\n" in done.stdout
+    assert "  without libgl: opencv-python does not load: libGL.so.1 is missing" in done.stdout
+    assert "checks after the build; at most 6300 MB\n" in done.stdout
     assert "  not built on this machine yet: everything is built\n" in done.stdout
-    assert re.search(
-        r"  downloads about [23],\d{3} MB, what caches lack of it\n  image: about [56],\d{3} MB", done.stdout
-    )
+    downloads = r"  downloads about [23],\d{3} MB and 2 files of unknown size, what caches lack of it\n"
+    assert re.search(downloads + r"  image: about [56],\d{3} MB", done.stdout)
 
 
 def test_plan_says_what_changed_since_the_last_build(
@@ -138,11 +138,12 @@ def test_plan_for_programs_is_the_same_in_every_run(root: Path) -> None:
 
 
 def test_with_and_without(call: Call) -> None:
-    words = ("--with", "rmm-python", "--without", "mpi4py", "--without", "open-mpi", "--until", "plan")
+    without = ("mpi4py", "open-mpi", "libfabric", "aws-ofi-nccl", "gdrcopy")
+    words = ("--with", "rmm-python", *(word for name in without for word in ("--without", name)), "--until", "plan")
     plan = json_of(call("--framework", "pytorch", "--cuda", "cu121", *words, "--format", "json"))
     names = {step["component"] for step in plan["steps"]}
     assert "rmm-python" in names
-    assert names.isdisjoint({"mpi4py", "open-mpi"})
+    assert names.isdisjoint(without)
 
 
 def test_rendering_on_stdout_is_the_dockerfile(root: Path) -> None:
@@ -320,6 +321,26 @@ def test_output_that_cannot_be_written(place: str, call: Call, tmp_path: Path) -
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["a new folder", "an empty folder"])
+def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(there: bool, root: Path, tmp_path: Path) -> None:
+    """A limit on the size of files ends the writing at the first large one, as a full disk does somewhere."""
+    output = tmp_path / "context"
+    if there:
+        output.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(root / "build.py"), *CPU, "--until", "render", "--output", str(output)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 9, done.stderr
+    assert "File too large" in done.stderr
+    assert (list(output.iterdir()) == []) if there else not output.exists()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize(
     "words", [("--list",), (*CPU, "--until", "plan", "--format", "json"), ("--list", "--cuda", "x")]
@@ -383,7 +404,51 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Pat
     assert done.stdout.splitlines() == [str(program), "--cuda", "two words"]
 
 
+def test_an_environment_that_cannot_be_looked_at_is_as_none(bare_python: Path, root: Path, tmp_path: Path) -> None:
+    """As behind a folder that only its owner may read; root is refused a link to a name that is too long as well."""
+    program = tmp_path / "build.py"
+    program.write_bytes((root / "build.py").read_bytes())
+    stand_in = tmp_path / ".venv" / "bin" / "python"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.symlink_to(f"/{'x' * 300}")
+    done = bare_run(bare_python, program, "--list")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith("hint: type `make setup`, then this again\n")
+
+
 # Signals, and time.
+
+
+def test_a_second_interrupt_while_python_shuts_down_changes_nothing(root: Path, tmp_path: Path) -> None:
+    for name in ("ready", "never", "ending", "end"):
+        os.mkfifo(tmp_path / name)
+    stand_in = tmp_path / "apt-config"
+    stand_in.write_text(f'#!/bin/sh\necho $$ > "{tmp_path}/ready"\nread nothing < "{tmp_path}/never"\n')
+    stand_in.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, pathlib\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "@atexit.register\n"
+        "def wait():\n"
+        "    (folder / 'ending').write_text('')\n"
+        "    (folder / 'end').read_text()\n"
+    )
+    environment = {**os.environ, **NO_ENGINE, "PATH": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    argv = [sys.executable, str(root / "build.py"), *CPU]
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        (tmp_path / "ready").read_text()
+        process.send_signal(signal.SIGINT)
+        (tmp_path / "ending").read_text()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        (tmp_path / "end").write_text("")
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert errors == "\ninterrupted: everything that was started has been stopped\n"
 
 
 @pytest.mark.parametrize(

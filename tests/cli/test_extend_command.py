@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import subprocess
+import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from trainworks.cli import main
-from trainworks.cli.extension_lock import resolve
+from trainworks.cli.extend import with_index_of
+from trainworks.cli.extension_lock import (
+    Resolvable,
+    lock_path_of,
+    lock_requirements,
+    locks_of,
+    read_wanted,
+    resolve,
+)
+from trainworks.cli.extension_wheels import find_sources, read_wheel
 from trainworks.cli.source import read_source
-from trainworks.errors import LockError
+from trainworks.engine.protocol import BuiltImage
+from trainworks.errors import ExtendError, LockError
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
+from trainworks.imagetest import imports
 from trainworks.imagetest.secrets import Finding, added
-from trainworks.plan.requirements import BaseImage, Distribution
+from trainworks.plan.extend import Source
+from trainworks.plan.requirements import BaseImage, Distribution, GitRequirement, Wheel
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (
@@ -59,8 +77,8 @@ def refused(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
 
-    def call(*words: str | Path) -> tuple[int, str]:
-        names = ("--base", "my/base:1", "--tag", "my/train:1")
+    def call(*words: str | Path, tag: str = "my/train:1") -> tuple[int, str]:
+        names = ("--base", "my/base:1", "--tag", tag)
         status = main(("extend", *names, *map(str, words)), root)
         return status, capsys.readouterr().err
 
@@ -71,9 +89,9 @@ def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, 
     (code / ".env").write_text("TOKEN=1\n")
     (code / "deploy.pem").write_text(PRIVATE_KEY)
     requirements = tmp_path / "requirements.txt"
-    requirements.write_text("six\ngit+https://git.example/x\n")
+    requirements.write_text("six\nhttps://git.example/x.whl\n")
     status, text = refused(
-        *("--tag", "My/Train", "--requirements", requirements, "--source", code, "--entry-point", "trian.py")
+        *("--requirements", requirements, "--source", code, "--entry-point", "trian.py"), tag="My/Train"
     )
     assert status == 12
     assert "5 problems with the extension" in text
@@ -85,11 +103,12 @@ def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "neither --requirements nor --source"),
+        ((), "none of --requirements, --source and --apt"),
         (("--requirements", "none.txt"), "none.txt: No such file or directory"),
         (("--source", "none"), "--source none does not exist"),
         (("--source", "none", "--entry-point", "train.py"), "--source none does not exist"),
         (("--entry-point", "train.py"), "--source, which is not given"),
+        (("--apt", "lib gl1"), "--apt 'lib gl1' is not the name of a Debian package"),
     ],
 )
 def test_what_is_missing(refused: Refused, words: tuple[str, ...], reason: str) -> None:
@@ -99,7 +118,7 @@ def test_what_is_missing(refused: Refused, words: tuple[str, ...], reason: str) 
 
 
 def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> None:
-    status, text = refused("--source", code, "--entry-point", "train.py")
+    status, text = refused("--source", code, "--entry-point", "train.py", "--apt", "g++", "--apt", "libgl1")
     assert status == 6, text
     assert "code: 1 file, 0.0 kB; the largest is train.py" in text
 
@@ -220,8 +239,11 @@ def settings(tmp_path: Path) -> HostSettings:
     return HostSettings(pip=PipSettings(find_links=(str(folder),), no_index=True))
 
 
-def resolved(text: str, settings: HostSettings, base: BaseImage = BASE) -> list[str]:
-    lines = resolve(text, base, settings, os.environ, where="requirements.txt").splitlines()
+def resolved(
+    text: str, settings: HostSettings, base: BaseImage = BASE, *, wheels: tuple[Wheel, ...] = (), limits: str = ""
+) -> list[str]:
+    wanted = Resolvable(lines=tuple(text.splitlines()), constraints=tuple(limits.splitlines()), wheels=wheels)
+    lines = resolve(wanted, base, settings, os.environ, where="requirements.txt").splitlines()
     assert all("--hash=sha256:" in line for line in lines if line.startswith(" "))
     return [line.removesuffix(" \\") for line in lines if not line.startswith(" ")]
 
@@ -233,6 +255,23 @@ def test_requirements_are_resolved_around_what_the_base_has(settings: HostSettin
 
 def test_an_extra_of_what_the_base_has_is_installed(settings: HostSettings) -> None:
     assert resolved("Frame.Work[tools]\n", settings) == ["local-tool==1.5"]
+
+
+def test_a_constraint_holds_for_what_is_needed_and_installs_nothing(settings: HostSettings) -> None:
+    wheel(settings.pip.local_folders[0], "helper", "6")
+    assert resolved("user-tool\n", settings) == ["helper==6", "user-tool==1.0"]
+    assert resolved("user-tool\n", settings, limits="helper<6\nlocal-tool<2\n") == ["helper==5", "user-tool==1.0"]
+
+
+def test_what_a_wheel_of_this_machine_needs_is_resolved_and_an_index_does_not_replace_it(
+    settings: HostSettings, tmp_path: Path
+) -> None:
+    # An index has the same name and version, which needs something else.
+    wheel(settings.pip.local_folders[0], "mine", "1", "local-tool")
+    wheel(tmp_path, "mine", "1", "helper", "user-tool; extra == 'all'")
+    read = partial(read_wheel, "mine-1-py3-none-any.whl", (tmp_path / "mine-1-py3-none-any.whl").read_bytes())
+    assert resolved("", settings, wheels=(read(),)) == ["helper==5"]
+    assert resolved("", settings, wheels=(read(extras="[all]"),)) == ["helper==5", "user-tool==1.0"]
 
 
 def test_nothing_to_install(settings: HostSettings) -> None:
@@ -261,7 +300,263 @@ def test_the_base_python_decides(settings: HostSettings) -> None:
     assert resolved(text, settings, replace(BASE, version="3.9")) == ["helper==5"]
 
 
+# Requirements files and what they include.
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "requirements.txt"
+
+
+def test_included_files_are_read_from_where_they_are_named(tmp_path: Path) -> None:
+    wanted, problems = read_wanted(
+        written(
+            tmp_path,
+            {
+                "requirements.txt": "-r more/base.txt\n-r more/again.txt\npandas\n-c limits.txt\n",
+                "more/base.txt": "-r again.txt\nsix\n",
+                "more/again.txt": "einops\n-c ../limits.txt\n",
+                "limits.txt": "numpy<3\n",
+            },
+        )
+    )
+    assert problems == []
+    assert [each.text for each in wanted.requirements] == ["einops", "six", "pandas"]
+    assert [str(each.specification) for each in wanted.constraints] == ["numpy<3"]
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"requirements.txt": "-r requirements.txt"}, "includes itself"),
+        ({"requirements.txt": "-r a.txt", "a.txt": "-c b.txt", "b.txt": "-r a.txt"}, "a.txt includes itself"),
+        ({"requirements.txt": "-r none.txt"}, "line 1: -r none.txt: "),
+        ({"requirements.txt": "-c a.txt", "a.txt": "./x-1-py3-none-any.whl"}, "a constraint is a name with versions"),
+        ({"requirements.txt": "./x-1-py3-none-any.whl"}, "line 1: ./x-1-py3-none-any.whl: No such file or directory"),
+        (
+            {"requirements.txt": "./x-1-py3-none-any.whl", "x-1-py3-none-any.whl": "no zip"},
+            "x-1-py3-none-any.whl is not a wheel",
+        ),
+        ({"requirements.txt": "-r a.txt", "a.txt": "six\n--pre"}, "a.txt line 2: --pre: options do not belong here"),
+    ],
+)
+def test_includes_that_are_refused(files: dict[str, str], problem: str, tmp_path: Path) -> None:
+    (found,) = read_wanted(written(tmp_path, files))[1]
+    assert problem in found
+
+
+def test_a_local_wheel_is_taken_with_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "dist").mkdir()
+    wheel(tmp_path / "dist", "mine", "1")
+    file = tmp_path / "dist" / "mine-1-py3-none-any.whl"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    for line in ("./dist/mine-1-py3-none-any.whl", file.as_uri(), f"mine @ {file.as_uri()}#sha256={digest}"):
+        wanted, problems = read_wanted(written(tmp_path, {"requirements.txt": line}))
+        assert problems == []
+        assert [each.pin for each in wanted.wheels.values()] == [f"mine==1 --hash=sha256:{digest}"]
+    line = f"./dist/mine-1-py3-none-any.whl --hash=sha256:{'0' * 64}"
+    assert "the file's hash is another one" in read_wanted(written(tmp_path, {"requirements.txt": line}))[1][0]
+
+
+def locked(
+    wanted: Resolvable, path: Path, settings: HostSettings, base: BaseImage, with_index: HostSettings | None = None
+) -> str:
+    more = with_index or settings
+    text, _ = lock_requirements(
+        wanted,
+        path,
+        base,
+        settings,
+        os.environ,
+        with_index=more,
+        companions={"torchvision"},
+        output=None,
+        resolving=True,
+    )
+    return text
+
+
+def test_the_build_that_goes_with_the_bases_torch_is_looked_for_in_its_own_index(
+    settings: HostSettings, tmp_path: Path
+) -> None:
+    """The default index has the one for CUDA, whose requirement a torch for the CPU fulfils too."""
+    base = replace(BASE, distributions=(Distribution(name="torch", version="2.13.0+cpu"),))
+    (folder,) = settings.pip.local_folders
+    wheel(folder, "torchvision", "0.28.0", "torch==2.13.0")
+    wanted, path = Resolvable(lines=("torchvision",)), tmp_path / "lock.txt"
+    with pytest.raises(ExtendError, match=r"torchvision 0\.28\.0 is not built for the base's torch 2\.13\.0\+cpu"):
+        locked(wanted, path, settings, base)
+    assert not path.exists()
+    (tmp_path / "own").mkdir()
+    wheel(tmp_path / "own", "torchvision", "0.28.0+cpu", "torch==2.13.0")
+    both = replace(settings, pip=replace(settings.pip, find_links=(str(folder), str(tmp_path / "own"))))
+    assert "\ntorchvision==0.28.0+cpu " in locked(wanted, path, settings, base, both)
+
+
+def test_each_base_has_a_lock_of_its_own(settings: HostSettings, tmp_path: Path) -> None:
+    file = written(tmp_path, {"requirements.txt": "user-tool"})
+    wanted = Resolvable(lines=("user-tool",))
+    texts = {}
+    for base in (BASE, replace(BASE, reference="h.example:5000/b@sha256:0", version="3.10"), BASE):
+        path = lock_path_of(file, base.reference)
+        texts[path] = locked(wanted, path, settings, base)
+        assert path.read_text() == texts[path]
+    assert {path.name: path.read_text() for path in texts} == {
+        "requirements.my+base+1.locked.txt": texts[lock_path_of(file, "my/base:1")],
+        "requirements.h.example+5000+b+sha256+0.locked.txt": texts[lock_path_of(file, "h.example:5000/b@sha256:0")],
+    }
+    assert sorted(locks_of(file)) == sorted(path.name for path in texts)
+
+
+@pytest.mark.parametrize(
+    ("title", "pip", "indexes"),
+    [
+        ("pytorch-2.13.0-cpu-py311-debian12", PipSettings(), 1),
+        ("pytorch-2.13.0-cpu-py311-debian12", PipSettings(index_url="https://packages.example/simple"), 0),
+        ("another maker's", PipSettings(), 0),
+    ],
+)
+def test_the_index_that_our_base_was_built_from_counts_where_the_user_names_none(
+    title: str, pip: PipSettings, indexes: int, root: Path
+) -> None:
+    """The default index has no torchvision for the cpu image's torch, and PyTorch's has."""
+    labels = {"org.opencontainers.image.title": title}
+    image = BuiltImage(reference="my/base:1", identifier="sha256:b", size=1, labels=labels, environment={})
+    found = with_index_of(image, root, HostSettings(pip=pip)).pip
+    assert len(found.extra_index_urls) == indexes
+    assert replace(found, extra_index_urls=()) == pip
+
+
+# Git.
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[..., str]:
+    """Give what runs git in a repository with a tag, a branch and a submodule."""
+
+    def git(*words: str, folder: str = "repository") -> str:
+        names = ("user.name=a", "user.email=a@b.example", "protocol.file.allow=always", "init.defaultBranch=main")
+        options = [word for name in names for word in ("-c", name)]
+        done = subprocess.run(
+            ("git", "-C", str(tmp_path / folder), *options, *words), capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    for name in ("repository", "part"):
+        (tmp_path / name).mkdir()
+        git("init", "--quiet", folder=name)
+        (tmp_path / name / f"{name}.py").write_text("first\n")
+        git("add", ".", folder=name)
+        git("commit", "--quiet", "--message", "first", folder=name)
+    git("tag", "v1.0")
+    (tmp_path / "repository" / "repository.py").write_text("second\n")
+    git("commit", "--quiet", "--all", "--message", "second")
+    return git
+
+
+def unpacked(source: Source) -> dict[str, str]:
+    with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
+        members = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
+        return {name: file.read().decode() for name, file in members.items() if file}
+
+
+@pytest.mark.parametrize(("reference", "text"), [("", "second"), ("main", "second"), ("v1.0", "first")])
+def test_a_git_requirement_is_pinned_to_its_commit(
+    reference: str, text: str, repository: Callable[..., str], tmp_path: Path
+) -> None:
+    requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri(), reference=reference)
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    (source,), commits = find_sources([requirement], {}, environment, resolving=True)
+    commit = repository("rev-parse", f"{reference or 'main'}^{{commit}}")
+    assert commits == {str(requirement): commit}
+    version = "v1.0-0-g" if text == "first" else "v1.0-1-g"
+    files = unpacked(source)
+    assert files.keys() == {"source/repository.py", "source/.git_archival.txt"}
+    assert (files["source/repository.py"], version in files["source/.git_archival.txt"]) == (f"{text}\n", True)
+    # The branch goes on: the commit of the lock stays, and needs no repository.
+    (tmp_path / "repository" / "repository.py").write_text("third\n")
+    repository("commit", "--quiet", "--all", "--message", "third")
+    (tmp_path / "repository").rename(tmp_path / "gone")
+    (again,), same = find_sources([requirement], commits, environment, resolving=False)
+    assert (again.archive, same) == (source.archive, commits)
+
+
+def test_submodules_are_in_the_archive(
+    repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository("submodule", "--quiet", "add", (tmp_path / "part").as_uri())
+    repository("commit", "--quiet", "--message", "with a part")
+    # A submodule on this machine is what only a test has: git refuses that by default.
+    for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri())
+    (source,), _ = find_sources([requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=True)
+    assert unpacked(source)["source/part/part.py"] == "first\n"
+
+
+@pytest.mark.parametrize(
+    ("reference", "resolving", "reason"),
+    [("none", True, "cannot fetch"), ("0" * 40, True, "cannot fetch"), ("main", False, "has no commit in the lock")],
+)
+def test_a_reference_that_is_not_there(
+    reference: str, resolving: bool, reason: str, repository: Callable[..., str], tmp_path: Path
+) -> None:
+    requirement = GitRequirement(place="", url=(tmp_path / "repository").as_uri(), reference=reference)
+    with pytest.raises(LockError, match=reason):
+        find_sources([requirement], {}, {"XDG_CACHE_HOME": str(tmp_path / "cache")}, resolving=resolving)
+    assert repository("status", "--porcelain") == ""
+
+
 # The image tests.
+
+
+def installed(folder: Path, name: str, files: dict[str, str], *, entry_points: str = "") -> None:
+    """Install a distribution as pip would: files, metadata and RECORD."""
+    metadata = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n", "entry_points.txt": entry_points}
+    files = {**files, **{f"{name}-1.dist-info/{each}": text for each, text in metadata.items()}}
+    for path, text in {**files, f"{name}-1.dist-info/RECORD": "".join(f"{path},,\n" for path in files)}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"good/__init__.py": "", "good/part/__init__.py": "raise ValueError('not at the top')"}, ""),
+        ({"bad/__init__.py": "import setuptools_of_nobody"}, "import bad: ModuleNotFoundError: No module named"),
+        (
+            {"space/part/__init__.py": "raise OSError('first\\nlast line')"},
+            "import space.part: OSError: last line",
+        ),
+        ({"single.py": "raise RuntimeError('no operator')"}, "import single: RuntimeError: no operator"),
+        ({"kill.py": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"}, "was killed by signal 11"),
+        ({"quits.py": "import os; os._exit(3)"}, "ended the process with status 3"),
+        ({"exits.py": "import sys; sys.exit('no licence')"}, "import exits: SystemExit: no licence"),
+        ({"driver.py": "raise ImportError('libcuda.so.1: cannot open shared object file')"}, ""),
+        ({"tests/__init__.py": "1 / 0", "real.py": ""}, ""),
+        ({"plugin.py": "import host_of_plugins"}, ""),
+        ({"data/file.txt": "1", "../../../bin/tool.py": "1 / 0"}, ""),
+    ],
+)
+def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_path: Path) -> None:
+    """By the program itself, in a real Python with real distributions."""
+    folder = tmp_path / "lib" / "python" / "site-packages"
+    installed(folder, "first", {"first.py": ""})
+    installed(folder, "subject", files, entry_points="[host_of_plugins.readers]\nx = plugin:x\n")
+    done = subprocess.run(
+        (sys.executable, imports.__file__, "first", "subject"),
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == bool(said)
+    assert all(line.startswith(f"{imports.MARKER}subject: ") and said in line for line in lines)
 
 
 def test_what_the_base_has_is_not_its_extensions_fault() -> None:

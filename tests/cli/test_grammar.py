@@ -46,6 +46,27 @@ def test_examples_that_need_nothing_do_what_they_say(
     assert status == 0, dict(grammar_of(name).exit_statuses)[status]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--framework", "pytorch", "--framework", "tensorflow"), "--framework is given twice; it takes one value"),
+        (("--framework", "pytorch", "--framework=pytorch"), "--framework is given twice; it takes one value"),
+        (("--all", "-j", "2", "--jobs", "3"), "--jobs is given twice; it takes one value"),
+        (("--cuda", "cpu", "--cuda", "cu121", "-x"), "unknown option -x"),
+    ],
+)
+def test_an_option_with_one_value_is_given_once(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(errors.CommandLineError) as caught:
+        grammar_of(BUILD).parse_args(words)
+    assert said in caught.value.problems
+    assert any("given twice" in problem for problem in caught.value.problems), "with all else that is wrong"
+
+
+def test_options_that_repeat_and_flags_may_be_given_again() -> None:
+    words = ("--framework", "pytorch", "--cuda", "cpu", "--with", "a", "--with", "b", "--verbose", "--verbose")
+    assert grammar_of(BUILD).parse_args(words).with_components == ["a", "b"]
+
+
 def test_targets_of_examples_are_in_the_matrix(facts: Facts) -> None:
     assert {TARGET, CPU_TARGET} <= {facts.name_of(row) for row in facts.targets}
 
@@ -60,7 +81,7 @@ def test_help_fits_and_says_everything(name: str, monkeypatch: pytest.MonkeyPatc
     flat = " ".join(text.split())
     for said in (*(source.name for source in grammar.reads), *(argument.help for argument in grammar.arguments())):
         assert said in flat
-    assert f"exit status: 0 {grammar.exit_statuses[0][1]}, 2 wrong command line, " in flat
+    assert f"exit status: 0 {grammar.exit_statuses[0][1]}, 1 not set up: make setup, 2 wrong command line, " in flat
     assert all(other in COMMANDS or other.split()[0] in COMMANDS or "." in other for other in grammar.see_also)
 
 
@@ -81,6 +102,7 @@ def test_every_error_has_a_status_and_a_meaning_of_its_own() -> None:
     assert len({each.exit_status for each in classes}) == len(classes)
     assert {status for name in COMMANDS for status, _ in grammar_of(name).exit_statuses} == {
         0,
+        1,
         *(each.exit_status for each in classes),
     }
 

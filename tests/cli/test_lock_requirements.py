@@ -7,9 +7,9 @@ from dataclasses import replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainworks.cli.lock import requirements_of
 from trainworks.cli.lock_inputs import check_locks
 from trainworks.facts.rows import Facts
+from trainworks.plan.locks import requirements_of
 from trainworks.plan.versions import artifact_rows, versions_of
 
 
@@ -29,7 +29,8 @@ def test_a_lock_has_what_the_artifacts_row_says_that_its_wheel_requires(facts: F
     for row in facts.targets:
         packages = {each.name: each for each in facts.locks[facts.name_of(row)].packages if not each.build}
         version = versions_of(row, facts).get("torch", "")
-        for wheel in artifact_rows("torch", version, facts.sources_of(row), facts):
+        torch = facts.fitting_components(row).get("torch")
+        for wheel in artifact_rows(torch, version, facts.sources_of(row), facts) if torch else ():
             required = [Requirement(text) for text in wheel.requires_dist]
             for each in required:
                 locked = packages[canonicalize_name(each.name)]

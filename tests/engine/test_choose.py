@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -23,10 +27,10 @@ except TrainworksError as error:
 """
 
 
-def choose(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "HOME": str(tmp_path)}
+def choose(tmp_path: Path, *arguments: str, code: str = CHOOSE, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": path or str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no.sock", "HOME": str(tmp_path)}
     return subprocess.run(
-        (sys.executable, "-W", "error", "-c", CHOOSE, *arguments),
+        (sys.executable, "-W", "error", "-c", code, *arguments),
         env=environment,
         capture_output=True,
         text=True,
@@ -49,6 +53,48 @@ def test_nothing_there_names_what_was_tried_and_what_to_type(tmp_path: Path) -> 
     assert "No such file" in docker
     assert buildah == "  buildah: there is no `buildah` program on PATH"
     assert "make engine" in hint
+
+
+def test_a_daemon_that_takes_the_call_and_says_nothing_is_not_waited_for_long(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "no.sock"))
+        listener.listen()
+        started = time.monotonic()
+        done = choose(tmp_path)
+    assert done.returncode == EngineUnavailableError.exit_status, done.stderr
+    assert f"docker: the docker daemon at unix://{tmp_path}/no.sock does not answer: " in done.stdout
+    assert time.monotonic() - started < 40
+
+
+AS_NOBODY = f"""
+import os
+import docker, docker.context, docker.errors, requests
+from trainworks.engine import buildah, docker
+os.seteuid(65534)
+{CHOOSE}"""
+"""Everything is imported before: another user may not read this Python's own files."""
+
+
+def test_a_daemon_that_this_user_may_not_use_names_the_group() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: only root can start a process of another user, who may not use the socket")
+    with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX) as listener:
+        folder = Path(name)
+        folder.chmod(0o755)
+        listener.bind(str(folder / "no.sock"))
+        (folder / "no.sock").chmod(0o600)
+        done = choose(folder, code=AS_NOBODY)
+    assert done.returncode == EngineUnavailableError.exit_status, done.stderr
+    assert "no.sock: Permission denied" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("hint: your user may not use this daemon: join its group")
+
+
+def test_a_folder_of_path_that_cannot_be_read_has_no_program(tmp_path: Path) -> None:
+    """Root may read every folder: a name that is too long for any file system ends in an error for root too."""
+    program(tmp_path, "buildah", "echo 'buildah version 1.19.6 (image-spec 1.0.1)'")
+    done = choose(tmp_path, "buildah", path=f"/{'x' * 300}:{tmp_path}")
+    assert done.returncode == EngineUnavailableError.exit_status, done.stderr
+    assert "is version 1.19.6" in done.stdout
 
 
 def test_one_asked_for_that_is_not_there(tmp_path: Path) -> None:

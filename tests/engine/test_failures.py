@@ -134,7 +134,11 @@ def test_words_of_a_command_are_not_taken_for_its_output() -> None:
             "HTTP status client error (404 Not Found) for url (https://index.invalid/simple/x/)",
             "index.invalid answers 404 Not Found",
         ),
-        ("E: Failed to fetch http://mirror.invalid/x.deb  Hash Sum mismatch", "the hash of Hash Sum mismatch"),
+        (
+            "E: Failed to fetch http://mirror.invalid/x.deb  Hash Sum mismatch",
+            "http://mirror.invalid/x.deb does not have the hash that its archive's index says (Hash Sum mismatch)",
+        ),
+        ("error: Hash mismatch", "a file that was downloaded does not have the hash that is locked"),
     ],
 )
 def test_single_lines_of_known_tools(line: str, first_line: str) -> None:

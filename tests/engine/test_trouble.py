@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.daemons import mounts_below, own_daemon, processes_with
 from engine.helpers import BASE, request
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
@@ -43,66 +42,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(("umount", "--lazy", mount), check=False)
 
 
-def mounts_below(folder: Path) -> list[str]:
-    lines = Path("/proc/mounts").read_text().splitlines()
-    return [where for line in lines if (where := line.split()[1]) == str(folder) or where.startswith(f"{folder}/")]
-
-
-def processes_with(text: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if text.encode() in (folder / "cmdline").read_bytes() and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
-
-
 @pytest.fixture
 def daemon(small_disk: Path, base_archive: Path) -> Iterator[Daemon]:
     """Give a dockerd of our own that keeps its images on the small disk."""
-    program = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
-    if program is None:
-        pytest.skip("no dockerd on this machine")
-    # Not below pytest's folder: a socket's path has 108 bytes.
-    state = Path("/run") / f"trainworks-{uuid.uuid4().hex[:8]}"
-    state.mkdir()
-    argv = (
-        # In a network of its own: with no bridge, dockerd takes the machine's ``docker0`` away from the other daemon.
-        *("unshare", "--net", program, "--data-root", str(small_disk), "--exec-root", str(state / "exec")),
-        *("--pidfile", str(state / "pid"), "--host", f"unix://{state}/docker.sock", "--bridge=none"),
-        "--iptables=false",
-    )
-    ready = threading.Event()
-    words: list[str] = []
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, start_new_session=True) as process:
-
-        def listen() -> None:
-            assert process.stderr is not None
-            for line in process.stderr:
-                words.append(line.decode(errors="replace"))
-                if b"API listen on" in line:
-                    ready.set()
-
-        thread = threading.Thread(target=listen, daemon=True)
-        thread.start()
-        try:
-            if not ready.wait(60):
-                pytest.skip(f"a second dockerd does not start here: {''.join(words[-3:])}")
-            engine = DockerEngine(host=f"unix://{state}/docker.sock")
-            engine.probe()
-            engine.load(base_archive)
-            yield engine, process
-        finally:
-            # Its containerd, shims and steps have the state folder or the small disk in their command lines.
-            process.kill()
-            process.wait(30)
-            for pid in {*processes_with(str(state)), *processes_with(str(small_disk))}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            thread.join(10)
-            for mount in reversed(mounts_below(state)):
-                subprocess.run(("umount", "--lazy", mount), check=False)
-            shutil.rmtree(state, ignore_errors=True)
+    with own_daemon(small_disk, "--bridge=none", "--iptables=false") as daemon:
+        engine = DockerEngine(host=daemon.host)
+        engine.probe()
+        engine.load(base_archive)
+        yield engine, daemon.process
 
 
 def ignore(_: StepEvent) -> None:

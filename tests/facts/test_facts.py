@@ -48,7 +48,7 @@ def test_targets_and_locks_are_the_same_set(facts: Facts) -> None:
 def test_every_optional_component_says_what_an_image_without_it_costs(facts: Facts) -> None:
     """But those of which a vendor's other parts are made: what they are needed for says it."""
     silent = {row.name for row in facts.components if not row.required and not row.without}
-    assert silent == {"cpython", "cudnn", "cmake", "efa-installer", "libfabric", "boost"}
+    assert silent == {"cpython", "cudnn", "cmake", "cuda-headers", "efa-installer", "libfabric", "boost"}
 
 
 def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
@@ -65,9 +65,9 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
             locked = {
                 package.version
                 for package in packages
-                if fnmatchcase(package.name, pattern) and package.build is (name == "builder")
+                if fnmatchcase(package.name, pattern) and package.build is (name == "builder" or component.build_only)
             }
-            if artifact_rows(name, version, facts.sources_of(row), facts):
+            if artifact_rows(component, version, facts.sources_of(row), facts):
                 # What is downloaded by itself has a build of its own; the lock has what the same version requires.
                 version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,14 +60,14 @@ DAMAGES = (
         "images/instances.toml",
         "efa_rdma = true",
         'efa_rdma = "yes"',
-        "(name = 'ml.p4d.24xlarge'): key 'efa_rdma': input should be a valid boolean, got 'yes'",
+        "(name = 'ml.g6.8xlarge'): key 'efa_rdma': input should be a valid boolean, got 'yes'",
     ),
     Damage(
         "a text for a list",
         "images/components.toml",
-        'needs = ["open-mpi"]',
-        'needs = "open-mpi"',
-        "(name = 'mpi4py'): key 'needs': input should be a valid array",
+        'needs = ["torch"]',
+        'needs = "torch"',
+        "(name = 'torchvision'): key 'needs': input should be a valid array",
     ),
     Damage(
         "an unknown key",
@@ -85,7 +86,7 @@ DAMAGES = (
     Damage(
         "a missing key",
         "images/pytorch.toml",
-        "size_budget_megabytes = 6000\n",
+        "size_budget_megabytes = 6300\n",
         "",
         "images/pytorch.toml: target 2 (version = '2.4.1', cuda = 'cu121', base = 'debian12'): "
         "key 'size_budget_megabytes' is missing",
@@ -102,7 +103,7 @@ DAMAGES = (
         LOCK,
         'sha256 = "',
         'sha256 = "abc"  # ',
-        f"{LOCK}: package 1 (name = 'bcrypt', version = '5.0.0'): key 'sha256': 'abc' is not 64 hexadecimal digits",
+        f"{LOCK}: package 1 (name = 'absl-py', version = '2.5.1'): key 'sha256': 'abc' is not 64 hexadecimal digits",
     ),
     Damage(
         "an unknown base",
@@ -282,7 +283,72 @@ source = "test"
 """,
         "images/artifacts.toml: artifact bost 1: key 'requires': python: '3.8 or 3.9' is no condition",
     ),
+    appended(
+        "an artifact whose file is in another folder",
+        "images/artifacts.toml",
+        """
+[[artifact]]
+name = "boost"
+version = "1"
+url = "https://example.com/..%2F..%2Fetc%2Fpasswd"
+source = "test"
+""",
+        "images/artifacts.toml: artifact boost 1: the file of its `url` is '../../etc/passwd', which is not the name",
+    ),
+    Damage(
+        "a circle of components that build with each other",
+        "images/components.toml",
+        'name = "cmake"',
+        'name = "cmake"\nbuilds_with = ["metis"]',
+        "images/components.toml: component 'cmake': builds_with in a circle: cmake -> metis -> cmake",
+    ),
+    Damage(
+        "a negative size of a file",
+        LOCK,
+        "size = ",
+        "size = -",
+        f"{LOCK}: package 1 (name = 'absl-py', version = '2.5.1'): key 'size': -137673 is negative",
+    ),
+    Damage(
+        "a negative budget",
+        "images/pytorch.toml",
+        "size_budget_megabytes = ",
+        "size_budget_megabytes = -",
+        "key 'size_budget_megabytes': -",
+    ),
+    Damage(
+        "arrays that are nested too deeply for a row",
+        "images/storage.toml",
+        'source = "',
+        f'increment_gib = {"[" * 300}{"]" * 300}\nsource = "',
+        "images/storage.toml: ",
+    ),
 )
+
+REACH_A_DOCKERFILE = (
+    ("components", 'summary = "', "\\nRUN curl evil", "key 'component.summary': '\\nRUN curl evil"),
+    ("components", 'debian = ["', "evil; curl evil ", "key 'debian': 'evil; curl evil "),
+    ("components", 'debian = ["', '-o", "', "key 'debian': '-o' is not the name of a package"),
+    ("components", 'rpm = ["', "$(evil)", "key 'rpm': '$(evil)"),
+    ("components", 'build_debian = ["', "a b", "key 'build_debian': 'a b"),
+    ("components", 'build_rpm = ["', "a|b", "key 'build_rpm': 'a|b"),
+    ("components", 'python = ["', "--index-url http://evil ", "key 'python': '--index-url"),
+    ("components", 'recipe = "', "../../x", "key 'recipe': '../../x"),
+    ("artifacts", 'flags = ["', "-y; curl evil ", "key 'flags': '-y; curl evil "),
+    ("artifacts", 'version = "', "1; curl evil ", "key 'version': '1; curl evil "),
+    ("bases", 'suite = "', "bookworm,target=/evil --mount=type=bind", "key 'suite': 'bookworm,target=/evil"),
+    ("bases", 'image = "', "debian:x\\nRUN curl evil", "key 'base.image': 'debian:x\\nRUN"),
+    ("bases", 'image = "', "debian x", "key 'image': 'debian x"),
+    ("base-images", 'name = "', "evil AS x ", "key 'name': 'evil AS x "),
+    ("cuda", 'architectures = ["', "80;evil", "key 'architectures': '80;evil"),
+    ("cuda", 'wheel_suffix = "', "evil ", "key 'wheel_suffix': 'evil "),
+    ("stacks", 'open-mpi = "', "5 evil", "key 'components': '5 evil"),
+    ("pytorch", 'torch = "', "2; evil ", "key 'versions': '2; evil "),
+    ("lock/pytorch-2.4.1-cu121-py311-debian12", 'name = "', "bcrypt --index-url ", "key 'name': 'bcrypt --index-url"),
+    ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "../../../../etc/cron.d/", "key 'file': '../../../../etc"),
+    ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "/etc/", "key 'file': '/etc/"),
+)
+"""A file of ``images``, what stands there, what is put behind it, and what must be said about it."""
 
 
 def spoil(checkout: Path, damage: Damage) -> None:
@@ -316,14 +382,118 @@ def test_one_problem_is_one_line_that_names_file_row_and_key(
     assert len(problems) == 1, "nobody is blamed for somebody else's problem"
 
 
+@pytest.mark.parametrize(("name", "behind", "added", "said"), REACH_A_DOCKERFILE)
+def test_what_reaches_a_dockerfile_cannot_bring_words_of_its_own(
+    name: str, behind: str, added: str, said: str, checkout: Path, problems_of: Callable[[], tuple[str, ...]]
+) -> None:
+    path = checkout / "images" / f"{name}.toml"
+    text = path.read_text(encoding="utf-8")
+    assert behind in text
+    path.write_text(text.replace(behind, behind + added, 1), encoding="utf-8")
+    assert [problem for problem in problems_of() if problem.startswith(f"images/{name}.toml") and said in problem]
+
+
+@pytest.mark.parametrize(
+    ("front", "said"),
+    [
+        (
+            '[environment]\nA = "x\\nRUN curl evil"\n',
+            "key 'environment.A': 'x\\nRUN curl evil' has a control character",
+        ),
+        ('[environment]\n"EVIL=1 B" = "x"\n', "key 'environment': 'EVIL=1 B' is not the name of a variable"),
+        ('path = ["/opt/x:/evil"]\n', "key 'path': '/opt/x:/evil' is not the absolute path of a folder"),
+        ('imports = ["os; evil"]\n', "key 'imports': 'os; evil' is not the name of a Python module"),
+        ('owns = ["evil"]\n', "key 'owns': 'evil' is not an absolute path"),
+        ('[programs]\nssh = "ssh"\n', "key 'programs': 'ssh' is not the absolute path of a program"),
+    ],
+)
+def test_what_a_front_matter_says_cannot_bring_words_of_its_own_either(
+    front: str, said: str, checkout: Path, problems_of: Callable[[], tuple[str, ...]]
+) -> None:
+    (checkout / "templates" / "components" / "ssh.j2").write_text(f"{{#\n{front}#}}\n", encoding="utf-8")
+    (problem,) = problems_of()
+    assert problem.startswith(f"templates/components/ssh.j2: {said}")
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Return what puts something else into a file's place."""
+
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_bytes(b"\n"), "is empty"),
+    "byte order mark": (
+        lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes()),
+        "cannot be read: it begins with a byte order mark (BOM); save it as plain UTF-8",
+    ),
+    "UTF-16": (
+        lambda path: path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16")),
+        "cannot be read: it begins with UTF-16; save it as plain UTF-8",
+    ),
+    "latin-1": (
+        lambda path: path.write_bytes(b"# one\n# caf\xe9\n" + path.read_bytes()),
+        "cannot be read: line 2 is not UTF-8 (byte 0xe9); save it as UTF-8",
+    ),
+    "NUL": (
+        lambda path: path.write_bytes(b"# one\n\0" + path.read_bytes()),
+        "cannot be read: line 2 has a NUL byte: it is not a text file, or it is damaged",
+    ),
+    "a half of a header": (lambda path: path.write_bytes(path.read_bytes() + b"[[target"), "not TOML: "),
+    "nested arrays": (
+        lambda path: path.write_text(f"a = {'[' * 5000}{']' * 5000}\n"),
+        "not TOML that can be read: its arrays or tables are nested too deeply",
+    ),
+    "a long number": (
+        lambda path: path.write_text(f"a = {'9' * 6000}\n"),
+        "not TOML that can be read: a number has too many digits",
+    ),
+    "a folder": (instead(Path.mkdir), "cannot be read: it is a folder"),
+    "a circle of links": (
+        instead(lambda path: path.symlink_to(path.name)),
+        "cannot be read: Too many levels of symbolic links",
+    ),
+    "a pipe": (
+        instead(os.mkfifo),
+        "cannot be read: it is not a regular file",
+    ),
+}
+
+
+@pytest.mark.parametrize("file", ["images/pytorch.toml", "images/bases.toml", "images/components.toml", LOCK])
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_a_file_that_cannot_be_read_is_one_problem(
+    kind: str, file: str, checkout: Path, problems_of: Callable[[], tuple[str, ...]]
+) -> None:
+    spoil_file, said = UNREADABLE[kind]
+    spoil_file(checkout / file)
+    (problem,) = problems_of()
+    assert problem.startswith(f"{file}: {said}")
+
+
+def test_a_table_that_is_missing_is_one_problem(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+    (checkout / "images" / "bases.toml").unlink()
+    assert problems_of() == ("images/bases.toml: cannot be read: No such file or directory",)
+
+
+def test_a_checkout_without_the_launcher_is_refused(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+    (checkout / "launcher").rmdir()
+    assert problems_of() == ("launcher is not a folder: every image has the launcher in it",)
+
+
 def test_a_component_without_recipe(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
     (checkout / "templates" / "components" / "metis.j2").unlink()
     assert problems_of() == ("templates/components/metis.j2 is missing: the component metis has a row",)
 
 
 def test_a_file_that_is_not_text(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
-    (checkout / "images" / "instances.toml").write_bytes(b"\xff\xfe\x00")
-    assert "images/instances.toml: cannot be read" in problems_of()[0]
+    (checkout / "images" / "instances.toml").write_bytes(b"\x80\x81\x00")
+    (problem,) = problems_of()
+    assert problem.startswith("images/instances.toml: cannot be read: line 1 is not UTF-8 (byte 0x80)")
 
 
 def test_all_problems_of_all_files_are_reported_at_once(
@@ -341,6 +511,7 @@ def test_all_problems_of_all_files_are_reported_at_once(
 CANNOT_BE_TOGETHER = {
     # They overlap another damage, or change what it would say.
     "broken TOML",
+    "arrays that are nested too deeply for a row",
     "a word that is no choice",
     "a missing key",
     "an unknown base",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from documented import promised
-from image.support import ROOT, BuiltByCommand, build_command
+from image.support import ROOT, BuiltByCommand, build_command, copied_checkout
 from trainworks.cli.build import build_image
 from trainworks.cli.build_progress import BuildProgress
 from trainworks.engine.protocol import StepEvent
@@ -22,6 +22,7 @@ from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.render.builds import current_builds
 from trainworks.render.dockerfile import render
 
 pytestmark = pytest.mark.engine
@@ -58,6 +59,18 @@ def test_the_result_has_the_documented_keys(image: BuiltByCommand) -> None:
     assert set(image.report) == promised("build", "pushed")
 
 
+def test_a_green_build_is_recorded_and_counts_until_something_changes(image: BuiltByCommand, tmp_path: Path) -> None:
+    facts, name = load(image.root), str(image.report["name"])
+    built = facts.built_by_target[name]
+    assert (built.engine, built.megabytes) == (image.engine.name, round(image.report["size"] / 1_000_000))
+    assert bool(built.seconds) is not image.report["unchanged"]
+    assert current_builds(facts)[name] == built
+    shutil.copytree(image.root, tmp_path / "changed")
+    recipe = tmp_path / "changed" / "templates" / "components" / "mpi4py.j2"
+    recipe.write_text(recipe.read_text(encoding="utf-8").replace("COPY ", "RUN true\nCOPY ", 1), encoding="utf-8")
+    assert name not in current_builds(load(tmp_path / "changed"))
+
+
 def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
     command = build_command(image.engine.name, "--until", "build")
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
@@ -65,8 +78,7 @@ def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
 
 
 def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCommand, tmp_path: Path) -> None:
-    for name in ("images", "templates", "launcher"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    copied_checkout(tmp_path)
     changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
     # A line that no earlier run of this test has built already.
     changed.write_text(f"{changed.read_text(encoding='utf-8')}\n# {uuid.uuid4().hex}\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -20,6 +21,7 @@ from trainworks.imagetest import inventory, questions, run_checks
 from trainworks.imagetest import test_promises as promises
 from trainworks.plan.checks import (
     Check,
+    CommandCheck,
     DuplicatePackagesCheck,
     ElfNeedsCheck,
     LoadableLibraryCheck,
@@ -269,7 +271,7 @@ def checks_of(*, cuda: str) -> tuple[Check, ...]:
         check
         for name, kinds in (("cpu", files), (cuda, libraries))
         for check in make_plan(Request(framework="pytorch", cuda=name), facts).checks
-        if isinstance(check, kinds)
+        if isinstance(check, kinds) or (name == "cpu" and isinstance(check, CommandCheck) and "check" in check.command)
     )
 
 
@@ -313,6 +315,7 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
         f"FROM {docker_image.reference}\nCOPY root /\n"
         "RUN chmod u+s /usr/bin/env && chmod g+s /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/model"
         " && chmod -t /tmp && chmod o+w /etc/ld.so.conf.d\n"
+        f"RUN rm -r {PACKAGES}/bcrypt {PACKAGES}/bcrypt-*.dist-info\n"
     )
     checks = (*checks_of(cuda="cu130"), *(loadable(library) for library in PLUGINS))
     name = f"localhost/trainworks-defects-{uuid.uuid4().hex[:12]}:test"
@@ -331,7 +334,8 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
 
     owned, twice, built = of("every file belongs"), of("installed twice"), of("built for CUDA 13.0")
     writable, privileged = of("nobody can write"), of("no setuid")
-    for title in (owned, twice, built, writable, privileged):
+    satisfied = of("has what it requires")
+    for title in (owned, twice, built, writable, privileged, satisfied):
         assert without[title].passed, without[title].detail
         assert broken[title]
     unowned = [line for line in broken[owned].splitlines() if line.startswith("/")]
@@ -349,6 +353,7 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
     assert broken[privileged].count(" has set") == 2
     assert "/usr/bin/env has setuid (package: coreutils)" in broken[privileged]
     assert "/usr/bin/smuggled has setgid (package: none)" in broken[privileged]
+    assert re.search(r"paramiko \S+ requires bcrypt, which is not installed", broken[satisfied])
     # Without the driver only the sound plugin may be called loadable; without the plugins none is.
     assert broken[of("libnccl-net.so")] == ""
     assert "does not find libgone.so.1" in broken[of("libnccl-tuner.so")]

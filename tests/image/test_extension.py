@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from documented import promised
 from image.support import ROOT, BuiltByCommand
 from proof.support import cyclonedx_problems, private_text, public_text, read_provenance, spdx_problems
-from trainworks.engine.protocol import BuildRequest, Engine, Secret
+from trainworks.engine.protocol import BuildRequest, Engine, Mount, Secret
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
@@ -31,6 +32,9 @@ SCRIPT = """
 import einops, greeting, os, sys
 print("trained", greeting.text, einops.__version__, os.environ["SAGEMAKER_SUBMIT_DIRECTORY"], *sys.argv[1:])
 """
+
+SETUP = "from setuptools import setup\n"
+PATH = "../dist/by_path-2.0-py3-none-any.whl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +50,41 @@ class Project:
         links = f"{os.environ.get('PIP_FIND_LINKS', '')} {self.folder / 'wheels'}"
         return {**os.environ, "PIP_FIND_LINKS": links.strip(), "XDG_CACHE_HOME": str(self.folder / "cache")}
 
+    @property
+    def git_requirement(self) -> str:
+        """Return the line that names the repository in the folder ``lib``."""
+        return f"from_git @ git+{(self.folder / 'lib').as_uri()}@main"
+
+    def write(self, files: Mapping[str, str]) -> None:
+        """Write files below the folder."""
+        for name, text in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text, encoding="utf-8")
+
+    def commit(self) -> str:
+        """Commit what is in the folder ``lib`` and return the commit."""
+
+        def git(*words: str) -> str:
+            names = ("-c", "user.name=a", "-c", "user.email=a@b.example")
+            done = subprocess.run(("git", *names, *words), cwd=self.folder / "lib", capture_output=True, check=True)
+            return done.stdout.decode().strip()
+
+        git("init", "--quiet", "--initial-branch", "main")
+        git("add", ".")
+        git("commit", "--quiet", "--message", "state")
+        return git("rev-parse", "HEAD")
+
     def extend(self, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
-        """Run the command."""
-        words = ("--base", base, "--tag", self.tag, "--engine", engine.name, "--format", "json", "--root", str(ROOT))
+        """Run the command with the files of the fixture."""
         files = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", "train.py")
+        return self.command("extend", engine, base, *files, *more)
+
+    def command(self, name: str, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
+        """Run ``extend``, or ``prove`` with the same choice."""
+        image = (self.tag,) if name == "prove" else ("--tag", self.tag)
+        words = ("--base", base, *image, "--engine", engine.name, "--format", "json", "--root", str(ROOT))
         return subprocess.run(
-            (sys.executable, str(ROOT / "build.py"), "extend", *words, *files, *more),
+            (sys.executable, str(ROOT / "build.py"), name, *words, *more),
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -61,17 +94,26 @@ class Project:
         )
 
 
+def write_wheel(folder: Path, name: str, version: str, text: str, *requires: str) -> None:
+    """Write a wheel of one module."""
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        f"{name}.py": text,
+        f"{name}-{version}.dist-info/METADATA": metadata + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{name}-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, content in files.items():
+            wheel.writestr(path, content)
+        wheel.writestr(f"{name}-{version}.dist-info/RECORD", "".join(f"{path},,\n" for path in files))
+
+
 @pytest.fixture
 def project(tmp_path: Path, image: BuiltByCommand) -> Iterator[Project]:
     """Give a project whose image is removed afterwards."""
-    for name in ("src", "wheels"):
-        (tmp_path / name).mkdir()
-    with zipfile.ZipFile(tmp_path / "wheels" / "greeting-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("greeting.py", "text = 'good day'\n")
-        wheel.writestr("greeting-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-        wheel.writestr("greeting-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        record = ("greeting.py", "greeting-1.0.dist-info/METADATA", "greeting-1.0.dist-info/WHEEL")
-        wheel.writestr("greeting-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in record))
+    (tmp_path / "src").mkdir()
+    write_wheel(tmp_path / "wheels", "greeting", "1.0", "text = 'good day'\n")
     (tmp_path / "src" / "train.py").write_text(SCRIPT)
     (tmp_path / "requirements.txt").write_text("greeting\neinops==0.8.1\n")
     made = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
@@ -109,8 +151,120 @@ def test_what_the_base_has_is_not_replaced(image: BuiltByCommand, project: Proje
     (project.folder / "requirements.txt").write_text("torch==2.4.1\n")
     done = project.extend(image.engine, image.reference)
     assert done.returncode == 12
-    assert f"torch==2.4.1 is asked for, and {image.reference} has torch 2.13.0" in done.stderr
+    assert f"torch==2.4.1: {image.reference} has torch 2.13.0+cpu, which is not replaced" in done.stderr
     assert image.engine.inspect(project.tag) is None
+
+
+def test_a_real_project_needs_no_network_when_its_job_starts(image: BuiltByCommand, project: Project) -> None:
+    """Code with setup.py; requirements that include others, and name a wheel, a git repository and Debian packages."""
+    write_wheel(project.folder / "dist", "by_path", "2.0", "text = 'from a file'\n")
+    project.write(
+        {
+            "lib/setup.py": f"{SETUP}setup(name='from_git', version='1', py_modules=['from_git'])\n",
+            "lib/from_git.py": "text = 'from git'\n",
+            "src/setup.py": f"{SETUP}setup(name='mine', version='1', packages=['mine'], install_requires=['einops'])\n",
+            "src/mine/__init__.py": "",
+            "src/mine/train.py": "import by_path, einops, from_git, greeting\n"
+            "print('trained', by_path.text, from_git.text, greeting.text)\n",
+            "src/requirements.txt": f"-r ../more.txt\n{PATH}\n{project.git_requirement}\n",
+            "more.txt": "-c limits.txt\ngreeting\n",
+            "limits.txt": "einops<0.8.2\n",
+        }
+    )
+    commit = project.commit()
+    # requirements.txt of the code is what is installed where no other is named.
+    words = ("--source", "src", "--entry-point", "mine/train.py", "--apt", "libxcb1")
+    done = project.command("extend", image.engine, image.reference, *words)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["requirements"] == ["by-path==2.0", "einops==0.8.1", "from-git==1", "greeting==1.0", "mine==1"]
+    assert (report["apt"], list(report["commits"].values())) == (["libxcb1"], [commit])
+    titles = {check["title"] for check in report["checks"] if check["passed"]}
+    wanted = ("`train --plan` would install nothing at the start", "Debian package libxcb1 is installed")
+    assert titles.issuperset((*wanted, "4 distributions can be imported"))
+    assert len(titles) == len(report["checks"])
+    if image.engine.name == "docker":
+        job = subprocess.run(
+            ("docker", "run", "--rm", "--network", "none", project.tag, "train"),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert (job.returncode, job.stdout) == (0, "trained from a file from git good day\n"), job.stderr
+    # The branch goes on, and the lock has the commit.
+    project.write({"lib/from_git.py": "text = 'later'\n"})
+    assert project.commit() != commit
+    again = project.command("extend", image.engine, image.reference, *words, "--until", "build")
+    assert "nothing changed since this image was built" in again.stderr
+    proof = ("prove", image.engine, image.reference, *words, "--output", "proof")
+    proven = project.command(*proof)
+    assert proven.returncode == 0, proven.stderr
+    provenance = json.loads((project.folder / "proof" / "provenance.json").read_text(encoding="utf-8"))
+    inputs = provenance["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert {"gitCommit": commit} in [each.get("digest") for each in inputs]
+
+
+def test_code_that_changed_after_the_build_is_installed_again(image: BuiltByCommand, project: Project) -> None:
+    """Derived images and mounts bring other code: what is installed then is theirs."""
+    project.write({"src/setup.py": f"{SETUP}setup(name='mine', packages=['mine'])\n"})
+    project.write({"src/mine/__init__.py": "", "src/mine/train.py": "print('trained')\n"})
+    words = ("--source", "src", "--entry-point", "mine/train.py", "--until", "build")
+    done = project.command("extend", image.engine, image.reference, *words)
+    assert done.returncode == 0, done.stderr
+    changed = Mount(source=project.folder / "src" / "setup.py", target="/opt/ml/code/mine/__init__.py", read_only=True)
+    for mounts, expected in (((), '"requirements": [],'), ((changed,), '"--disable-pip-version-check",')):
+        assert expected in image.engine.run(project.tag, ("train", "--plan"), mounts=mounts).output
+
+
+def test_what_cannot_be_imported_is_named_with_its_reason(image: BuiltByCommand, project: Project) -> None:
+    write_wheel(
+        project.folder / "wheels", "broken", "1.0", "raise RuntimeError('first\\noperator nms does not exist')\n"
+    )
+    project.write({"requirements.txt": "broken\ngreeting\neinops\n"})
+    done = project.extend(image.engine, image.reference)
+    assert done.returncode == 8
+    assert "FAIL  extension  3 distributions can be imported" in done.stderr
+    assert "broken: import broken: RuntimeError: operator nms does not exist" in done.stderr
+
+
+def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByCommand, project: Project) -> None:
+    """The package index has the one for CUDA, whose requirement the cpu image's torch fulfils."""
+    write_wheel(project.folder / "wheels", "torchvision", "0.28.0", "", "torch==2.13.0")
+    project.write({"requirements.txt": "torchvision\n"})
+    done = project.extend(image.engine, image.reference)
+    assert done.returncode == 12
+    assert "torchvision 0.28.0 is not built for the base's torch 2.13.0+cpu" in done.stderr
+    assert image.engine.inspect(project.tag) is None
+
+
+def test_an_extension_without_a_compiler_says_so(image: BuiltByCommand, project: Project) -> None:
+    setup = "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c', ['c.c'])])\n"
+    project.write({"src/setup.py": setup, "src/c.c": "#error it is compiled\n"})
+    done = project.command("extend", image.engine, image.reference, "--source", "src")
+    assert done.returncode == 7
+    has_compiler = "#error it is compiled" in done.stderr
+    assert has_compiler or f"{image.reference} has no C compiler" in done.stderr
+
+
+def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+    tag = f"trainworks-test/extended:{uuid.uuid4().hex[:12]}"
+    page = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    for text, own in (
+        ("python build.py extend", f"{sys.executable} {ROOT / 'build.py'} extend --engine docker"),
+        ("trainworks/pytorch-training:2.13.0-cpu-py311-debian12", docker_image.reference),
+        ("my/train:1", tag),
+    ):
+        assert text in block
+        block = block.replace(text, own)
+    words = ("bash", "-euc", block)
+    try:
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    finally:
+        docker_image.engine.remove(tag)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("trained with einops 0.8")
 
 
 def test_given_hashes_are_what_counts(image: BuiltByCommand, project: Project) -> None:
@@ -122,7 +276,7 @@ def test_given_hashes_are_what_counts(image: BuiltByCommand, project: Project) -
         done = project.extend(image.engine, image.reference, "--until", "build")
         assert done.returncode == status, done.stderr
     assert "in component extension" in done.stderr
-    assert not (project.folder / "requirements.locked.txt").exists()
+    assert list(project.folder.glob("*.locked.txt")) == []
 
 
 def test_a_promise_that_is_broken_fails_the_command(image: BuiltByCommand, project: Project) -> None:
@@ -150,7 +304,8 @@ def test_every_kind_of_entry_point_is_what_the_launcher_starts(
         (project.folder / "src" / name).parent.mkdir(exist_ok=True)
         (project.folder / "src" / name).write_text(text)
         (project.folder / "src" / name).chmod(0o644 if "." in name else 0o755)
-    done = project.extend(image.engine, image.reference, "--entry-point", program)
+    words = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", program)
+    done = project.command("extend", image.engine, image.reference, *words)
     assert done.returncode == 0, done.stderr
     job = image.engine.run(project.tag, ("train",), timeout=120)
     assert job.status == 0, job.output
@@ -193,7 +348,8 @@ def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Pro
     definition = read_provenance(json.loads(texts["provenance.json"])).build_definition
     inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
     assert f"sha256:{inputs['base image']['sha256']}" == image.report["identifier"]
-    lock = (project.folder / "requirements.locked.txt").read_bytes()
+    (path,) = project.folder.glob("requirements.*.locked.txt")
+    lock = path.read_bytes()
     assert inputs["requirements"] == {"sha256": hashlib.sha256(lock).hexdigest()}
     words = (project.tag, "--proof", "proof", "--key", "public.pem", "--engine", image.engine.name)
     verified = subprocess.run(
@@ -214,7 +370,7 @@ def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Pro
     (project.folder / "requirements.txt").write_text("greeting\n")
     unlocked = prove(image, project, image.reference)
     assert unlocked.returncode == 11
-    assert "requirements.locked.txt is not there, or not for these requirements and this base" in unlocked.stderr
+    assert f"{path.name} is not there, or not for these requirements and this base" in unlocked.stderr
 
 
 def test_an_unknown_base(image: BuiltByCommand, project: Project) -> None:

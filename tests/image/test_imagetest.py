@@ -563,32 +563,28 @@ def test_secrets_of_layers_and_history_reach_the_report() -> None:
     assert "index.example" not in result.detail
 
 
-def test_container_that_does_not_start_breaks_the_promises_that_need_it() -> None:
-    size = SizeCheck(component="image", megabytes=4)
+def test_an_engine_that_does_not_start_a_container_ends_the_run_and_breaks_no_promise() -> None:
     label = LabelCheck(component="labels", label="maker", value="trainworks")
-    *broken, oversized, kept = run(
-        LocalEngine(starts=False),
-        PathCheck(component="a", path="/", state="directory"),
-        PathCheck(component="a", path="/none", state="absent"),
-        CommandCheck(component="a", command=("true",)),
-        size,
-        label,
-    )
-    for result in (*broken, oversized):
-        assert not result.passed
-        assert "local does not start" in result.detail
+    reported: list[CheckResult] = []
+    checks = (label, CommandCheck(component="a", command=("true",)), PathCheck(component="a", path="/", state="file"))
+    with pytest.raises(EngineUnavailableError, match="local does not start"):
+        run_checks(LocalEngine(starts=False), IMAGE, checks, report=reported.append)
+    assert [result.passed for result in reported] == [True], "what the image alone can tell, before it"
+
+
+def test_an_image_that_is_too_large_is_told_without_a_container() -> None:
+    (oversized,) = run(LocalEngine(starts=False), SizeCheck(component="image", megabytes=4))
+    assert not oversized.passed
     assert "5 MB" in oversized.detail
-    assert kept.passed
+    assert "local does not start" in oversized.detail
 
 
-def test_container_that_does_not_end_is_told() -> None:
-    first, last = run(
-        LocalEngine(ends=False),
-        CommandCheck(component="a", command=("true",)),
-        CommandCheck(component="b", command=("true",)),
-    )
-    assert first.passed
-    assert "the container does not end" in last.detail
+def test_an_engine_that_does_not_end_a_container_ends_the_run() -> None:
+    reported: list[CheckResult] = []
+    checks = [CommandCheck(component=name, command=("true",)) for name in "ab"]
+    with pytest.raises(EngineUnavailableError, match="the container does not end"):
+        run_checks(LocalEngine(ends=False), IMAGE, tuple(checks), report=reported.append)
+    assert all(result.passed for result in reported)
 
 
 def test_interrupt_ends_the_run_and_the_container() -> None:

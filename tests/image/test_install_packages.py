@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,63 @@ def test_an_unknown_package_ends_the_step(steps: Steps) -> None:
     failed = steps.run("no-such-package-anywhere")
     assert failed.returncode == 100, failed.stdout
     assert "Unable to locate package no-such-package-anywhere" in failed.stdout
+
+
+def filled(steps: Steps) -> tuple[Path, Path]:
+    """Fill the cache; return the lists and the one package that are in it."""
+    first = steps.run(SMALL)
+    assert first.returncode == 0, first.stdout
+    (package,) = (steps.cache / "trainworks" / "packages").iterdir()
+    return steps.cache / "trainworks" / "lists.tar", package
+
+
+def spoil_inside(archive: Path) -> None:
+    """Put zeros over the lists inside, as a disk does that lost its power: the archive itself can be unpacked."""
+    content = bytearray(archive.read_bytes())
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            if member.name.endswith(("_Packages", ".bin")):
+                content[member.offset_data : member.offset_data + member.size] = bytes(member.size)
+    archive.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda lists: lists.write_bytes(b""),
+        lambda lists: os.truncate(lists, 100_000),
+        lambda lists: lists.write_bytes(b"no archive at all\n" * 1000),
+        spoil_inside,
+    ],
+    ids=["empty", "truncated", "something else", "zeros inside"],
+)
+def test_spoiled_lists_are_downloaded_again(steps: Steps, spoil: Callable[[Path], None]) -> None:
+    lists, _ = filled(steps)
+    spoil(lists)
+    healed = steps.run(SMALL)
+    assert healed.returncode == 0, healed.stdout
+    assert "install-packages: the cached lists are spoiled, and are downloaded again" in healed.stdout
+    after = steps.run(SMALL)
+    assert after.returncode == 0, after.stdout
+    assert "spoiled" not in after.stdout
+    assert not re.search(r"^Get:\d+ .* Packages ", after.stdout, re.MULTILINE), "the cache has the lists again"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda package: os.truncate(package, package.stat().st_size // 2),
+        lambda package: package.write_bytes(b""),
+        lambda package: package.write_bytes(bytes(package.stat().st_size)),
+    ],
+    ids=["half", "empty", "zeros"],
+)
+def test_a_spoiled_package_is_downloaded_again(steps: Steps, spoil: Callable[[Path], None]) -> None:
+    _, package = filled(steps)
+    content = package.read_bytes()
+    spoil(package)
+    healed = steps.run(SMALL)
+    assert healed.returncode == 0, healed.stdout
+    assert f"install-packages: {package.name} in the cache is spoiled, and is downloaded again" in healed.stdout
+    assert package.read_bytes() == content
+    assert "Need to get 0 B" in steps.run(SMALL).stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,50 @@ def test_two_hosts_train_together_and_end_together(
     docker_image: BuiltByCommand, network: Any, mode: str, tmp_path: Path
 ) -> None:
     train_on_two_hosts(docker_image.reference, network, mode, tmp_path)
+
+
+IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+
+NATIVE_SETUP = """
+from setuptools import Extension, setup
+setup(name={name!r}, version="1.0", ext_modules=[Extension({name!r}, ["{name}.cpp"], language="c++")])
+"""
+
+NATIVE_SOURCE = """
+#include <Python.h>
+#include <string>
+static PyObject *text(PyObject *, PyObject *) {{ return PyUnicode_FromString(std::string("compiled {name}").c_str()); }}
+static PyMethodDef methods[] = {{{{"text", text, METH_NOARGS, ""}}, {{nullptr, nullptr, 0, nullptr}}}};
+static PyModuleDef module = {{PyModuleDef_HEAD_INIT, "{name}", "", -1, methods}};
+PyMODINIT_FUNC PyInit_{name}() {{ return PyModule_Create(&module); }}
+"""
+
+
+def native_project(folder: Path, name: str) -> Path:
+    """Write a Python project with one module in C++."""
+    folder.mkdir()
+    (folder / "setup.py").write_text(NATIVE_SETUP.format(name=name))
+    (folder / f"{name}.cpp").write_text(NATIVE_SOURCE.format(name=name))
+    return folder
+
+
+def test_requirements_are_compiled_and_taken_from_git(image: BuiltByCommand, tmp_path: Path) -> None:
+    """A source distribution in C++ and a repository; setuptools is the image's own, so no network is needed."""
+    folder = plain_job(tmp_path / "ml", "import one, two; print(one.text(), 'and', two.text())")
+    code = folder / "code"
+    with tarfile.open(code / "one-1.0.tar.gz", "w:gz") as archive:
+        archive.add(native_project(tmp_path / "one", "one"), "one-1.0")
+    repository = native_project(code / "two", "two")
+    for words in (("init", "-q"), ("add", "."), (*IDENTITY, "commit", "-q", "-m", "first")):
+        subprocess.run(("git", "-C", str(repository), *words), check=True, capture_output=True)
+    (code / "requirements.txt").write_text("/opt/ml/code/one-1.0.tar.gz\ntwo @ git+file:///opt/ml/code/two\n")
+    done = image.engine.run(
+        image.reference,
+        ("train",),
+        mounts=(Mount(source=folder, target="/opt/ml"),),
+        # pip's own word for "take the setuptools that is there", in the spelling that its variables have.
+        environment={"PIP_NO_BUILD_ISOLATION": "false", "PIP_NO_INDEX": "1"},
+        timeout=300,
+    )
+    assert done.status == 0, done.output[-4000:]
+    assert "compiled one and compiled two" in done.output

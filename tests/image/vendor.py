@@ -81,6 +81,7 @@ version = "3.18.2.post1"
 file = "cmake-3.18.2.post1-py3-none-manylinux1_x86_64.whl"
 sha256 = "f5839595152154467f7fde1ddab15628bdf927a9c5671918764a90cd57dd25b4"
 size = 18202950
+build = true
 """
 
 STACK = f"""
@@ -232,8 +233,10 @@ def build_once(root: Path, mirror: Path, name: str) -> BuiltByCommand:
     if name not in _BUILT:
         engine = engine_that_answers(name)
         with served(mirror) as address:
-            done = build(root, name, "--mirror", address)
+            done = build(root, name, "--mirror", address, "--offline")
         assert done.returncode == 0, done.stderr[-6000:]
         report = json.loads(done.stdout)
-        _BUILT[name] = BuiltByCommand(engine=engine, reference=report["tags"][0], report=report, progress=done.stderr)
+        _BUILT[name] = BuiltByCommand(
+            engine=engine, root=root, reference=report["tags"][0], report=report, progress=done.stderr
+        )
     return _BUILT[name]

@@ -311,9 +311,19 @@ def test_what_is_not_there_is_not_asked_for_again(stage: Stage, server: Server) 
 
 def test_what_a_mirror_lacks(stage: Stage, server: Server) -> None:
     origin = server.serve("/metis-5.1.0.tar.gz", METIS)
-    stage.secret("mirror", f"{server.url}/mirror")
+    stage.secret("mirror", f"{server.url}/mirror\nonly\n")
     error = stage.fetch(metis(origin)).one_error()
     assert f"{server.url}/mirror/metis-5.1.0.tar.gz answers HTTP 404; fill the mirror" in error
+    assert [request.path for request in server.seen] == ["/mirror/metis-5.1.0.tar.gz"]
+
+
+def test_what_a_mirror_lacks_comes_from_its_origin(stage: Stage, server: Server) -> None:
+    origin = server.serve("/metis-5.1.0.tar.gz", METIS)
+    stage.secret("mirror", f"{server.url}/mirror\n\n")
+    done = stage.fetch(metis(origin))
+    assert (done.status, done.output, done.errors) == (0, f"metis 5.1.0: {origin}, verified\n", "")
+    assert [request.path for request in server.seen] == ["/mirror/metis-5.1.0.tar.gz", "/metis-5.1.0.tar.gz"]
+    assert unpacked(stage)
 
 
 @pytest.mark.parametrize("fault", [silent, lambda server: trickling(server, METIS)], ids=["silent", "slow"])
@@ -356,7 +366,7 @@ def test_no_redirect_leads_out_of_tls(stage: Stage, server: Server, plain_server
 
 def test_the_password_of_a_mirror_is_never_shown(stage: Stage, plain_server: Server) -> None:
     address = plain_server.url.replace("://", "://user:word@")
-    stage.secret("mirror", address)
+    stage.secret("mirror", f"{address}\nonly\n")
     done = stage.fetch(metis("https://vendor.invalid/metis-5.1.0.tar.gz"))
     assert plain_server.url in done.one_error()
     plain_server.serve("/metis-5.1.0.tar.gz", METIS)

@@ -173,7 +173,7 @@ def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server:
     stacks = tree / "images" / "stacks.toml"
     stacks.write_text(stacks.read_text(encoding="utf-8").replace("5.1.0", "5.2.1"), encoding="utf-8")
     ended = call("lock", root=tree)
-    assert f"metis 5.2.1: its tag was not looked at: {server.url}/nothing.git cannot be had" in ended.err
+    assert f"metis 5.2.1: its tag was not looked at: cannot fetch {server.url}/nothing.git: " in ended.err
     assert "1 input is not locked" in ended.err, "the Python files"
 
 
@@ -260,7 +260,7 @@ def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Se
 # Checking.
 
 PACKAGES = (
-    {"name": "cmake", "version": "3.31.0", "file": "cmake-3.31.0-py3-none-any.whl", "sha256": "1" * 64},
+    {"name": "cmake", "version": "3.31.0", "file": "cmake-3.31.0-py3-none-any.whl", "sha256": "1" * 64, "build": True},
     {"name": "uv", "version": "0.13.8", "file": "uv-0.13.8-py3-none-any.whl", "sha256": "2" * 64, "build": True},
     {"name": "setuptools", "version": "1", "file": "setuptools-1-py3-none-any.whl", "sha256": "3" * 64, "build": True},
     {"name": "wheel", "version": "1", "file": "wheel-1-py3-none-any.whl", "sha256": "4" * 64, "build": True},
@@ -437,6 +437,10 @@ def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> N
     (folder / str(PACKAGES[1]["file"])).write_bytes(WHEEL)
     ended = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), root=tree)
     assert ended.status == 11
+    assert f"{folder} does not have the right files of {TARGET}" in ended.err
+    assert ended.err.count("  cmake 3.31.0: ") + ended.err.count(" is missing") == 0
+    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--mirror", str(folder), "--offline", root=tree)
+    assert ended.status == 11
     for part in (
         f"{folder} does not have all of {TARGET}",
         "metis 5.1.0: a.tar.gz is missing",
@@ -447,19 +451,23 @@ def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> N
         assert part in ended.err
 
 
+@pytest.mark.parametrize("offline", [True, False])
 @pytest.mark.parametrize(("scheme", "trusted"), [("https", ()), ("http", ("mirror.example:8080",))])
-def test_an_address_is_the_only_source_and_a_secret(scheme: str, trusted: tuple[str, ...]) -> None:
+def test_an_address_is_a_secret_and_offline_the_only_source(
+    scheme: str, trusted: tuple[str, ...], *, offline: bool
+) -> None:
     address = f"{scheme}://user:word@mirror.example:8080/all"
-    mirror = read_mirror(f"{address}/")
+    mirror = read_mirror(f"{address}/", offline=offline)
     pip = PipSettings(index_url="https://index.example/simple", extra_index_urls=("https://more.example",))
     settings = mirror.settings(HostSettings(pip=pip))
     secrets = settings.secrets("bookworm", "https://vendor.example/whl")
-    assert secrets["mirror"] == f"{address}\n".encode()
+    assert secrets["mirror"] == f"{address}\n{'only' if offline else ''}\n".encode()
     for name in ("pip.conf", "uv.toml"):
         content = secrets[name].decode()
         assert f"{address}/index.html" in content
-        assert "no-index = true" in content
-        assert not [host for host in ("index.example", "more.example", "vendor.example") if host in content]
+        assert ("no-index = true" in content) == offline
+        hosts = [host for host in ("index.example", "more.example") if host in content]
+        assert hosts == ([] if offline else ["index.example", "more.example"])
     assert settings.pip.trusted_hosts == trusted
     assert "word" not in repr(replace(settings, pip=PipSettings()))
     assert address in settings.forbidden_texts("")

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from trainworks.facts.load import NO_FRAMEWORKS
 
@@ -17,14 +18,22 @@ TARGET = "pytorch-2.13.0-cpu-py311-debian12-vendor"
 PARTS = ("system", "builder", "cmake", "cpython", "metis", "manifest")
 """Its components, and one more that they name; their rows and recipes are the real ones."""
 
+PACKAGES_TARGET = "pytorch-2.13.0-cpu-py311-debian12"
+"""The only target of a tree with ``sources="packages"``."""
 
-def make_tree(root: Path, *, base_image: str = "") -> Path:
-    """Write the facts of one vendor target: METIS with CMake, and no Python but what builds.
+PACKAGES_PARTS = ("system", "builder", "manifest")
+"""Its components, to which a test adds its own."""
+
+
+def make_tree(root: Path, *, base_image: str = "", sources: Literal["packages", "vendor"] = "vendor") -> Path:
+    """Write the facts of one target: of a vendor target METIS with CMake, and no Python but what builds.
 
     Args:
         root: Where.
         base_image: Name of the image that the build stages stand on; default: the base.
+        sources: The target's.
     """
+    parts, others = (PARTS, "packages") if sources == "vendor" else (PACKAGES_PARTS, "vendor")
     images = root / "images"
     (images / "lock").mkdir(parents=True)
     shutil.copytree(ROOT / "templates", root / "templates")
@@ -32,31 +41,32 @@ def make_tree(root: Path, *, base_image: str = "") -> Path:
     for name in NO_FRAMEWORKS:
         # Rows that name other rows would need them all.
         content = (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8") if name in ("bases", "cuda") else ""
+        content = content or "# None of these.\n"
         (images / f"{name}.toml").write_text(content, encoding="utf-8")
     blocks = (ROOT / "images" / "components.toml").read_text(encoding="utf-8").split("[[component]]")[1:]
     chosen = [
         block
         for block in blocks
-        if block.split('name = "')[1].split('"')[0] in PARTS and 'sources = ["packages"]' not in block
+        if block.split('name = "')[1].split('"')[0] in parts and f'sources = ["{others}"]' not in block
     ]
-    assert len(chosen) == len(PARTS)
+    assert len(chosen) == len(parts)
     # What the parts name has to exist, and nothing more does.
     text = "".join(f"[[component]]{block}" for block in chosen)
     (images / "components.toml").write_text(text, encoding="utf-8")
-    recipes = {*PARTS, "metis-source"} - {"metis"}
+    recipes = {*parts, "metis-source"} - {"metis"} if sources == "vendor" else {*parts}
     for path in (root / "templates" / "components").glob("*.j2"):
         if path.stem not in recipes:
             path.unlink()
     (images / "stacks.toml").write_text(
-        '[[stack]]\nname = "vendor"\nsources = "vendor"\nsource = "the tests"\n'
-        '[stack.components]\nmetis = "5.1.0"\ncmake = "3.31.0"\nbuilder = "0.13.8"\n',
+        f'[[stack]]\nname = "the-stack"\nsources = "{sources}"\nsource = "the tests"\n[stack.components]\n'
+        'builder = "0.13.8"\n' + ('metis = "5.1.0"\ncmake = "3.31.0"\n' if sources == "vendor" else ""),
         encoding="utf-8",
     )
     (images / "pytorch.toml").write_text(
         'framework = "pytorch"\nsummary = "PyTorch"\n\n'
         '[[target]]\nversion = "2.13.0"\ncuda = "cpu"\nbase = "debian12"\n'
         + (f'builder_image = "{base_image}"\n' if base_image else "")
-        + 'stack = "vendor"\nversions = {}\nsize_budget_megabytes = 1000\nsource = "the tests"\n',
+        + 'stack = "the-stack"\nversions = {}\nsize_budget_megabytes = 1000\nsource = "the tests"\n',
         encoding="utf-8",
     )
     if base_image:
@@ -76,13 +86,23 @@ def add_artifact(root: Path, name: str, version: str, **values: object) -> None:
     add_row(root, "artifacts", "artifact", {"name": name, "version": version, **values})
 
 
-def add_python_lock(root: Path, *packages: Mapping[str, object]) -> None:
+def add_component(root: Path, name: str, version: str, recipe: str, **values: object) -> None:
+    """Append a component with its version and its recipe's stage; ``values`` are further keys of its row."""
+    add_row(root, "components", "component", {"name": name, "summary": name, **values})
+    with (root / "images" / "stacks.toml").open("a", encoding="utf-8") as stream:
+        stream.write(f'{name} = "{version}"\n')
+    (root / "templates" / "components" / f"{name}.j2").write_text(
+        f"{{#\n#}}\n{{% block stage %}}\n{recipe}\n{{% endblock %}}\n", encoding="utf-8"
+    )
+
+
+def add_python_lock(root: Path, *packages: Mapping[str, object], target: str = TARGET) -> None:
     """Write the lock of the target's Python files."""
     rows = "".join(
         "\n[[package]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in package.items())
         for package in packages
     )
-    (root / "images" / "lock" / f"{TARGET}.toml").write_text(rows, encoding="utf-8")
+    (root / "images" / "lock" / f"{target}.toml").write_text(rows or "# No package.\n", encoding="utf-8")
 
 
 def _toml(value: object) -> str:

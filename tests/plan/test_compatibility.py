@@ -117,6 +117,8 @@ CASES = (
     case("aws-ofi-nccl-needs-libfabric", {"aws-ofi-nccl": "1.7.4", "nccl": "2.19.3"}, libfabric="1.18.1"),
     case("aws-ofi-nccl-nccl-2.4.8", {"aws-ofi-nccl": "1.1.1", "nccl": "2.4.7"}, nccl="2.4.8"),
     case("aws-ofi-nccl-nccl-2.17.1", {"aws-ofi-nccl": "1.10.0", "nccl": "2.16.5"}, nccl="2.17.1"),
+    case("aws-ofi-nccl-nccl-tested", {"aws-ofi-nccl": "1.21.1", "nccl": "2.32.3"}, nccl="2.31.2"),
+    case("aws-ofi-nccl-cuda-headers", {"aws-ofi-nccl": "1.21.1", "cuda-headers": "12.1.105"}, cuda_headers="12.2.53"),
     case("aws-ofi-nccl-libfabric-1.11", {"aws-ofi-nccl": "1.1.1", "libfabric": "1.10.1"}, libfabric="1.11.0"),
     case("aws-ofi-nccl-libfabric-1.18", {"aws-ofi-nccl": "1.8.1", "libfabric": "1.17.1"}, libfabric="1.18.0amzn1.0"),
     case(

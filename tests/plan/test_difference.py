@@ -44,6 +44,8 @@ def test_two_versions_of_pytorch(facts: Facts) -> None:
         Change(name="cuda", before="12.1.105", after="12.4.127"),
         Change(name="nccl", before="2.20.5", after="2.21.5"),
         Change(name="torch", before="2.4.1", after="2.6.0"),
+        Change(name="torchaudio", before="2.4.1", after="2.6.0"),
+        Change(name="torchvision", before="0.19.1", after="0.21.0"),
     )
     assert Change(name="nvidia-cusparselt-cu12", before=None, after="0.6.2") in found.python
     assert Change(name="triton", before="3.0.0", after="3.2.0") in found.python

@@ -10,9 +10,33 @@ from pathlib import Path
 import pytest
 
 from trainworks.facts.rows import SourceFile
-from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck, SecretsCheck
-from trainworks.plan.extend import EntryPoint, check_foreign, check_names, find_entry_point, make_extension
-from trainworks.plan.requirements import BaseImage, Distribution, conflicts, locked_versions, read_requirements
+from trainworks.plan.checks import (
+    CommandCheck,
+    DebianPackageCheck,
+    LabelCheck,
+    PathCheck,
+    PythonImportsCheck,
+    SecretsCheck,
+)
+from trainworks.plan.extend import (
+    EntryPoint,
+    check_distribution,
+    check_foreign,
+    check_names,
+    check_packages,
+    find_entry_point,
+    make_extension,
+)
+from trainworks.plan.requirements import (
+    BaseImage,
+    Distribution,
+    GitRequirement,
+    check_hashes,
+    conflicts,
+    locked_versions,
+    read_requirements,
+    wrong_builds,
+)
 from trainworks_launcher.entry import choose_entry_point
 from trainworks_launcher.errors import Problem
 from trainworks_launcher.source import look_at_code
@@ -71,61 +95,151 @@ def test_all_that_is_wrong_with_the_names_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("-r other.txt", "put the lines of that file here"),
-        ("--constraint=other.txt", "put the lines of that file here"),
         ("-e .", "editable"),
         ("--index-url https://packages.example/simple", "pip's own settings"),
         ("--no-binary :all:", "options do not belong here"),
-        ("https://packages.example/x-1-py3-none-any.whl", "not pinned"),
-        ("x @ https://packages.example/x-1-py3-none-any.whl", "not pinned"),
-        ("git+https://git.example/x", "not pinned"),
-        ("./x-1-py3-none-any.whl", "not pinned"),
-        ("pandas=2", "no requirement"),
+        ("https://packages.example/x-1-py3-none-any.whl", "download the wheel and name the file"),
+        ("x @ https://packages.example/x-1-py3-none-any.whl", "download the wheel and name the file"),
+        ("./x-1.tar.gz", "only wheels are installed from files"),
+        (".", "only wheels are installed from files"),
+        ("./x.whl", "does not have the name of a wheel"),
+        ("y @ ./x-1-py3-none-any.whl", "is a wheel of x, not of y"),
+        ("git+ftp://git.example/x", "begins with git+https://"),
+        ("git+https://token@git.example/x", "has a password or token in it"),
+        ("git+ssh://git:secret@git.example/x", "has a password or token in it"),
+        ("git+https://git.example/x@--upload-pack=evil", "is not the name of a branch"),
+        ("git+https://git.example/x#subdirectory=../y", "is not a folder of the repository"),
+        ("pandas=2", "not a requirement"),
         ("x==1 --hash=md5:abc", "sha256"),
     ],
 )
 def test_lines_that_are_refused(line: str, problem: str) -> None:
-    requirements, problems = read_requirements(f"six\n\n{line}  # why\n", "requirements.txt")
-    assert len(problems) == 1
-    assert problems[0].startswith("requirements.txt line 3: ")
-    assert problem in problems[0]
-    assert requirements[0].name == "six"
+    read = read_requirements(f"six\n\n{line}  # why\n", "requirements.txt")
+    assert len(read.problems) == 1
+    assert read.problems[0].startswith("requirements.txt line 3: ")
+    assert problem in read.problems[0]
+    assert [each.name for each in read.requirements] == ["six"]
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "constraint"),
+    [
+        ("-r other.txt", "other.txt", False),
+        ("-rother.txt", "other.txt", False),
+        ("--requirement ../a b.txt", "../a b.txt", False),
+        ("-c other.txt", "other.txt", True),
+        ("--constraint=other.txt", "other.txt", True),
+    ],
+)
+def test_lines_that_include_a_file(line: str, path: str, constraint: bool) -> None:
+    (found,) = read_requirements(line, "r").includes
+    assert (found.path, found.constraint) == (path, constraint)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "./dist/x-1.0-py3-none-any.whl[a] ; python_version > '3'",
+        "x[a] @ file:///home/me/dist/x-1.0-py3-none-any.whl ; python_version > '3'",
+    ],
+)
+def test_a_wheel_is_a_requirement_of_its_version(line: str) -> None:
+    (found,) = read_requirements(line, "r").requirements
+    assert found.text == "x[a]==1.0 ; python_version > '3'"
+    assert found.wheel.endswith("/dist/x-1.0-py3-none-any.whl")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("git+https://h.example/a/b.git", {"url": "https://h.example/a/b.git"}),
+        ("git+ssh://git@h.example/a@v1.0", {"url": "ssh://git@h.example/a", "reference": "v1.0"}),
+        (
+            "git+file:///a@main#egg=B[x]&subdirectory=py/b",
+            {"url": "file:///a", "reference": "main", "name": "b", "extras": "[x]", "subdirectory": "py/b"},
+        ),
+        (
+            "b[x]@git+https://h.example/a@f/new ; python_version > '3'",
+            {
+                "url": "https://h.example/a",
+                "reference": "f/new",
+                "name": "b",
+                "extras": "[x]",
+                "marker": "python_version > '3'",
+            },
+        ),
+    ],
+)
+def test_git_requirements(line: str, expected: dict[str, str]) -> None:
+    (found,) = read_requirements(line, "r").sources
+    assert found == GitRequirement(place=found.place, **expected)
 
 
 def test_a_file_of_names_and_versions_is_read_whole() -> None:
     text = f"# head\nPandas>=2,<3 ; python_version > '3' # tail\n\nscikit.learn[x]==1.5 \\\n  {HASH} \\\n    {HASH}\n"
-    requirements, problems = read_requirements(text, "r")
-    assert [(row.name, row.line, row.hashed, row.pinned) for row in requirements] == [
-        ("pandas", 2, False, False),
-        ("scikit-learn", 4, True, True),
+    read = read_requirements(text, "r")
+    assert read.problems == ()
+    assert [(row.name, row.hashed, row.pinned) for row in read.requirements] == [
+        ("pandas", False, False),
+        ("scikit-learn", True, True),
     ]
-    assert problems == ["r line 2: " + problems[0].partition(": ")[2]]
-    assert "has no hash, and other lines have" in problems[0]
+    (problem,) = check_hashes(read.requirements)
+    assert problem.startswith("r line 2: Pandas>=2,<3 ; python_version > '3': it has no hash, and other lines have")
 
 
 def test_a_hash_needs_a_version() -> None:
-    assert "pin it" in read_requirements(f"six>=1 {HASH}", "r")[1][0]
-    assert "pin it" in read_requirements(f"six==1.* {HASH}", "r")[1][0]
+    for text in (f"six>=1 {HASH}", f"six==1.* {HASH}"):
+        assert "pin it" in check_hashes(read_requirements(text, "r").requirements)[0]
+
+
+def test_beside_hashes_a_git_requirement_needs_its_commit() -> None:
+    for reference, count in (("main", 1), ("0123456789" * 4, 0)):
+        read = read_requirements(f"six==1 {HASH}\ngit+https://h.example/a@{reference}", "r")
+        assert len(check_hashes(read.requirements, read.sources)) == count
 
 
 def test_what_the_base_has_is_never_replaced_and_both_versions_are_named() -> None:
     text = "torch==2.4.1\nnumpy>=2\nNUMPY<2\nnumpy<1 ; sys_platform == 'win32'\nsix\n"
-    assert conflicts(read_requirements(text, "r")[0], OURS, "r") == [
-        f"r line 1: torch==2.4.1 is asked for, and {OURS.reference} has torch 2.13.0+cpu, which is not replaced",
-        f"r line 3: NUMPY<2 is asked for, and {OURS.reference} has NUMPY 2.4.0, which is not replaced",
+    advice = "ask for that version, or for none"
+    assert conflicts(read_requirements(text, "r").requirements, OURS) == [
+        f"r line 1: torch==2.4.1: {OURS.reference} has torch 2.13.0+cpu, which is not replaced: {advice}",
+        f"r line 3: NUMPY<2: {OURS.reference} has NUMPY 2.4.0, which is not replaced: {advice}",
     ]
+
+
+def test_a_wheel_of_what_the_base_has_is_refused_whatever_its_version() -> None:
+    (problem,) = conflicts(read_requirements("./numpy-2.4.0-py3-none-any.whl", "r").requirements, OURS)
+    assert "has numpy 2.4.0, which is not replaced" in problem
+
+
+@pytest.mark.parametrize(
+    ("torch", "vision", "fits"),
+    [
+        ("2.13.0+cpu", "0.28.0", False),
+        ("2.13.0+cpu", "0.28.0+cu130", False),
+        ("2.13.0+cpu", "0.28.0+cpu", True),
+        ("2.4.1", "0.19.1", True),
+    ],
+)
+def test_what_is_compiled_with_torch_is_of_the_same_build(torch: str, vision: str, fits: bool) -> None:
+    base = replace(OURS, distributions=(Distribution(name="torch", version=torch),))
+    problems = wrong_builds((("six", "1"), ("torchvision", vision)), base, {"torchvision"})
+    assert problems == ([] if fits else problems)
+    assert [f"torchvision {vision} is not built for the base's torch {torch}" in each for each in problems] == (
+        [] if fits else [True]
+    )
 
 
 def test_the_version_that_the_base_has_is_no_conflict() -> None:
     for text in ("torch==2.13.0", "torch==2.13.0+cpu", "torch", "torch>=2.4,<3"):
-        assert conflicts(read_requirements(text, "r")[0], OURS, "r") == []
+        assert conflicts(read_requirements(text, "r").requirements, OURS) == []
 
 
 def test_locked_versions_are_those_that_hold_in_the_base() -> None:
     text = f"b==2 {HASH}\na==1.0 {HASH}\nc==3 ; python_version < '3.9' {HASH}\n"
-    requirements, problems = read_requirements(text, "r")
-    assert problems == []
-    assert locked_versions(requirements, OURS) == (("a", "1.0"), ("b", "2"))
+    read = read_requirements(text, "r")
+    assert check_hashes(read.requirements) == []
+    assert locked_versions(read.requirements, OURS) == (("a", "1.0"), ("b", "2"))
 
 
 FILES: Mapping[str, bool] = {
@@ -259,7 +373,54 @@ def test_a_foreign_image_gets_path_and_directory_and_is_not_asked_for_a_plan() -
     commands = [check.command for check in plan.checks if isinstance(check, CommandCheck)]
     assert not any(command[0] == "train" for command in commands)
     assert any(FOREIGN.complaints[0] in command for command in commands), "what the base's pip check says is known"
-    assert {type(check) for check in plan.checks} == {CommandCheck, LabelCheck, PathCheck, SecretsCheck}
+    assert {type(check) for check in plan.checks} == {
+        *(CommandCheck, PythonImportsCheck, LabelCheck, PathCheck, SecretsCheck)
+    }
+
+
+@pytest.mark.parametrize(
+    ("distribution", "suite", "fits"),
+    [("debian", "bookworm", True), ("ubuntu", "jammy", True), ("amzn", "", False), ("", "", False)],
+)
+def test_debian_packages_go_into_debian_and_ubuntu(distribution: str, suite: str, fits: bool) -> None:
+    base = replace(OURS, distribution=distribution, suite=suite)
+    assert check_distribution((), base) == []
+    problems = check_distribution(("g++",), base)
+    assert [f"{base.reference} is {distribution or 'an unknown'}" in each for each in problems] == [True] * (not fits)
+
+
+def test_debian_packages_are_checked_and_labelled() -> None:
+    assert check_packages(("g++", "libgl1")) == []
+    assert "--apt '-y' is not the name of a Debian package" in check_packages(("-y",))
+    plan = make_extension(
+        tag="my/train:1",
+        base=OURS,
+        requirements="",
+        locked=(),
+        resolved=True,
+        files=(),
+        entry_point=None,
+        apt=("libgl1", "g++", "g++"),
+    )
+    assert plan.labels["trainworks.apt"] == "g++ libgl1"
+    assert [check.package for check in plan.checks if isinstance(check, DebianPackageCheck)] == ["g++", "libgl1"]
+
+
+def test_the_project_itself_is_not_imported() -> None:
+    plan = make_extension(
+        tag="my/train:1",
+        base=OURS,
+        requirements=f"mine==1 {HASH}\nsix==1 {HASH}",
+        locked=(("mine", "1"), ("six", "1")),
+        resolved=True,
+        files=CODE,
+        entry_point=SCRIPT,
+        project="mine",
+        installed=("setup.py",),
+    )
+    (imports,) = [check for check in plan.checks if isinstance(check, PythonImportsCheck)]
+    assert imports.distributions == ("six",)
+    assert any(isinstance(check, CommandCheck) and check.expect == '"requirements": [],' for check in plan.checks)
 
 
 def test_a_digest_of_the_base_is_named_and_never_the_one_that_the_base_itself_came_from() -> None:

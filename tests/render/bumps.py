@@ -22,7 +22,9 @@ def bumped(facts: Facts, row: TargetRow, component: str) -> Facts:
     def other_file(package: LockedPackage) -> LockedPackage:
         if step.artifacts or package not in step.python:
             return package
-        return replace(package, version=f"{package.version}{NEWER}", sha256=package.sha256[::-1])
+        newer = f"{package.version}{NEWER}"
+        file = package.file.replace(f"-{package.version}", f"-{newer}")
+        return replace(package, version=newer, file=file, sha256=package.sha256[::-1])
 
     changed = replace(row, versions={**row.versions, component: version})
     return replace(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from trainworks.facts.rows import SourceFile
+from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.plan.extend import EntryPoint, ExtensionPlan, make_extension
-from trainworks.plan.requirements import BaseImage, Distribution
+from trainworks.plan.extend import EntryPoint, ExtensionPlan, Source, make_extension
+from trainworks.plan.requirements import BaseImage, Distribution, Wheel
 from trainworks.render.dockerfile import Rendering
-from trainworks.render.extend import TEMPLATE, render_extension
+from trainworks.render.extend import RECIPES, render_extension, render_wheels
 
+ARCHIVE = AptSource(uri="http://deb.example/debian", suite="bookworm", components="main")
 REQUIREMENTS = "six==1.17.0 --hash=sha256:" + "0" * 64 + "\n"
 
 OURS = BaseImage(
@@ -28,6 +32,8 @@ OURS = BaseImage(
     machine="x86_64",
     environment={"PATH": "/opt/venv/bin:/opt/ml/code:/usr/bin", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code"},
     distributions=(Distribution(name="torch", version="2.13.0+cpu"),),
+    distribution="debian",
+    suite="bookworm",
 )
 AWS = replace(
     OURS,
@@ -39,7 +45,10 @@ AWS = replace(
 )
 
 
-def plan_of(base: BaseImage, *, requirements: str = REQUIREMENTS, resolved: bool = True) -> ExtensionPlan:
+def plan_of(
+    base: BaseImage, *, requirements: str = REQUIREMENTS, resolved: bool = True, project: bool = False
+) -> ExtensionPlan:
+    wheel = Wheel(file="mine-1.0-py3-none-any.whl", content=b"", built=True)
     return make_extension(
         tag="my/train:1",
         base=base,
@@ -51,6 +60,9 @@ def plan_of(base: BaseImage, *, requirements: str = REQUIREMENTS, resolved: bool
             SourceFile(path="bin/tool", content=b"#!/bin/sh\n", mode=0o755),
         ),
         entry_point=EntryPoint(kind="script", name="train.py", file="train.py"),
+        wheels=(wheel,) if project else (),
+        apt=("libgl1", "g++") if project else (),
+        installed=("requirements.txt", "setup.py") if project else (),
     )
 
 
@@ -59,17 +71,30 @@ PLANS = {
     "aws": plan_of(AWS, resolved=False),
     "debian-python": plan_of(replace(AWS, digest="", python="/usr/bin/python3", managed=True)),
     "code-only": plan_of(OURS, requirements=""),
+    "project": plan_of(OURS, project=True),
 }
+SOURCES = (
+    Source(archive=b"", origin="git+https://git.example/lib@v1", subdirectory="python"),
+    Source(archive=b"", origin="--source"),
+)
+NAMES = (*PLANS, "wheels")
 
 
-@pytest.fixture(scope="module", params=list(PLANS))
+@pytest.fixture(scope="module")
+def recipes(root: Path) -> dict[str, str]:
+    return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def rendering(name: str, root: Path) -> Rendering:
-    return render_extension(PLANS[name], (root / "templates" / TEMPLATE).read_text(encoding="utf-8"))
+def rendering(name: str, recipes: dict[str, str]) -> Rendering:
+    if name == "wheels":
+        return render_wheels(SOURCES, OURS, ("g++",), recipes)
+    return render_extension(PLANS[name], recipes)
 
 
 def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], None]) -> None:
@@ -78,14 +103,21 @@ def test_golden(name: str, rendering: Rendering, golden: Callable[[str, str], No
 
 def test_what_is_copied_or_mounted_is_there_and_nothing_else(rendering: Rendering) -> None:
     used = set(re.findall(r"type=bind,source=([^\s,]+)", rendering.dockerfile))
-    used |= set(re.findall(r"^COPY (\S+) ", rendering.dockerfile, re.MULTILINE))
-    assert {file.path.split("/", 1)[0] for file in rendering.files} == used
+    used |= set(re.findall(r"^COPY ([^-\s]\S+) ", rendering.dockerfile, re.MULTILINE))
+    paths = [file.path for file in rendering.files]
+    assert [path for path in paths if not any(path == each or path.startswith(f"{each}/") for each in used)] == []
+    assert [each for each in used if not any(path == each or path.startswith(f"{each}/") for path in paths)] == []
 
 
 def test_secrets_are_those_of_the_host(rendering: Rendering) -> None:
     wanted = set(re.findall(r"type=secret,id=([^\s,]+)", rendering.dockerfile))
-    assert wanted <= HostSettings(pip=PipSettings()).secrets("", "").keys()
-    assert set(re.findall(r"/run/secrets/([\w.]+)", rendering.dockerfile)) == wanted
+    settings = HostSettings(pip=PipSettings(), suite="bookworm", apt=AptSettings(sources=(ARCHIVE,)), ca=b"ca")
+    secrets = settings.secrets("bookworm", "")
+    assert wanted <= secrets.keys()
+    programs = [file.content.decode() for file in rendering.files if file.path.startswith("files/")]
+    configuration = [secrets["apt.conf"].decode()] if programs else []
+    texts = "\n".join((rendering.dockerfile, *programs, *configuration))
+    assert set(re.findall(r"/run/secrets/([\w.]+)", texts)) == wanted
 
 
 def test_only_portable_instructions(rendering: Rendering) -> None:
@@ -94,17 +126,28 @@ def test_only_portable_instructions(rendering: Rendering) -> None:
     assert words <= {"FROM", "RUN", "COPY", "ENV", "LABEL"}
 
 
-def test_another_base_of_the_same_name_gives_another_digest(root: Path) -> None:
+def test_another_base_of_the_same_name_gives_another_digest(recipes: dict[str, str]) -> None:
     """Else an image would be taken for unchanged when its base was built again."""
-    template = (root / "templates" / TEMPLATE).read_text(encoding="utf-8")
     other = plan_of(replace(OURS, identifier="sha256:" + "c" * 64))
-    assert render_extension(other, template).digest != render_extension(PLANS["ours"], template).digest
+    assert render_extension(other, recipes).digest != render_extension(PLANS["ours"], recipes).digest
 
 
-def test_permissions_of_the_code_are_kept(rendering: Rendering) -> None:
-    modes = {file.path: file.mode for file in rendering.files}
+def test_the_marker_has_every_file_of_the_code(recipes: dict[str, str]) -> None:
+    """The launcher compares them before it trusts that all is installed."""
+    files = {file.path: file.content for file in render_extension(PLANS["project"], recipes).files}
+    marker = json.loads(files["code/.trainworks-installed"])
+    assert marker["installed"] == ["requirements.txt", "setup.py"]
+    code = {name.removeprefix("code/"): text for name, text in files.items() if name.startswith("code/")}
+    del code[".trainworks-installed"]
+    assert marker["files"] == {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}
+    assert "code/.trainworks-installed" not in {file.path for file in render_extension(PLANS["ours"], recipes).files}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_permissions_of_the_code_are_kept(name: str, recipes: dict[str, str]) -> None:
+    modes = {file.path: file.mode for file in render_extension(PLANS[name], recipes).files}
     assert (modes["code/bin/tool"], modes["code/train.py"]) == (0o755, 0o644)
 
 
 def test_every_golden_folder_is_a_plan(root: Path) -> None:
-    assert {path.name for path in (root / "tests" / "golden" / "extend").iterdir()} == set(PLANS)
+    assert {path.name for path in (root / "tests" / "golden" / "extend").iterdir()} == set(NAMES)

@@ -12,6 +12,7 @@ from trainworks.facts.rows import Facts, SourceFile, TargetRow
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
+from trainworks.render.builds import inputs_of_target
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.render.forecast import forecast, inputs_of
 
@@ -148,19 +149,30 @@ def is_content(file: SourceFile) -> bool:
 
 def test_sizes_are_estimated_within_six_percent_of_what_was_built(facts: Facts) -> None:
     """Each target that was built, estimated from all the others alone; cpu is an end of the line, so it is left out."""
-    built = [row for row in facts.targets if row.built and row.cuda != "cpu" and row.framework == "pytorch"]
+    facts = recorded_today(facts)
+    rows = {facts.name_of(row): row for row in facts.targets if row.framework == "pytorch" and row.cuda != "cpu"}
+    built = [record for record in facts.built if record.target in rows]
     assert len(built) >= 5
-    for row in built:
-        assert row.built is not None
-        others = tuple(replace(each, built=None) if each == row else each for each in facts.targets)
-        plan, rendering = planned(row, facts)
-        estimate = forecast(plan, rendering, replace(facts, targets=others), None).image_megabytes
-        assert estimate == pytest.approx(row.built.megabytes, rel=0.06), facts.name_of(row)
+    for record in built:
+        others = tuple(each for each in facts.built if each != record)
+        plan, rendering = planned(rows[record.target], facts)
+        estimate = forecast(plan, rendering, replace(facts, built=others), None).image_megabytes
+        assert estimate == pytest.approx(record.megabytes, rel=0.06), record.target
 
 
-def test_nothing_is_estimated_where_nothing_was_built(facts: Facts) -> None:
-    unbuilt = replace(facts, targets=tuple(replace(row, built=None) for row in facts.targets))
+def test_an_estimate_says_what_it_rests_on(facts: Facts) -> None:
     plan, rendering = planned(first(facts), facts)
-    expected = forecast(plan, rendering, unbuilt, None)
-    assert expected.image_megabytes == 0
-    assert "built for real" in expected.basis
+    today = recorded_today(facts)
+    older = replace(facts, built=tuple(replace(record, inputs=f"sha256:{'0' * 64}") for record in facts.built))
+    assert forecast(plan, rendering, today, None).basis.endswith(" targets that were built from today's recipes")
+    assert forecast(plan, rendering, older, None).basis.endswith(" targets that were built from older recipes")
+    nothing = forecast(plan, rendering, replace(facts, built=()), None)
+    assert nothing.image_megabytes == 0
+    assert nothing.basis == "fewer than two pytorch targets with packages sources were ever built"
+
+
+def recorded_today(facts: Facts) -> Facts:
+    """Return the facts as if today's recipes had been built: the sizes are those of the last real builds."""
+    rows = {facts.name_of(row): row for row in facts.targets}
+    today = (replace(each, inputs=inputs_of_target(rows[each.target], facts)) for each in facts.built)
+    return replace(facts, built=tuple(today))

@@ -64,16 +64,58 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
         pytest.param(
             "metis",
             HEAD + STAGE.replace("BODY", "{{ version.major.minor }}"),
-            "templates/components/metis.j2: 'str object' has no attribute 'major'",
+            "templates/components/metis.j2: line 5: 'str object' has no attribute 'major'",
             "",
             id="an attribute that is not there",
         ),
         pytest.param(
             "metis",
             HEAD + STAGE.replace("BODY", "{{ version + 1 }}"),
-            "templates/components/metis.j2: can only concatenate str",
+            "templates/components/metis.j2: line 5: can only concatenate str",
             "",
             id="arithmetic with a version",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ 1 // 0 }}"),
+            "templates/components/metis.j2: line 5: integer division or modulo by zero",
+            "",
+            id="a division by zero",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ version | shout }}"),
+            "templates/components/metis.j2: line 5: No filter named 'shout'.",
+            "",
+            id="an unknown filter",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{% include '../../../../../etc/passwd' %}"),
+            "templates/components/metis.j2: line 5: there is no template '../../../../../etc/passwd' to include",
+            "",
+            id="a file that cannot be included",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ apt() }}"),
+            "templates/components/metis.j2: line 5: parameter 'suite' was not provided (in templates/macros.j2, line ",
+            "",
+            id="a macro without its argument",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ ''.__class__.__mro__ }}"),
+            "templates/components/metis.j2: line 5: access to attribute '__class__' of 'str' object is unsafe",
+            "",
+            id="a way out of the sandbox",
+        ),
+        pytest.param(
+            "metis",
+            HEAD + STAGE.replace("BODY", "{{ range(10 ** 9) | list }}"),
+            "templates/components/metis.j2: line 5: Range too big",
+            "",
+            id="gigabytes of numbers",
         ),
         pytest.param(
             "metis",
@@ -110,3 +152,11 @@ def test_values_of_the_environment_are_not_expanded(facts: Facts) -> None:
     spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})
     rendering = render(make_plan(Request(framework="pytorch", cuda="cpu"), spoiled), spoiled)
     assert 'PRICE="a \\"quoted\\" \\$HOME \\\\ end"' in rendering.dockerfile
+
+
+def test_a_line_break_in_the_environment_is_refused(facts: Facts) -> None:
+    """Where a value did not come through `load`, which refuses it in a row: in quotes it would still end the line."""
+    recipe = replace(facts.recipes["metis"], environment={"EVIL": "x\nRUN curl evil"})
+    spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})
+    with pytest.raises(RecipeError, match=r"\Atemplates/Dockerfile\.j2: line \d+: 'x\\nRUN curl evil' has a control"):
+        render(make_plan(Request(framework="pytorch", cuda="cpu"), spoiled), spoiled)

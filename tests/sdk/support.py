@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -91,7 +92,7 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
             "NO_PROXY": urlsplit(store).hostname or "",
         }
     isolated: tuple[str, ...] = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
-    with _removed_afterwards(folder, environment):
+    with removed_afterwards(folder, environment):
         done = subprocess.run(
             (*(() if store else isolated), str(python), str(HERE / "clients" / f"{line}.py"), "job.json"),
             cwd=folder,
@@ -118,7 +119,7 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
 
 
 @contextmanager
-def _removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
+def removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Remove the containers and networks of every Compose file below a folder: both clients leave them behind."""
     try:
         yield
@@ -126,6 +127,19 @@ def _removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterato
         for file in (*folder.glob("docker-compose.yaml"), *folder.glob("*/docker-compose.yaml")):
             down = ("docker-compose", "--file", str(file), "down", "--timeout", "1")
             subprocess.run(down, env=environment, capture_output=True, timeout=120, check=False)
+
+
+def host_address(image: str, *, docker: tuple[str, ...] = ("docker",)) -> str:
+    """Return the address at which Docker's containers reach this host: where a container sends all that is not near it.
+
+    The daemon's own description of its bridge has no gateway after the daemon's first start, only a subnet.
+    """
+    words = (*docker, "run", "--rm", "--entrypoint", "cat", image, "/proc/net/route")
+    routes = subprocess.run(words, capture_output=True, check=True, text=True, timeout=120).stdout
+    # Interface, destination, gateway: numbers in the byte order of the machine, which is little-endian.
+    rows = [line.split() for line in routes.splitlines()[1:]]
+    gateway = next(row[2] for row in rows if row[1] == "00000000")
+    return str(ip_address(bytes.fromhex(gateway)[::-1]))
 
 
 def _read_archive(path: Path) -> dict[str, str]:

@@ -12,18 +12,17 @@ from typing import Any
 
 import pytest
 
-from sdk.support import BUCKET, PEERS, PIP_CHANNEL, Ended, pip_settings, run_client, source
+from sdk.support import BUCKET, PEERS, PIP_CHANNEL, Ended, host_address, pip_settings, run_client, source
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def store() -> Iterator[str]:
-    """Give the address of a real S3 server with an empty bucket, at Docker's bridge, where containers reach it."""
+def store(image: str) -> Iterator[str]:
+    """Give the address of a real S3 server with an empty bucket, where containers reach it."""
     programs = PEERS / "s3" / "bin"
     assert programs.is_dir(), f"{programs} is missing; make peers makes it"
-    question = ("docker", "network", "inspect", "bridge", "--format", "{{(index .IPAM.Config 0).Gateway}}")
-    host = subprocess.run(question, capture_output=True, check=True, text=True, timeout=60).stdout.strip()
+    host = host_address(image)
     with socket.create_server((host, 0)) as probe:
         port = str(probe.getsockname()[1])
     words = (str(programs / "moto_server"), "-H", host, "-p", port)

@@ -58,7 +58,11 @@ def target_table(entries: tuple[Entry, ...], page: str) -> str:
                 entry.python,
                 entry.base,
                 entry.sources,
-                f"{entry.built.date}, {entry.built.megabytes:,} MB" if entry.built else "no",
+                f"{entry.built.date}, {entry.built.megabytes:,} MB"
+                if entry.built
+                else f"from an older recipe, {entry.older}"
+                if entry.older
+                else "no",
             )
             for entry in entries
         ),

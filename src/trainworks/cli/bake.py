@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainworks.cli.context import replace_output, write_context
+from trainworks.cli.context import add_local_artifacts, replace_output, write_context
 from trainworks.cli.many import choose_rows, chosen_targets
+from trainworks.cli.mirror import read_mirror
 from trainworks.cli.output import put, say
+from trainworks.cli.source_code import download_missing
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Facts
 from trainworks.host.settings import read_host_settings
@@ -30,6 +32,7 @@ def write_bake(options: argparse.Namespace, facts: Facts, environment: Mapping[s
         UnknownNameError: A pattern fits no target.
         TrainworksError: A target cannot be planned; nothing was written then.
         LockError: With ``--strict`` a target has unlocked inputs, or no target is left.
+        HostError: A source of a target cannot be reached: what the file builds must not depend on the machine.
         OutputError: Something cannot be written.
     """
     targets = []
@@ -46,7 +49,11 @@ def write_bake(options: argparse.Namespace, facts: Facts, environment: Mapping[s
             say(f"{chosen.name}: skipped: {len(chosen.plan.unlocked)} inputs not locked")
     if not targets:
         raise LockError("no target is left: every one has inputs that are not locked")
-    settings = read_host_settings(environment)
+    mirror = read_mirror(options.mirror, offline=options.offline)
+    settings = mirror.settings(read_host_settings(environment))
+    places = mirror.places(facts, settings, environment)
+    for plan, _ in targets:
+        download_missing(plan, places, settings, mirror=options.mirror)
     folder: Path = options.output
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +61,7 @@ def write_bake(options: argparse.Namespace, facts: Facts, environment: Mapping[s
             context = folder / "contexts" / plan.target.name
             replace_output(rendering, context)
             write_context(rendering, context)
+            add_local_artifacts(plan, places.folders, context)
             secrets = settings.secrets(plan.base.suite if plan.base.bootstrap else "", plan.wheel_index)
             for identifier in dict.fromkeys(SECRET.findall(rendering.dockerfile)):
                 _write_secret(folder / "secrets", plan.target.name, identifier, secrets[identifier])

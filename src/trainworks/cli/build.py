@@ -63,7 +63,7 @@ def build_image(
     progress: BuildProgress,
     *,
     output: Path | None = None,
-    mirror: Path | None = None,
+    sources: Sequence[Path] = (),
     no_cache: bool = False,
     last: LastBuild | None = None,
 ) -> BuildResult:
@@ -78,7 +78,7 @@ def build_image(
         settings: This machine's settings, passed to the steps that download.
         progress: Follows the build, for a person.
         output: Folder to leave the context in; default: a private one that is removed.
-        mirror: Folder that has the files which components download.
+        sources: Folders that have files which components download; the first one that has a file wins.
         no_cache: Build every step again.
         last: The last build of this image on this machine: what will take how long.
 
@@ -103,8 +103,7 @@ def build_image(
             folder = output
         write_context(rendering, folder)
         found = add_local_wheels(plan, settings.pip, folder)
-        if mirror is not None:
-            found += add_local_artifacts(plan, mirror, folder)
+        found += add_local_artifacts(plan, sources, folder)
         if found:
             progress.line(f"  from this machine's own folders: {', '.join(found)}")
         stack.enter_context(progress.following(tally))

@@ -18,6 +18,7 @@ from trainworks.plan.model import ImagePlan, Missing, Request
 from trainworks.plan.resolve import plan_row
 from trainworks.plan.select import select_components, version_key
 from trainworks.plan.versions import components_of
+from trainworks.render.builds import current_builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,8 @@ class Entry:
         parts: Its components, in the order of their layers.
         optional: What can be added to it: the option's argument, and what it is.
         budget: The most it may weigh, in megabytes.
-        built: The last real build, ``None`` where there was none.
+        built: The recorded build of today's recipe, ``None`` where there is none.
+        older: The day of a build of an older recipe; ``""`` where there was none, or where ``built`` is there.
         proved: Components whose vendor's recipe was really run, where the image was not.
         checks: How many promises of each kind are tested after a build.
         missing: What it lacks, and what that costs.
@@ -71,6 +73,7 @@ class Entry:
     optional: tuple[Part, ...]
     budget: int
     built: Built | None
+    older: str
     proved: tuple[str, ...]
     checks: Mapping[str, int]
     missing: tuple[Missing, ...]
@@ -89,10 +92,11 @@ def catalogue_of(facts: Facts) -> tuple[Entry, ...]:
     rows = [
         row for _, group in groupby(sorted_rows(facts), key=lambda row: row.framework) for row in reversed(list(group))
     ]
-    return tuple(_entry(row, facts) for row in rows)
+    current = current_builds(facts)
+    return tuple(_entry(row, facts, current.get(facts.name_of(row))) for row in rows)
 
 
-def _entry(row: TargetRow, facts: Facts) -> Entry:
+def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
     plan: ImagePlan | None = None
     problem = ""
     try:
@@ -122,8 +126,9 @@ def _entry(row: TargetRow, facts: Facts) -> Entry:
             if each.name not in inside and not (each.required or each.default or each.build_only)
         ),
         budget=row.size_budget_megabytes,
-        built=row.built,
-        proved=tuple(each.name for each in possible if each.proved) if row.built is None else (),
+        built=built,
+        older=older.date if (older := facts.built_by_target.get(facts.name_of(row))) and built is None else "",
+        proved=tuple(each.name for each in possible if each.proved) if built is None else (),
         checks=dict(Counter(check.kind for check in plan.checks).most_common()) if plan else {},
         missing=plan.missing if plan else (),
         advice=plan.advice if plan else (),

@@ -14,6 +14,7 @@ from trainworks.plan.names import unknown
 from trainworks.plan.parts import parts_of
 from trainworks.plan.resolve import assemble
 from trainworks.plan.select import select_components
+from trainworks.render.builds import current_builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Finding:
         lock: What is wrong with its lock, ``""`` if nothing is.
         advice: Rules that only advise.
         unlocked: Inputs without a recorded hash: ``build.py lock`` has to be run before it can be built.
-        built: Whether it was built for real, or its Dockerfile only rendered.
+        built: Whether it was built for real from today's recipe.
     """
 
     target: str
@@ -55,11 +56,13 @@ def check(facts: Facts, only: Sequence[str] = ()) -> tuple[Finding, ...]:
     for name in only:
         if name not in rows:
             raise unknown("target", name, rows)
-    return tuple(_find(row, facts) for name, row in rows.items() if not only or name in only)
+    chosen = {name: row for name, row in rows.items() if not only or name in only}
+    current = current_builds(facts, chosen.values())
+    return tuple(_find(row, facts, built=name in current) for name, row in chosen.items())
 
 
-def _find(row: TargetRow, facts: Facts) -> Finding:
-    name, built = facts.name_of(row), row.built is not None
+def _find(row: TargetRow, facts: Facts, *, built: bool) -> Finding:
+    name = facts.name_of(row)
     try:
         components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
     except UnknownNameError as error:
@@ -121,7 +124,9 @@ def as_text(findings: Sequence[Finding]) -> str:
         )
     rendered = sum(not finding.built for finding in findings)
     wrong = sum(not finding.fits for finding in findings)
-    lines.append(f"{_counted(findings)}: {len(findings) - wrong} fit, {wrong} do not; {rendered} only rendered so far")
+    lines.append(
+        f"{_counted(findings)}: {len(findings) - wrong} fit, {wrong} do not; {rendered} not built as they are today"
+    )
     return "\n".join(lines) + "\n"
 
 

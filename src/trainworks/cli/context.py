@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from trainworks.engine.scratch import private_folder
@@ -19,6 +19,9 @@ from trainworks.plan.model import ImagePlan
 from trainworks.plan.shares import BUILDER
 from trainworks.render.dockerfile import Rendering
 
+CONTEXT_FOLDERS = frozenset({"artifacts", "code", "files", "launcher", "requirements", "shells", "sources", "wheels"})
+"""Every folder that a context of ours may have at its top."""
+
 MARK = "# Written by trainworks"
 """Stands in every Dockerfile of ours: a folder that has one may be replaced."""
 
@@ -27,8 +30,9 @@ def write_context(rendering: Rendering, folder: Path) -> None:
     """Write the Dockerfile and all files into an empty or new folder; the same rendering gives the same folder.
 
     Raises:
-        OutputError: Something cannot be written.
+        OutputError: Something cannot be written; nothing of it is left then.
     """
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         dockerfile = SourceFile(path="Dockerfile", content=rendering.dockerfile.encode())
@@ -44,9 +48,18 @@ def write_context(rendering: Rendering, folder: Path) -> None:
                 path.chmod(0o755)
                 os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
+        # Half a context would be taken for a whole one.
+        for path in (folder,) if new else [folder / name for name in _top_names(rendering)]:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise OutputError(
             f"{error.filename or folder}: {error.strerror or error}", hint="choose another --output"
         ) from error
+
+
+def _top_names(rendering: Rendering) -> set[str]:
+    """Return what a context has in its folder itself."""
+    return {"Dockerfile", *(file.path.split("/", 1)[0] for file in rendering.files)}
 
 
 def content_time(content: bytes) -> int:
@@ -72,7 +85,8 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
         if not folder.is_dir():
             raise OutputError(f"{folder} is not a folder", hint=hint)
         there = {path.name for path in folder.iterdir()}
-        ours = {"Dockerfile", *(file.path.split("/", 1)[0] for file in rendering.files)}
+        # The earlier context may be another target's, which has more.
+        ours = _top_names(rendering) | CONTEXT_FOLDERS
         dockerfile = folder / "Dockerfile"
         if there and not (dockerfile.is_file() and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")):
             ours = set()
@@ -153,8 +167,13 @@ def add_local_wheels(plan: ImagePlan, settings: PipSettings, folder: Path) -> tu
     return tuple(found)
 
 
-def add_local_artifacts(plan: ImagePlan, mirror: Path, folder: Path) -> tuple[str, ...]:
-    """Put a mirror's copies of what components download into the context; they are verified where they are unpacked.
+def add_local_artifacts(plan: ImagePlan, sources: Sequence[Path], folder: Path) -> tuple[str, ...]:
+    """Put this machine's copies of what components download into the context; the build verifies them.
+
+    Args:
+        plan: What is built.
+        sources: Folders that may have them; the first one that has a file wins.
+        folder: The context.
 
     Returns:
         The names of the files, in the order of the plan.
@@ -165,8 +184,9 @@ def add_local_artifacts(plan: ImagePlan, mirror: Path, folder: Path) -> tuple[st
     found = []
     for step in plan.steps:
         for artifact in step.artifacts:
-            if (mirror / artifact.file).is_file():
-                _link(mirror / artifact.file, folder / "artifacts" / step.component / artifact.file)
+            file = next((each / artifact.file for each in sources if (each / artifact.file).is_file()), None)
+            if file is not None:
+                _link(file, folder / "artifacts" / step.component / artifact.file)
                 found.append(artifact.file)
     return tuple(found)
 

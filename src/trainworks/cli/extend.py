@@ -14,16 +14,25 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from trainworks.cli.build import reported_checks
 from trainworks.cli.build_progress import BuildProgress
 from trainworks.cli.context import context_folder, replace_output, write_context
-from trainworks.cli.extension_lock import lock_path_of, lock_requirements
+from trainworks.cli.extension_lock import (
+    Resolvable,
+    Wanted,
+    lock_path_of,
+    lock_requirements,
+    locked_commits,
+    locks_of,
+    read_wanted,
+)
+from trainworks.cli.extension_wheels import build_wheels, find_sources, project_source
 from trainworks.cli.output import say
 from trainworks.cli.progress import DISPLAY
 from trainworks.cli.report import megabytes
@@ -31,7 +40,8 @@ from trainworks.cli.source import SourceTree, read_source, some
 from trainworks.engine import choose
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
-from trainworks.errors import ExtendError, ImageTestError, UnknownNameError
+from trainworks.errors import ExtendError, ImageTestError, OutputError, UnknownNameError
+from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest import interpreter
@@ -42,30 +52,40 @@ from trainworks.plan.extend import (
     PROJECT_FILES,
     EntryPoint,
     ExtensionPlan,
+    check_distribution,
     check_foreign,
     check_names,
+    check_packages,
     find_entry_point,
     make_extension,
 )
 from trainworks.plan.requirements import (
     BaseImage,
     Distribution,
-    Requirement,
+    Wheel,
     conflicts,
     locked_versions,
     read_requirements,
+    wrong_builds,
 )
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
-from trainworks.render.extend import render_extension
+from trainworks.render.extend import RECIPES, render_extension, render_wheels
 from trainworks.render.steps import build_steps
+
+REQUIREMENTS = "requirements.txt"
+"""At the root of the code, the file that the launcher installs."""
 
 PULL_SECONDS = 3600.0
 """How long the pull of a base image may take: those of AWS have many gigabytes."""
 
 INTERPRETER_SECONDS = 300.0
 
-SECRETS = ("pip.conf", "ca.pem", "netrc")
-"""What of this machine's settings the installation reads; there is no apt in an extension."""
+PIP_SECRETS = ("pip.conf", "ca.pem", "netrc")
+APT_SECRETS = ("apt.conf", "sources.list")
+"""What of this machine's settings the installation reads."""
+
+TITLE_LABEL = "org.opencontainers.image.title"
+"""Has the name of the target that an image of ours was built from; an extension inherits it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +106,7 @@ class Extension:
         plan: What is made of it.
         rendering: The build context.
         lock: The file with the hash-locked requirements, where it is ours and not the user's own.
+        settings: This machine's, with the package index that the base was built from.
     """
 
     engine: Engine
@@ -93,24 +114,38 @@ class Extension:
     plan: ExtensionPlan
     rendering: Rendering
     lock: Path | None
+    settings: HostSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """What this machine's files say, found to be without problems."""
+    """What this machine's files say, found to be without problems.
 
-    requirements: tuple[Requirement, ...]
-    text: str
+    Attributes:
+        wanted: What is to be installed, but for the project.
+        file: Where the lock lies beside: the requirements file, or else the project's.
+        source: The code.
+        project: The project file that makes the code something to install, or ``""``.
+        installed: Which of the code's files say what is installed.
+        entry_point: ``None`` where the job names it.
+        apt: Debian packages.
+    """
+
+    wanted: Wanted
+    file: Path | None
     source: SourceTree
+    project: str
+    installed: tuple[str, ...]
     entry_point: EntryPoint | None
+    apt: tuple[str, ...]
 
 
-def extend(options: Namespace, template: str, environment: Mapping[str, str]) -> Extended:
+def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Extended:
     """Run ``build.py extend``.
 
     Args:
-        options: The command line, as ``arguments.extend_parser`` reads it.
-        template: The text of ``templates/extend.j2``.
+        options: The command line.
+        root: The checkout: recipes and facts.
         environment: The process's environment.
 
     Raises:
@@ -121,11 +156,11 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
     """
     settings = read_host_settings(environment)
     inputs = _read_inputs(options, settings)
-    for text in _notes(options, inputs.source):
+    for text in _notes(options, inputs):
         say(text)
     engine = choose(options.engine)
     information = engine.probe()
-    extension = _plan(inputs, engine, template, settings, environment, options)
+    extension = _plan(inputs, engine, root, settings, environment, options)
     image, plan, rendering, lock_path = extension.image, extension.plan, extension.rendering, extension.lock
     base, locked = plan.base, plan.locked
     report: dict[str, object] = {
@@ -141,6 +176,8 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
         },
         "requirements": [f"{name}=={version}" for name, version in locked],
         "lock": str(lock_path) if lock_path else "",
+        "commits": plan.commits,
+        "apt": list(plan.apt),
         "code": {"files": len(plan.files), "size": inputs.source.size, "left_out": inputs.source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,
     }
@@ -152,7 +189,7 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
         return Extended(report={**report, "dockerfile": rendering.dockerfile, "files": files})
     say(f"{plan.tag}: building with {information.name} {information.version}")
     started = time.monotonic()
-    built = _build(plan, rendering, engine, settings, options)
+    built = _build(plan, rendering, engine, extension.settings, options)
     seconds = time.monotonic() - started
     grown = f"{megabytes(built.size - image.size)} more than {base.reference}"
     say(
@@ -177,20 +214,20 @@ def extend(options: Namespace, template: str, environment: Mapping[str, str]) ->
     return Extended(report=report, broken=broken if failed else None)
 
 
-def plan_extension(options: Namespace, template: str, environment: Mapping[str, str]) -> Extension:
+def plan_extension(options: Namespace, root: Path, environment: Mapping[str, str]) -> Extension:
     """Return what an extension that was made already was made from; raises as ``extend`` does.
 
     Its lock has to be there: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
     inputs = _read_inputs(options, settings)
-    return _plan(inputs, choose(options.engine), template, settings, environment, options, resolving=False)
+    return _plan(inputs, choose(options.engine), root, settings, environment, options, resolving=False)
 
 
 def _plan(
     inputs: _Inputs,
     engine: Engine,
-    template: str,
+    root: Path,
     settings: HostSettings,
     environment: Mapping[str, str],
     options: Namespace,
@@ -198,92 +235,199 @@ def _plan(
     resolving: bool = True,
 ) -> Extension:
     """Find the base image, and plan and render what is made of it; ``resolving``: requirements get a lock if needed."""
+    recipes = _recipes(root)
+    companions = frozenset(name for component in load(root).components for name in component.companions)
     image, base = find_base(options.base, engine)
-    problems = _unfit(base, inputs, options)
+    problems = _unfit(base, inputs)
     if problems:
         raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
-    requirements, lock = inputs.text, None
-    if inputs.requirements and not inputs.requirements[0].hashed:
+    wanted = inputs.wanted
+    path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
+    named = [requirement for requirement in wanted.requirements if requirement.applies(base)]
+    sources, commits = find_sources(
+        [source for source in wanted.sources if source.applies(base)],
+        locked_commits(path) if path else {},
+        environment,
+        resolving=resolving,
+    )
+    if inputs.project:
+        sources.append(project_source(inputs.source.files))
+    built: tuple[Wheel, ...] = ()
+    if sources:
+        rendering = render_wheels(tuple(sources), base, inputs.apt, recipes)
+        built = build_wheels(
+            tuple(sources),
+            rendering,
+            base,
+            engine,
+            _secrets(settings, base, inputs.apt),
+            settings,
+            environment,
+            verbose=options.verbose,
+            no_cache=options.no_cache,
+        )
+        there = {canonicalize_name(row.name): row.version for row in base.distributions}
+        problems = [
+            f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} has {wheel.name} "
+            f"{there[wheel.name]}, which is not replaced"
+            for source, wheel in zip(sources, built, strict=True)
+            if wheel.name in there
+        ]
+        if problems:
+            raise ExtendError(problems)
+    local = [wanted.wheels[requirement.wheel] for requirement in named if requirement.wheel]
+    resolvable = Resolvable(
+        lines=tuple(requirement.text for requirement in named if not requirement.wheel),
+        constraints=tuple(str(each.specification) for each in wanted.constraints),
+        wheels=(*local, *built),
+        commits=commits,
+    )
+    requirements, lock = "".join(f"{line}\n" for line in resolvable.lines), None
+    if wanted.hashed:
+        requirements += "".join(f"{wheel.pin}\n" for wheel in local)
+    elif path is not None and (named or resolvable.wheels):
         requirements, lock = lock_requirements(
-            inputs.text,
-            options.requirements,
+            resolvable,
+            path,
             base,
             settings,
             environment,
+            with_index=with_index_of(image, root, settings),
+            companions=companions,
             output=options.output,
             resolving=resolving,
         )
+    requirements += "".join(f"{wheel.pin}\n" for wheel in built)
+    locked = locked_versions(read_requirements(requirements, "").requirements, base)
+    if wrong := wrong_builds(locked, base, companions):
+        raise ExtendError(wrong, hint="nothing was built")
+    if any(name in companions for name, _ in locked):
+        settings = with_index_of(image, root, settings)
     plan = make_extension(
         tag=options.tag,
         base=base,
         requirements=requirements,
-        locked=locked_versions(read_requirements(requirements, "")[0], base),
+        locked=locked,
         resolved=lock is not None,
         files=inputs.source.files,
         entry_point=inputs.entry_point,
+        wheels=resolvable.wheels,
+        commits=commits,
+        apt=inputs.apt,
+        project=built[-1].name if inputs.project else "",
+        installed=inputs.installed,
     )
-    return Extension(engine=engine, image=image, plan=plan, rendering=render_extension(plan, template), lock=lock)
+    rendering = render_extension(plan, recipes)
+    return Extension(engine=engine, image=image, plan=plan, rendering=rendering, lock=lock, settings=settings)
+
+
+def _recipes(root: Path) -> dict[str, str]:
+    try:
+        return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"
+        ) from error
+
+
+def with_index_of(image: BuiltImage, root: Path, settings: HostSettings) -> HostSettings:
+    """Return the settings with the index that an image of ours was built from, where the user names none.
+
+    Its torch may be a build that the default index does not have, and what goes with that is there too.
+    """
+    if TITLE_LABEL not in image.labels or settings.pip.names_a_source:
+        return settings
+    facts = load(root)
+    rows = [row for row in facts.targets if facts.name_of(row) == image.labels[TITLE_LABEL] and row.wheel_index]
+    indexes = tuple(row.wheel_index for row in rows)
+    return replace(settings, pip=replace(settings.pip, extra_index_urls=indexes)) if indexes else settings
+
+
+def _secrets(settings: HostSettings, base: BaseImage, apt: tuple[str, ...]) -> tuple[Secret, ...]:
+    """Return what of this machine's settings the steps read."""
+    names = (*PIP_SECRETS, *(APT_SECRETS if apt else ()))
+    # Archives of this machine serve another suite of Debian, and no Ubuntu.
+    content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
+    return tuple(Secret(identifier=name, content=content[name]) for name in names)
 
 
 def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
-    problems = check_names(options.base, options.tag)
-    requirements: tuple[Requirement, ...] = ()
-    text, source, entry_point = "", SourceTree(), None
-    if options.requirements is None and options.source is None:
-        problems.append("neither --requirements nor --source is given: there is nothing to extend the base with")
-    if options.requirements is not None:
-        try:
-            text = options.requirements.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            problems.append(f"--requirements {options.requirements}: {reason}")
-        requirements, wrong = read_requirements(text, str(options.requirements))
+    problems = [*check_names(options.base, options.tag), *check_packages(options.apt)]
+    wanted, source, entry_point = Wanted(), SourceTree(), None
+    file: Path | None = options.requirements
+    if file is None and options.source is not None and (options.source / REQUIREMENTS).is_file():
+        file = options.source / REQUIREMENTS
+    if file is None and options.source is None and not options.apt:
+        problems.append("none of --requirements, --source and --apt is given: there is nothing to extend the base with")
+    if file is not None:
+        wanted, wrong = read_wanted(file)
         problems += wrong
+    own = False
     if options.source is not None:
-        ignored = []
-        if options.requirements is not None and options.requirements.parent.resolve() == options.source.resolve():
-            # Ours, not the user's: it comes and goes, and must not make another image each time.
-            ignored.append(lock_path_of(options.requirements).name)
+        own = file is not None and file.resolve() == (options.source / REQUIREMENTS).resolve()
+        places = [file] if file is not None and file.parent.resolve() == options.source.resolve() else []
+        # Ours, not the user's: they come and go, and must not make another image each time.
+        ignored = [name for place in (*places, *_project_files(options.source)) for name in locks_of(place)]
         source = read_source(options.source, ignored=ignored, forbidden=settings.forbidden_texts(""))
         problems += source.problems
+    project = _project_file(source)
     if options.entry_point is not None:
         if options.source is None:
             problems.append("--entry-point is a path below --source, which is not given")
         elif source.files:
             executable = {file.path: file.mode == 0o755 for file in source.files}
             try:
-                entry_point = find_entry_point(options.entry_point, executable, project=_is_project(source))
+                entry_point = find_entry_point(options.entry_point, executable, project=bool(project))
             except ValueError as error:
                 problems.append(f"--entry-point: {error} (--source {options.source}, {CODE_FOLDER} in the image)")
     if problems:
         secrets = any("secret" in problem or "key" in problem for problem in source.problems)
         advice = "name files that must stay outside in a .trainworksignore in the root of --source; " if secrets else ""
         raise ExtendError(problems, hint=f"{advice}nothing was started")
-    return _Inputs(requirements=requirements, text=text, source=source, entry_point=entry_point)
+    if entry_point is not None and entry_point.kind not in ("module", "package"):
+        # As the launcher has it: a shell script may install the project in its own way.
+        project = ""
+    installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
+    return _Inputs(
+        wanted=wanted,
+        file=file or (options.source / project if project else None),
+        source=source,
+        project=project,
+        installed=tuple(name for name in installed if name in {each.path for each in source.files}),
+        entry_point=entry_point,
+        apt=tuple(sorted(set(options.apt))),
+    )
 
 
-def _is_project(source: SourceTree) -> bool:
-    """Whether the launcher would install the code: setup.py, or a pyproject.toml that says how or what."""
+def _project_files(folder: Path) -> tuple[Path, ...]:
+    return tuple(folder / name for name in PROJECT_FILES)
+
+
+def _project_file(source: SourceTree) -> str:
+    """Return what makes the code a project for the launcher: setup.py, or a pyproject.toml that says how; or ``""``."""
     contents = {file.path: file.content for file in source.files if file.path in PROJECT_FILES}
     if PROJECT_FILES[0] in contents:
-        return True
+        return PROJECT_FILES[0]
     sections = rb"^\s*\[\s*(project|build-system)\s*\]"
-    return re.search(sections, contents.get(PROJECT_FILES[1], b""), re.MULTILINE) is not None
+    found = re.search(sections, contents.get(PROJECT_FILES[1], b""), re.MULTILINE)
+    return PROJECT_FILES[1] if found else ""
 
 
-def _notes(options: Namespace, source: SourceTree) -> Iterable[str]:
+def _notes(options: Namespace, inputs: _Inputs) -> Iterable[str]:
     """Yield what a person should know of the code that is copied."""
     if options.source is None:
         return
+    source = inputs.source
     largest = max(source.files, key=lambda file: len(file.content))
     count = f"{len(source.files)} file{'s' if len(source.files) != 1 else ''}, {source.size / 1e3:,.1f} kB"
     yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
-    own = options.source / "requirements.txt"
-    given = options.requirements is not None and options.requirements.resolve() == own.resolve()
-    if own.is_file() and not given:
-        yield f"  {own} is installed when a job starts, on each host: with --requirements it is in the image instead"
+    own = options.source / REQUIREMENTS
+    if own.is_file() and REQUIREMENTS not in inputs.installed:
+        yield f"  {own} is installed when a job starts, on each host: --requirements names another file"
+    if (project := _project_file(source)) and not inputs.project:
+        yield f"  {project} is not installed: {options.entry_point} may install the project in its own way"
 
 
 def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
@@ -324,6 +468,9 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
         version=found["version"],
         glibc=found["glibc"],
         machine=found["machine"],
+        distribution=found["distribution"],
+        suite=found["suite"],
+        compiler=found["compiler"],
         managed=found["managed"],
         pip=found["pip"],
         launcher=found["launcher"],
@@ -337,12 +484,12 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
     )
 
 
-def _unfit(base: BaseImage, inputs: _Inputs, options: Namespace) -> list[str]:
+def _unfit(base: BaseImage, inputs: _Inputs) -> list[str]:
     """Return why this base cannot be extended like that."""
-    problems = check_foreign(inputs.entry_point, base)
-    if not inputs.requirements:
-        return problems
+    problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
     where = f"--base {base.reference}"
+    if not (inputs.wanted.requirements or inputs.wanted.sources or inputs.project):
+        return problems
     if tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
         oldest = ".".join(map(str, interpreter.OLDEST))
         problems.append(f"{where} has Python {base.version}: requirements are installed from {oldest} on")
@@ -350,7 +497,7 @@ def _unfit(base: BaseImage, inputs: _Inputs, options: Namespace) -> list[str]:
         problems.append(f"{where}: {base.python} has no pip to install requirements with")
     if not base.glibc:
         problems.append(f"{where} has another C library than glibc, which no training wheel is made for")
-    return problems + conflicts(inputs.requirements, base, str(options.requirements))
+    return problems + conflicts(inputs.wanted.requirements, base)
 
 
 def _build(
@@ -372,7 +519,6 @@ def _build(
         found = _add_local_wheels(plan, settings.pip, folder)
         if found:
             progress.line(f"  from this machine's own folders: {', '.join(found)}")
-        secrets = settings.secrets("", "")
         steps = build_steps(rendering.dockerfile, rendering.stage_components)
         stack.enter_context(progress.following(StepTally(steps)))
         return engine.build(
@@ -380,7 +526,7 @@ def _build(
                 name=plan.tag,
                 context=folder,
                 tags=(plan.tag,),
-                secrets=tuple(Secret(identifier=name, content=secrets[name]) for name in SECRETS),
+                secrets=_secrets(settings, plan.base, plan.apt),
                 arguments=settings.proxies,
                 labels={INPUTS_LABEL: rendering.digest},
                 stage_components=rendering.stage_components,

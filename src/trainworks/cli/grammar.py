@@ -35,6 +35,7 @@ VALUES: Mapping[str, str] = {
     "IMAGE": "an image of the engine's store",
     "KEY": "a key: a PEM file, or awskms:///alias/NAME",
     "N": "a number",
+    "PACKAGE": "a Debian package",
     "PYTHON": "a Python of the matrix: MAJOR.MINOR",
     "REPOSITORY": "a repository of a registry: HOST/NAME",
     "SHELL": "a shell",
@@ -256,11 +257,18 @@ class Grammar(argparse.ArgumentParser):
     def _with_known_options(self, words: Sequence[str]) -> list[str]:
         """Note options that do not exist; what was meant, probably, stands in for them, so that the rest is judged."""
         result: list[str] = []
+        known = self._option_string_actions
+        given: set[str] = set()
         for number, word in enumerate(words):
             if word == "--":
                 return [*result, *words[number:]]
             name, equals, value = word.partition("=")
-            known = self._option_string_actions
+            option = known.get(name)
+            # Of two values the last one would count, and nobody would be told.
+            if option is not None and option.nargs is None and not isinstance(option.default, list):
+                if option.dest in given:
+                    self._problems.append(f"{name} is given twice; it takes one value")
+                given.add(option.dest)
             if not word.startswith("-") or word == "-" or " " in name or {name, name[:2]} & known.keys():
                 result.append(word)
                 continue
@@ -309,9 +317,10 @@ def _shell_lines(line: str, width: int) -> str:
 
 
 def _exit_statuses(done: str, fails: Sequence[type[TrainworksError]]) -> tuple[tuple[int, str], ...]:
-    """Return each exit status and its meaning: 0, and those of these errors and of what every command can meet."""
+    """Return each exit status and its meaning: those that every command can end with, and those of these errors."""
     errors: set[type[TrainworksError]] = {CommandLineError, OutputError, InterruptionError, *fails}
-    return (0, done), *sorted((error.exit_status, error.meaning) for error in errors)
+    # build.py itself ends with 1 where the Python is too old, or lacks what `make setup` installs.
+    return (0, done), (1, "not set up: make setup"), *sorted((error.exit_status, error.meaning) for error in errors)
 
 
 def _argument(action: argparse.Action, group: str) -> Argument:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 
-from trainworks.facts.rows import Facts, TargetRow
+from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.plan.select import version_key
 from trainworks.plan.versions import components_of, versions_of
+from trainworks.render.builds import current_builds
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
 
@@ -17,7 +19,12 @@ def sorted_rows(facts: Facts) -> list[TargetRow]:
     return sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
 
 
-def _cells(row: TargetRow, facts: Facts) -> tuple[str, ...]:
+def _table(facts: Facts) -> list[tuple[str, ...]]:
+    current = current_builds(facts)
+    return [_cells(row, facts, current) for row in sorted_rows(facts)]
+
+
+def _cells(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> tuple[str, ...]:
     return (
         row.framework,
         row.version,
@@ -25,21 +32,25 @@ def _cells(row: TargetRow, facts: Facts) -> tuple[str, ...]:
         facts.python_of(row),
         row.base,
         facts.sources_of(row),
-        _proof(row, facts),
+        _proof(row, facts, current),
     )
 
 
-def _proof(row: TargetRow, facts: Facts) -> str:
-    """Return what of a target was really built: the image, parts of it by their recipes, or nothing."""
-    if built := row.built:
-        return f"{built.date}, {built.engine}, {built.seconds} s, {built.megabytes} MB"
+def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
+    """Return what of a target was really built: the image, an earlier one, parts of it by their recipes, or nothing."""
+    name = facts.name_of(row)
+    if built := current.get(name):
+        seconds = f" {built.seconds} s," if built.seconds else ""
+        return f"{built.date}, {built.engine},{seconds} {built.megabytes} MB"
+    if older := facts.built_by_target.get(name):
+        return f"built from an older recipe ({older.date})"
     parts = [component.name for component in components_of(row, facts).values() if component.proved]
     return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
 
 
 def list_text(facts: Facts) -> str:
     """Return the table for people."""
-    table = [COLUMNS, *(_cells(row, facts) for row in sorted_rows(facts))]
+    table = [COLUMNS, *_table(facts)]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
     return "\n".join(lines) + "\n"
@@ -47,12 +58,13 @@ def list_text(facts: Facts) -> str:
 
 def list_markdown(facts: Facts) -> str:
     """Return the table for the documentation."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(_cells(row, facts) for row in sorted_rows(facts))]
+    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *_table(facts)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def summary_markdown(facts: Facts) -> str:
     """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
+    current = current_builds(facts)
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
         groups.setdefault((facts.sources_of(row), row.framework), []).append(row)
@@ -61,13 +73,21 @@ def summary_markdown(facts: Facts) -> str:
         versions = list(dict.fromkeys(row.version for row in rows))
         cells = sorted({row.cuda for row in rows}, key=lambda name: (version_key(name), name))
         shown = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
-        built = sum(row.built is not None for row in rows)
-        lines.append(f"| {sources} | {framework} | {shown} | {', '.join(cells)} | {len(rows)} | {built or 'none'} |")
+        names = {facts.name_of(row) for row in rows}
+        built, recorded = len(names & current.keys()), len(names & facts.built_by_target.keys())
+        older = f", and {recorded - built} from an older recipe" if recorded > built else ""
+        lines.append(
+            f"| {sources} | {framework} | {shown} | {', '.join(cells)} | {len(rows)} | {built or 'none'}{older} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def list_json(facts: Facts) -> str:
-    """Return the table for programs: one object for each target, with its name and its versions."""
+    """Return the table for programs: one object for each target, with its name, its versions, and its last build.
+
+    ``built`` is the recorded build, and whether it is ``current``: of today's recipe.
+    """
+    current = current_builds(facts)
     rows = [
         {
             "name": facts.name_of(row),
@@ -79,8 +99,9 @@ def list_json(facts: Facts) -> str:
             "sources": facts.sources_of(row),
             "stack": row.stack,
             "versions": versions_of(row, facts),
-            "built": asdict(row.built) if row.built else None,
+            "built": asdict(built) | {"current": built.target in current} if built else None,
         }
         for row in sorted_rows(facts)
+        for built in (facts.built_by_target.get(facts.name_of(row)),)
     ]
     return json.dumps(rows, indent=2) + "\n"

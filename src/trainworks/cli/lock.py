@@ -22,8 +22,7 @@ from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
-from trainworks.plan.shares import BUILDER, distribution_name, python_requirements
-from trainworks.plan.versions import artifact_rows, components_of, versions_of
+from trainworks.plan.locks import own_wheels, requirements_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
 
@@ -43,63 +42,9 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
     packages: list[LockedPackage] = []
     for build in (False, True):
         wanted = [str(requirement) for requirement in requirements_of(row, facts) if requirement.build == build]
-        wheels = () if build else _wheels(row, facts)
+        wheels = () if build else own_wheels(row, facts)
         packages += _resolve(wanted, wheels, platform, row, settings, environment, build=build)
     return HEADER + "".join(map(_as_toml, packages))
-
-
-def _wheels(row: TargetRow, facts: Facts) -> list[Artifact]:
-    """Return the wheels that a target's components download by themselves."""
-    versions = versions_of(row, facts)
-    return [
-        artifact
-        for component in components_of(row, facts).values()
-        if component.python
-        for artifact in artifact_rows(component.name, versions.get(component.name, ""), facts.sources_of(row), facts)
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Requirement:
-    """A distribution that a target's components ask for; ``version`` is ``""`` where any will do.
-
-    ``asked`` is the name as the component's row has it: with extras, and with a range where ``version`` is empty.
-    """
-
-    asked: str
-    version: str
-    build: bool
-
-    def __str__(self) -> str:
-        """Return it as pip writes it."""
-        return f"{self.asked}=={self.version}" if self.version else self.asked
-
-    @property
-    def name(self) -> str:
-        """The distribution's name alone."""
-        return distribution_name(self.asked)
-
-
-def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
-    """Return what a target's lock is made for: the distributions of every component that it can have.
-
-    A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the
-    same public version (without the ``+cu124``), or as the artifact's own ``requires_dist``.
-    """
-    versions, cuda = dict(versions_of(row, facts)), facts.cuda_by_name[row.cuda]
-    for wheel in _wheels(row, facts):
-        versions[wheel.name] = Version(wheel.version).public
-    return tuple(
-        Requirement(
-            asked=asked,
-            # The first distribution of a component is the one whose version is the component's.
-            version=versions.get(component.name, "") if number == 0 else "",
-            build=component.name == BUILDER,
-        )
-        for component in components_of(row, facts).values()
-        for number, asked in enumerate(python_requirements(component, cuda))
-        if "*" not in asked
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

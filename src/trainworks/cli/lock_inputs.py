@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from packaging.requirements import Requirement as Specification
-from packaging.specifiers import SpecifierSet
-
-from trainworks.cli.lock import requirements_of, write_lock
+from trainworks.cli.lock import write_lock
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError
 from trainworks.facts.load import LOCKED_ARTIFACTS, LOCKED_BASE_IMAGES
@@ -17,6 +14,7 @@ from trainworks.host.downloads import Client, Content, UnreachableError, content
 from trainworks.host.git import moved, tag_commit
 from trainworks.host.registry import image_digest
 from trainworks.host.signatures import check_signature
+from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
 
 HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
@@ -189,7 +187,7 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     for row in rows:
         name = facts.name_of(row)
         if name in facts.locks:
-            problems += [f"images/lock/{name}.toml: {problem}" for problem in _python_problems(row, facts)]
+            problems += [f"images/lock/{name}.toml: {problem}" for problem in lock_problems(row, facts)]
         else:
             unlocked.append(f"{name}: its Python files")
         unlocked += [
@@ -209,27 +207,3 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     ):
         problems += [f"images/lock/{where}: {leftover} stands in no row any more; remove it" for leftover in leftovers]
     return problems, unlocked
-
-
-def _python_problems(row: TargetRow, facts: Facts) -> Iterator[str]:
-    packages = facts.locks[facts.name_of(row)].packages
-    for limit in map(Specification, row.limits):
-        for package in packages:
-            if package.name == limit.name and not package.build and package.version not in limit.specifier:
-                yield f"has {package.name} {package.version}, the target's limit is {limit}"
-    for build in (False, True):
-        locked = {package.name: package.version for package in packages if package.build == build}
-        for wanted in requirements_of(row, facts):
-            if wanted.build != build:
-                continue
-            if wanted.name not in locked:
-                yield f"{wanted} is missing"
-            elif wanted.version and locked[wanted.name] not in SpecifierSet(f"=={wanted.version}", prereleases=True):
-                yield f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
-        yield from (
-            f"{package.name} requires {name}, which is missing"
-            for package in packages
-            if package.build == build
-            for name in package.requires
-            if name not in locked
-        )

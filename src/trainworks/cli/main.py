@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from trainworks.cli.commands import BUILD, COMMANDS, command_named
 from trainworks.cli.output import put_json, silence
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = _wants_json(words)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         name, words = _command(words)
         # One command's libraries are not loaded for another: a plan is there in half a second.
@@ -40,6 +41,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         _say_error(error, as_json=as_json)
         return error.exit_status
     except KeyboardInterrupt:
+        if arguments is None:
+            # A second Ctrl-C while Python shuts down would end the process by the signal.
+            previous = signal.SIG_IGN
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say_error(InterruptionError(), as_json=as_json)
         return InterruptionError.exit_status
     except BrokenPipeError:

@@ -423,7 +423,7 @@ def as_json(results: Sequence[Result], seconds: float, at_once: int) -> str:
 def words_for_each(words: Sequence[str]) -> list[str]:
     """Return a command line without what only the run as a whole reads: the rest goes on to each target's process."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("--all", "--bake", "--strict"):
+    for flag in ("--all", "--bake"):
         parser.add_argument(flag, action="store_true")
     for flag in ("--only", "--format", "--output", "--junit", "--engine", "--root"):
         parser.add_argument(flag)

@@ -8,7 +8,7 @@ serve it.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,10 +21,11 @@ from trainworks.cli.report import megabytes
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.downloads import Client, UnreachableError, content_of
-from trainworks.host.git import bundle_holds, make_bundle
+from trainworks.host.git import bundle_holds
 from trainworks.host.index import file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
+from trainworks.inputs.sources import Places, archives_of, cache_folder, fetch_source
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import downloads_of
 
@@ -38,45 +39,64 @@ PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """Where ``--mirror`` takes files from: a folder, or an address; never both, and nothing else is asked then."""
+    """Where ``--mirror`` takes files from: a folder, or an address, never both; ``offline``: from nowhere else."""
 
     folder: Path | None = None
     address: str = ""
+    offline: bool = False
+
+    def folders(self, cache: Path) -> tuple[Path, ...]:
+        """Return the folders that may have the sources of components, the nearest first; ``cache`` is this user's."""
+        mirror = (self.folder,) if self.folder else ()
+        return mirror if mirror and self.offline else (*mirror, cache)
+
+    def places(self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> Places:
+        """Return where the sources of components are looked for."""
+        return Places(
+            folders=self.folders(cache_folder(environment)),
+            address=self.address,
+            offline=self.offline,
+            archives=archives_of(facts.bases, settings.apt, settings.suite),
+        )
 
     def settings(self, settings: HostSettings) -> HostSettings:
-        """Return this machine's settings with the mirror as the only source of Python files and of components."""
+        """Return this machine's settings with the mirror asked first, or alone, for Python files and components."""
+        if not (self.address or self.folder):
+            return settings
         link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
         parts = urlsplit(self.address)
         # pip asks servers without TLS only if told to; a file is judged by its hash either way.
         trusted = (*settings.pip.trusted_hosts, *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []))
-        pip = replace(
-            settings.pip,
-            index_url="",
-            extra_index_urls=(),
-            find_links=(link,),
-            no_index=True,
-            trusted_hosts=trusted,
-        )
-        return replace(settings, pip=pip, mirror=self.address)
+        pip = replace(settings.pip, find_links=(link, *settings.pip.find_links), trusted_hosts=trusted)
+        if self.offline:
+            pip = replace(pip, index_url="", extra_index_urls=(), find_links=(link,), no_index=True)
+        return replace(settings, pip=pip, mirror=self.address, mirror_only=self.offline)
 
 
-def read_mirror(value: str) -> Mirror:
-    """Return what ``--mirror`` means; raises ``OutputError`` for a folder that is not there."""
+def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
+    """Return what ``--mirror`` and ``--offline`` mean; raises ``OutputError`` for a folder that is not there."""
+    if not value:
+        return Mirror()
     if urlsplit(value).scheme in ("http", "https"):
-        return Mirror(address=value.rstrip("/"))
+        return Mirror(address=value.rstrip("/"), offline=offline)
     folder = Path(value).expanduser()
     if not folder.is_dir():
         raise OutputError(f"--mirror {value}: no such folder", hint=f"`python build.py mirror {value}` fills one")
-    return Mirror(folder=folder)
+    return Mirror(folder=folder, offline=offline)
 
 
-def check_mirror(plan: ImagePlan, folder: Path) -> None:
-    """Check, before an engine is asked, that a mirror's folder has every file of a plan.
+def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
+    """Check a mirror's folder before an engine is asked.
 
     A component's own downloads are looked for here and verified in the build, where they are unpacked.
 
+    Args:
+        plan: What is built.
+        folder: The mirror.
+        complete: Whether it must have every file.
+
     Raises:
-        LockError: With every file that is missing, or is a Python file with another hash.
+        LockError: With every Python file that has another hash and, where it must be complete, every missing file.
     """
     problems: list[str] = []
     packages = [package for step in plan.steps for package in step.python]
@@ -84,13 +104,14 @@ def check_mirror(plan: ImagePlan, folder: Path) -> None:
         problems += [
             f"{artifact.name} {artifact.version}: {artifact.file} is missing"
             for artifact in step.artifacts
-            if not (folder / artifact.file).is_file()
+            if complete and not (folder / artifact.file).is_file()
         ]
     with DISPLAY.task("hashing", sum(package.size for package in packages), BYTES) as task:
         for package in packages:
             path = folder / package.file
             if not path.is_file():
-                problems.append(f"{package.name} {package.version}: {package.file} is missing")
+                if complete:
+                    problems.append(f"{package.name} {package.version}: {package.file} is missing")
             elif (content := content_of(path)).sha256 != package.sha256:
                 problems.append(
                     f"{package.name} {package.version}: {package.file} is not what was pinned: "
@@ -99,7 +120,8 @@ def check_mirror(plan: ImagePlan, folder: Path) -> None:
             task.advance(package.size)
     if problems:
         raise LockError(
-            f"{folder} does not have all of {plan.target.name}:\n  " + "\n  ".join(problems),
+            f"{folder} does not have {'all' if complete else 'the right files'} of {plan.target.name}:\n  "
+            + "\n  ".join(problems),
             hint=f"`python build.py mirror {folder} --only {plan.target.name}` fills it",
         )
 
@@ -186,9 +208,10 @@ def _all_wanted(
     rows: Iterable[TargetRow], facts: Facts, client: Client, settings: HostSettings, problems: list[str]
 ) -> tuple[_Wanted, ...]:
     found: dict[str, _Wanted] = {}
+    places = Places(folders=(), archives=archives_of(facts.bases, settings.apt, settings.suite))
     for row in rows:
         name = facts.name_of(row)
-        wanted = [_artifact(artifact, client, problems) for artifact in downloads_of(row, facts)]
+        wanted = [_artifact(artifact, places, client, problems) for artifact in downloads_of(row, facts)]
         if name in facts.locks:
             wanted += [_package(package, row, client, settings.pip) for package in facts.locks[name].packages]
         else:
@@ -202,7 +225,7 @@ def _all_wanted(
     return tuple(found.values())
 
 
-def _artifact(artifact: Artifact, client: Client, problems: list[str]) -> _Wanted | None:
+def _artifact(artifact: Artifact, places: Places, client: Client, problems: list[str]) -> _Wanted | None:
     what = f"{artifact.name} {artifact.version}"
     if artifact.git:
         return _Wanted(
@@ -210,7 +233,7 @@ def _artifact(artifact: Artifact, client: Client, problems: list[str]) -> _Wante
             what=what,
             sha256="",
             size=0,
-            get=lambda path: make_bundle(artifact.git, artifact.tag, artifact.commit, path, ca_path=client.ca_path),
+            get=lambda path: fetch_source(artifact, path, places, client),
             fits=lambda path: bundle_holds(path, artifact.commit),
         )
     if not artifact.sha256:
@@ -223,13 +246,9 @@ def _artifact(artifact: Artifact, client: Client, problems: list[str]) -> _Wante
         what=what,
         sha256=artifact.sha256,
         size=artifact.size,
-        get=lambda path: _downloaded(client, artifact.url, path, artifact.sha256),
+        get=lambda path: fetch_source(artifact, path, places, client),
         fits=lambda path: content_of(path).sha256 == artifact.sha256,
     )
-
-
-def _downloaded(client: Client, address: str, path: Path, sha256: str) -> None:
-    client.download(address, path, sha256=sha256)
 
 
 def _package(package: LockedPackage, row: TargetRow, client: Client, settings: PipSettings) -> _Wanted:

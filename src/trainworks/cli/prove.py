@@ -18,7 +18,7 @@ from trainworks.cli.keys import signing_key, verifying_key
 from trainworks.cli.output import say
 from trainworks.cli.subjects import extension_subject, target_subject
 from trainworks.engine import choose
-from trainworks.errors import CommandLineError, HostError, OutputError, ProofError
+from trainworks.errors import CommandLineError, HostError, OutputError, ProofError, UnknownNameError
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.distribution import Registries
 from trainworks.host.settings import read_host_settings
@@ -93,7 +93,7 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
 
 def _check_choice(options: Namespace) -> None:
     """See that the options are those of a target, or those of an extension."""
-    names: tuple[str, ...] = ("requirements", "source", "entry_point")
+    names: tuple[str, ...] = ("requirements", "apt", "source", "entry_point")
     advice = "is about an extended image: name its --base too"
     if options.base:
         names, advice = ("with_components", "without_components"), "is about a target's image, and --base is given"
@@ -197,7 +197,7 @@ def _image_digest(image: str, engine_name: str | None) -> str:
     engine = choose(engine_name)
     found = engine.inspect(image)
     if found is None:
-        raise ProofError([f"{engine.name} has no image {image}"], hint="name one that it has, or sha256:... itself")
+        raise UnknownNameError(f"{engine.name} has no image {image}", hint="name one that it has, or sha256:... itself")
     return found.identifier.removeprefix("sha256:")
 
 

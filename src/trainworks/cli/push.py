@@ -23,7 +23,7 @@ from trainworks.cli.progress import BYTES, DISPLAY, Task, counted
 from trainworks.cli.report import megabytes
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import RegistryError
+from trainworks.errors import RegistryError, UnknownNameError
 from trainworks.host import aws, ecr
 from trainworks.host.compression import compress
 from trainworks.host.distribution import (
@@ -137,12 +137,13 @@ def push_image(
         today: Whose date the dated tag gets; default: now, UTC.
 
     Raises:
+        UnknownNameError: The engine has no such image.
         RegistryError: A registry refuses, or a tag that never moves has another content. Nothing was tagged then in
             the repositories after the failing one; the same command goes on.
     """
     image = engine.inspect(reference)
     if image is None:
-        raise RegistryError(
+        raise UnknownNameError(
             f"{engine.name} has no image {reference}", hint="build it first, or name one that `--engine` has"
         )
     day = f"{today or datetime.now(UTC):%Y%m%d}"
@@ -362,6 +363,7 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
         registries: Connections and logins.
 
     Raises:
+        UnknownNameError: The engine has no such image.
         RegistryError: A registry refuses, or a tag that never moves has another content.
     """
     address, reference = split_source(source)

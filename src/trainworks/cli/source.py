@@ -16,6 +16,7 @@ from docker.utils.build import PatternMatcher
 from trainworks.engine.protocol import Layer
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest.secrets import scan_layers
+from trainworks.plan.extend import INSTALLED_FILE
 
 IGNORE_FILES = (".trainworksignore", ".dockerignore")
 """The first of these at the root of the code says what stays outside, in the form of a .dockerignore."""
@@ -23,7 +24,7 @@ IGNORE_FILES = (".trainworksignore", ".dockerignore")
 NEVER = frozenset(
     {
         *(".git", ".hg", ".svn", "__pycache__", ".venv", ".tox", ".nox", ".ipynb_checkpoints", ".idea", ".vscode"),
-        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".cache", ".DS_Store", *IGNORE_FILES),
+        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".cache", ".DS_Store", INSTALLED_FILE, *IGNORE_FILES),
     }
 )
 """Names that no program needs: history, environments and caches of this machine."""

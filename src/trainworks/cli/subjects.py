@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainworks.cli.extend import plan_extension
+from trainworks.cli.extend import TITLE_LABEL, plan_extension
 from trainworks.cli.output import say
 from trainworks.cli.progress import DISPLAY
 from trainworks.engine import choose
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import OutputError, ProofError
-from trainworks.facts.load import load
+from trainworks.errors import OutputError, ProofError, UnknownNameError
+from trainworks.facts.load import BUILT, load
 from trainworks.imagetest.packages import Answer
 from trainworks.imagetest.questions import list_packages
 from trainworks.plan.model import ImagePlan
@@ -26,13 +26,10 @@ from trainworks.plan.select import request_for, rows_named
 from trainworks.proof.components import Component, Contents, contents_of, extension_contents, package_components
 from trainworks.proof.provenance import Builder, Checkout, extension_provenance, provenance
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
-from trainworks.render.extend import TEMPLATE
+from trainworks.render.extend import RECIPES
 
-SOURCES = ("build.py", "images", "launcher", "src", "templates")
-"""What of a checkout decides an image."""
-
-TITLE_LABEL = "org.opencontainers.image.title"
-"""Has the name of the target that an image of ours was built from; an extension inherits it."""
+SOURCES = ("build.py", "images", "launcher", "src", "templates", f":(exclude)images/{BUILT}")
+"""What of a checkout decides an image, as git's pathspecs; the record of builds is written after them."""
 
 GIT_SECONDS = 60.0
 
@@ -61,8 +58,8 @@ def target_subject(options: Namespace, root: Path) -> Subject:
     """Return a target's image.
 
     Raises:
-        UnknownNameError: No such target.
-        ProofError: There is no such image, or it was built from something else than this checkout.
+        UnknownNameError: No such target, or the engine has no image of it.
+        ProofError: It was built from something else than this checkout.
     """
     facts = load(root)
     (row,) = rows_named([options.target], facts)
@@ -93,12 +90,11 @@ def extension_subject(options: Namespace, root: Path, environment: Mapping[str, 
     Raises:
         ExtendError, UnknownNameError: As ``extend`` does.
         LockError: The lock of its requirements is not there, or not for them.
-        ProofError: There is no such image, or it was made from something else than what is here now.
+        ProofError: It was made from something else than what is here now.
     """
-    template = _text(root / "templates" / TEMPLATE)
     # The folder of ``--output`` is the proof's here, not the build context's.
-    choice = Namespace(**{**vars(options), "tag": options.target, "output": None})
-    extension = plan_extension(choice, template, environment)
+    choice = {**vars(options), "tag": options.target, "output": None, "verbose": False, "no_cache": False}
+    extension = plan_extension(Namespace(**choice), root, environment)
     engine, plan, rendering = extension.engine, extension.plan, extension.rendering
     image = _built(engine, plan.tag, rendering, "build.py extend")
 
@@ -107,7 +103,7 @@ def extension_subject(options: Namespace, root: Path, environment: Mapping[str, 
         return extension_contents(plan, image, _ask(engine, plan.tag), inherited)
 
     def predicate(contents: Contents, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
-        checkout = read_checkout(root, [f"templates/{TEMPLATE}"])
+        checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
         return extension_provenance(plan, rendering, contents, checkout=checkout, builder=builder, documents=documents)
 
     return Subject(name=plan.tag, engine=engine, image=image, look=look, provenance=predicate)
@@ -117,7 +113,7 @@ def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -
     again = f"`python {command}` with the same choice builds it, or says that nothing changed"
     image = engine.inspect(reference)
     if image is None:
-        raise ProofError([f"{engine.name} has no image {reference}"], hint=again)
+        raise UnknownNameError(f"{engine.name} has no image {reference}", hint=again)
     if image.labels.get(INPUTS_LABEL) != rendering.digest:
         raise ProofError(
             [f"{reference} was not built from this checkout as it is now"],

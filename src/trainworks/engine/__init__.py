@@ -48,15 +48,17 @@ def choose(name: str | None = None) -> Engine:
         engine.probe()
         return engine
     tried = []
+    hint = "`make engine` installs one and starts it"
     for candidate in ENGINES:
         engine = create(candidate)
         try:
             engine.probe()
         except EngineUnavailableError as error:
             tried.append(f"\n  {candidate}: {error.message}")
+            hint = error.hint if error.denied else hint
         else:
             return engine
     raise EngineUnavailableError(
         "no container engine answers. Tried:" + "".join(tried),
-        hint="`make engine` installs one and starts it",
+        hint=hint,
     )

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from trainworks.engine import processes, progress
+from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.bindings import with_content_keys
-from trainworks.engine.failures import Failure, explain, free_space
+from trainworks.engine.failures import OWN_FAULT, Failure, explain, free_space
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -38,7 +39,7 @@ from trainworks.engine.protocol import (
     Progress,
 )
 from trainworks.engine.scratch import private_folder, write_secrets
-from trainworks.errors import BuildError, EngineUnavailableError, OutputError
+from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 
 if TYPE_CHECKING:
     from trainworks.engine.backend import ContainerBackend
@@ -53,9 +54,17 @@ _OLDEST: Final = (1, 24)
 """``RUN --mount=type=cache`` came with this version."""
 
 _HINT: Final = "install it with `make engine` (or `apt-get install buildah`), or use `--engine docker`"
+_AGAIN: Final = (
+    "this says nothing of the image: run the command again; where it lasts, see what `buildah run` says of any image"
+)
 _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
 _MARKER: Final = "trainworks-build"
+
+# buildah's own processes hand on what a command prints, and end when it ends: what they have not read by then is lost.
+# So each command's output has an end that can be seen, and a job, which is run once, ends a moment after its output.
+_MARKED_STREAMS: Final = (1, 2)
+_DRAIN: Final = "sleep 0.2; "
 
 # These are what the OCI format drops without an error; an image that has them is built in docker's own format, whose
 # configuration holds the name of the working container and hence differs from build to build.
@@ -63,8 +72,9 @@ _DOCKER_ONLY: Final = re.compile(r"^\s*(?:SHELL|HEALTHCHECK|ONBUILD)\s", re.IGNO
 
 _NOISE: Final = re.compile(
     rb"(?:process failed to start with error: (?P<start>[^\n]*?)(?:process exited with error: exec: not started)?)?"
-    rb"(?P<exits>(?:subprocess exited (?:with status \d+|on [a-z ]+)\n)+)?Error: (?:exit status \d+|[^\n]*)\n?$"
+    rb"(?P<exits>(?:subprocess exited (?:with status \d+|on [a-z ]+)\n)+)?Error: (?P<error>exit status \d+|[^\n]*)\n?$"
 )
+_EXIT: Final = re.compile(rb"subprocess exited (?:with status \d+|on [a-z ]+)\n")
 _SIGNALLED: Final = re.compile(rb"subprocess exited on ([a-z ]+)\n")
 
 
@@ -140,6 +150,7 @@ class BuildahEngine:
         Raises:
             BuildError: A step failed; says component, instruction and last lines.
             OutputError: The disk is full.
+            EngineError: buildah could not start a step, three times.
             EngineUnavailableError: buildah is not there.
         """
         self.probe()
@@ -174,7 +185,7 @@ class BuildahEngine:
                 argv.append("--no-cache")
             argv.append(str(request.context))
             try:
-                self._run_build(self._argv(*argv), environment, request, progress)
+                again(lambda: self._run_build(self._argv(*argv), environment, request, progress))
                 image = identifier_file.read_text().strip()
             finally:
                 self._sweep(marker)
@@ -214,7 +225,7 @@ class BuildahEngine:
                     yield stream
                     status = child.wait(_SHORT_CALL)
                     if status:
-                        raise self._error("reading an image's layers", errors.read().decode(errors="replace"))
+                        raise self._fault("reading an image's layers", errors.read().decode(errors="replace"))
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[BuildahContainer]:
@@ -246,7 +257,7 @@ class BuildahEngine:
             whole = (*(configuration.get("Entrypoint") or ()), *(command or configuration.get("Cmd") or ()))
             if not whole:
                 raise BuildError(f"{reference} has neither an entry point nor a command, and none was given")
-            status, output, _ = self.execute(identifier, whole, options=tuple(options), timeout=timeout, split=False)
+            status, output, _ = self.execute(identifier, whole, options=tuple(options), timeout=timeout, job=True)
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def remove(self, reference: str) -> None:
@@ -256,22 +267,65 @@ class BuildahEngine:
         self._do(f"removing {reference}", "rmi", reference)
 
     def execute(
-        self, container: str, command: tuple[str, ...], *, options: tuple[str, ...] = (), timeout: float, split: bool
+        self,
+        container: str,
+        command: tuple[str, ...],
+        *,
+        options: tuple[str, ...] = (),
+        timeout: float,
+        split: bool = False,
+        job: bool = False,
     ) -> tuple[int, bytes, bytes]:
-        """Run a command in a working container and return status, stdout and stderr (merged into one unless split)."""
+        """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
+
+        A ``job`` is never run twice; where buildah loses the end of what it printed, its output says so.
+
+        Raises:
+            EngineError: buildah did not get as far as the command or lost what it printed, three times.
+        """
+        return again(lambda: self._execute(container, command, options, timeout=timeout, split=split, job=job))
+
+    def _execute(
+        self,
+        container: str,
+        command: tuple[str, ...],
+        options: tuple[str, ...],
+        *,
+        timeout: float,
+        split: bool,
+        job: bool,
+        bare: bool = False,
+    ) -> tuple[int, bytes, bytes]:
+        mark = f"end-{uuid.uuid4().hex}"
+        ended = "".join(f"printf %s {mark} >&{stream}; " for stream in _MARKED_STREAMS)
+        script = f'"$@"; status=$?; {ended}{_DRAIN if job else ""}exit $status'
+        wrapped = command if bare else ("/bin/sh", "-c", script, "sh", *command)
         with self._temporary_files() as (folder, environment):
             for name in _PROXIES:
                 environment.pop(name, None)
-            argv = self._argv("run", "--isolation", "chroot", *options, container, "--", *command)
+            argv = self._argv("run", "--isolation", "chroot", *options, container, "--", *wrapped)
             done = processes.run(
                 argv, timeout=timeout, environment=environment, merge=not split, strays=lambda: _rooted_in(folder)
             )
         said = done.errors if split else done.output
+        doing = f"running {command[0]} in a container"
         if done.timed_out:
-            status, said = done.status, _NOISE.sub(b"", said) + f"\n(stopped after {timeout:g} seconds)\n".encode()
+            note = f"\n(stopped after {timeout:g} seconds)\n".encode()
+            status, said, whole = done.status, _NOISE.sub(b"", said) + note, True
         else:
-            status, said = _verdict(done.status, said)
-        return (status, done.output, said) if split else (status, said, b"")
+            status, said, fault = _verdict(done.status, said)
+            if fault:
+                raise self._fault(doing, fault)
+            if status == 127 and b'"/bin/sh"' in said and not bare:
+                # The image has no shell.
+                return self._execute(container, command, options, timeout=timeout, split=split, job=job, bare=True)
+            whole = bare or (said + (done.output if split else b"")).count(mark.encode()) == len(_MARKED_STREAMS)
+        output, said = (text.replace(mark.encode(), b"") for text in (done.output, said))
+        if not whole and not job:
+            raise self._fault(doing, "the end of what it printed was lost")
+        if not whole:
+            said += b"\n(buildah lost the end of this output)\n"
+        return (status, output, said) if split else (status, said, b"")
 
     def _run_build(
         self, argv: tuple[str, ...], environment: Mapping[str, str], request: BuildRequest, receive: Progress
@@ -354,10 +408,15 @@ class BuildahEngine:
         return done.output.decode(errors="replace")
 
     def _error(self, doing: str, words: str) -> BuildError | OutputError:
+        fault = self._fault(doing, words)
+        return fault if isinstance(fault, OutputError) else BuildError(fault.message)
+
+    def _fault(self, doing: str, words: str) -> EngineError | OutputError:
+        """Return the error for what buildah itself failed at, not what it was asked to run or to read."""
         last = words.strip().rpartition("\n")[2].removeprefix("Error: ")
         if "no space left on device" in words:
             return OutputError(f"the disk is full: buildah failed {doing} ({last}). {self._space()}")
-        return BuildError(f"buildah failed {doing}: {last}")
+        return EngineError(f"buildah failed {doing}: {last}", hint=_AGAIN)
 
     def _describe(self, reference: str) -> dict[str, Any] | None:
         done = processes.run(self._argv("inspect", "--type", "image", reference), timeout=_SHORT_CALL)
@@ -420,14 +479,18 @@ class BuildahEngine:
         name = f"trainworks-{uuid.uuid4().hex[:12]}"
         try:
             with processes.uninterrupted():
-                self._do(
-                    f"making a container of {reference}",
-                    *("from", "--pull=false", "--quiet", "--name", name, description["FromImageID"]),
-                )
+                again(lambda: self._make_container(reference, name, description["FromImageID"]))
             yield name, description
         finally:
             with processes.uninterrupted():
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+
+    def _make_container(self, reference: str, name: str, image: str) -> None:
+        argv = self._argv("from", "--pull=false", "--quiet", "--name", name, image)
+        with self._temporary_files() as (_, environment):
+            done = processes.run(argv, timeout=_LONG_CALL, environment=environment)
+        if done.status != 0:
+            raise self._fault(f"making a container of {reference}", done.words)
 
     def _sweep(self, marker: Path) -> None:
         """Remove the working containers that this build left; others' are not touched."""
@@ -502,24 +565,36 @@ def _temporary_parent() -> str:
     return "/var/tmp" if Path("/var/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108 (as buildah does)
 
 
-def _verdict(status: int, said: bytes) -> tuple[int, bytes]:
-    """Return the command's own exit status and words, without what ``buildah run`` adds at the end.
+def _verdict(status: int, said: bytes) -> tuple[int, bytes, str]:
+    """Return the command's own exit status and words, without what ``buildah run`` adds at the end; or its own fault.
 
     With chroot isolation buildah ends with 1 for a program that a signal ended or that does not exist, and says so.
+    Where it says nothing of a subprocess's end, or one of its own processes ended before the command began, no command
+    was run: the third value is buildah's words then, else it is empty.
     """
     if status == 0:
-        return status, said
+        return status, said, ""
     noise = _NOISE.search(said)
     if noise is None:
-        return status, said
+        return status, said, ""
     own = said[: noise.start()]
     if noise["start"] is not None:
-        return 127, own + noise["start"] + b"\n"
-    signalled = _SIGNALLED.search(noise["exits"] or b"")
+        return 127, own + noise["start"] + b"\n", ""
+    # Two processes tell each other's end, while one of them may still hand on what the command printed.
+    exits = b"".join(match[0] for match in _EXIT.finditer(said))
+    own = _EXIT.sub(b"", own)
+    words = own.decode(errors="replace").strip()
+    if not exits:
+        error = noise["error"].decode(errors="replace")
+        return status, own, words if words and error.startswith("exit status") else error
+    # Of a command's end there are two such lines.
+    if exits.count(b"\n") == 1 and OWN_FAULT.fullmatch(words):
+        return status, own, words
+    signalled = _SIGNALLED.search(exits)
     if signalled is not None:
         names = {(signal.strsignal(number) or "").lower(): int(number) for number in signal.valid_signals()}
-        return 128 + names.get(signalled[1].decode(), 0), own
-    return (status, own) if noise["exits"] is not None else (status, said)
+        return 128 + names.get(signalled[1].decode(), 0), own, ""
+    return status, own, ""
 
 
 def _rooted_in(folder: Path) -> Iterator[int]:

@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 import uuid
 import weakref
 from collections import deque
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from trainworks.engine import processes, progress
+from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
 from trainworks.engine.failures import Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
@@ -36,7 +38,7 @@ from trainworks.engine.protocol import (
     Progress,
 )
 from trainworks.engine.scratch import private_folder, write_secrets
-from trainworks.errors import BuildError, EngineUnavailableError, OutputError
+from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
 
 if TYPE_CHECKING:
     import docker
@@ -49,7 +51,32 @@ _NATIVE_BUILDKIT_ENDS: Final = 23
 """From this version on the client's BuildKit is the buildx plugin; before, ``DOCKER_BUILDKIT=1`` alone turns it on."""
 
 _HINT: Final = "start the docker daemon, or install and start an engine with `make engine`, or use `--engine buildah`"
+_AGAIN: Final = (
+    "this says nothing of the image: run the command again; where it lasts, see the daemon's own log "
+    "(`journalctl -u docker`)"
+)
 _SHORT_CALL: Final = 60.0
+
+_FIRST_ANSWER: Final = 10.0
+"""Seconds that a daemon of this machine has to say its version: one that hangs is not waited for in silence."""
+
+_DENIED: Final = (
+    "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
+)
+
+_NO_PROGRAM: Final = re.compile(
+    r'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file|permission denied|is a directory)'
+    r"|exec format error"
+)
+"""Words for a program that the image lacks, or that nobody can run; any other failure to start one is the engine's."""
+
+_STOPPED: Final = re.compile(r"is not running|is paused|is restarting|is marked for removal")
+
+_UNSTARTED: Final = re.compile(
+    rb"\A(?:OCI runtime exec failed|failed to (?:exec in container|start exec|create (?:shim|task))"
+    rb"|(?:rpc|connection) error|ttrpc|containerd): [^\n]*\s*\Z"
+)
+"""All that a command printed, where the daemon says instead of it that it could not be started; its status is 126."""
 
 
 class DockerEngine:
@@ -99,9 +126,13 @@ class DockerEngine:
             file = archive.open("rb")
         except OSError as error:
             raise OutputError(f"cannot read {archive}: {error.strerror}") from error
-        with file, self._asking(f"loading {archive.name}"):
-            # The SDK's stub asks for bytes; requests streams a file, which an image of gigabytes needs.
-            self._client().images.load(cast("bytes", file))
+        try:
+            with file, self._asking(f"loading {archive.name}"):
+                # The SDK's stub asks for bytes; requests streams a file, which an image of gigabytes needs.
+                self._client().images.load(cast("bytes", file))
+        except EngineError as error:
+            # The daemon answers 500 to a file that is no archive.
+            raise BuildError(error.message) from error
 
     def pull(self, reference: str, *, timeout: float) -> bool:
         """Fetch an image from its registry; ``False`` where that is not possible within ``timeout`` seconds.
@@ -127,6 +158,7 @@ class DockerEngine:
         Raises:
             BuildError: A step failed; says component, instruction and last lines.
             OutputError: The disk is full.
+            EngineError: The daemon could not start a step, three times.
             EngineUnavailableError: The daemon does not answer, or stopped answering in mid-build.
         """
         program = self.probe().program
@@ -145,7 +177,7 @@ class DockerEngine:
             if request.no_cache:
                 argv.append("--no-cache")
             argv.append(str(request.context))
-            self._run_build(tuple(argv), request, progress)
+            again(lambda: self._run_build(tuple(argv), request, progress))
             image = identifier_file.read_text().strip()
         built = self.inspect(image)
         if built is None:
@@ -197,7 +229,7 @@ class DockerEngine:
                 yield stream
                 if child.wait(_SHORT_CALL):
                     words = errors.read().decode(errors="replace").strip()
-                    raise BuildError(f"docker cannot save {reference}: {words}")
+                    raise EngineError(f"docker cannot save {reference}: {words}", hint=_AGAIN)
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[DockerContainer]:
@@ -207,8 +239,9 @@ class DockerEngine:
         with self._temporary(
             reference, entrypoint=["/bin/sh"], command=[], stdin_open=True, tty=True, working_dir="/"
         ) as sdk:
-            with self._asking(f"starting a container of {reference}"):
-                sdk.start()
+            missing = again(lambda: self._start(sdk, reference))
+            if missing:
+                raise BuildError(f"docker failed starting a container of {reference}: {missing}")
             yield DockerContainer(self, self._client(), sdk)
 
     def run(
@@ -240,7 +273,7 @@ class DockerEngine:
             "log_config": LogConfig(type="json-file"),
         }
         with self._temporary(reference, **options) as sdk, self._asking(f"running {reference}"):
-            missing = _no_such_program(sdk)
+            missing = again(lambda: self._start(sdk, reference))
             if missing:
                 return Completed(status=127, output=f"{missing}\n")
             try:
@@ -304,7 +337,7 @@ class DockerEngine:
             with self._asking("answering"):
                 root = str(self._client().info()["DockerRootDir"])
             free = shutil.disk_usage(root)
-        except (EngineUnavailableError, BuildError, OSError):
+        except (EngineError, EngineUnavailableError, BuildError, OSError):
             return "The docker daemon does not say how much is free."
         return free_space(root, free=free.free, total=free.total)
 
@@ -325,13 +358,16 @@ class DockerEngine:
 
             host = self._host()
             self._knock(host)
+            # The client asks for the daemon's version at once, which takes a moment, and nobody sees us wait.
+            timeout = int(_FIRST_ANSWER if not host or host.startswith("unix://") else _SHORT_CALL)
             if self._given_host is None and os.environ.get("DOCKER_HOST"):
                 # Knows DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
-                self._connection = docker.DockerClient.from_env(timeout=int(_SHORT_CALL))
+                self._connection = docker.DockerClient.from_env(timeout=timeout)
             else:
                 self._connection = docker.DockerClient(
-                    base_url=host or None, timeout=int(_SHORT_CALL), use_ssh_client=host.startswith("ssh://")
+                    base_url=host or None, timeout=timeout, use_ssh_client=host.startswith("ssh://")
                 )
+            self._connection.api.timeout = int(_SHORT_CALL)
             # Connections are kept open between calls, and belong to this engine for as long as it lives.
             weakref.finalize(self, self._connection.close)
         return self._connection
@@ -342,11 +378,12 @@ class DockerEngine:
             return
         path = re.sub("^/*", "/", host.removeprefix("unix://"))
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.settimeout(_SHORT_CALL)
+            listener.settimeout(_FIRST_ANSWER)
             try:
                 listener.connect(path)
             except OSError as error:
-                raise _silent(host, f"{path}: {error.strerror or error}") from error
+                words = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
+                raise _silent(host, f"{path}: {words}", denied=isinstance(error, PermissionError)) from error
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
         """Return the command line's environment: this process's, the daemon's address, BuildKit on, no extras."""
@@ -423,9 +460,23 @@ class DockerEngine:
             with processes.uninterrupted(), contextlib.suppress(DockerException, RequestException):
                 self._client().api.remove_container(name, v=True, force=True)
 
+    def _start(self, sdk: SdkContainer, reference: str) -> str:
+        """Start a container; return the daemon's words when its program does not exist, as a shell would with 127."""
+        from docker.errors import APIError
+
+        with self._asking(f"starting a container of {reference}"):
+            try:
+                sdk.start()
+            except APIError as error:
+                words = str(error.explanation or error)
+                if _NO_PROGRAM.search(words):
+                    return words
+                raise
+        return ""
+
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
-        """Turn the SDK's errors into ours."""
+        """Turn the SDK's errors into ours: what the daemon failed at is its own fault, what it refused is not."""
         from docker.errors import APIError, DockerException, ImageLoadError
         from requests.exceptions import RequestException
 
@@ -435,6 +486,8 @@ class DockerEngine:
             words = str(error.explanation or error).strip()
             if "no space left on device" in words:
                 raise OutputError(f"the disk is full: docker failed {doing} ({words}). {self._space()}") from error
+            if error.is_server_error() or _STOPPED.search(words):
+                raise EngineError(f"docker failed {doing}: {words}", hint=_AGAIN) from error
             raise BuildError(f"docker failed {doing}: {words}") from error
         except ImageLoadError as error:
             raise BuildError(f"docker failed {doing}: {error}") from error
@@ -471,6 +524,10 @@ class DockerContainer:
         )
 
     def _execute(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
+        """Run a command; raises ``EngineError`` where the daemon did not get as far as starting it, three times."""
+        return again(lambda: self._attempt(command, timeout=timeout, split=split))
+
+    def _attempt(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
         """Run a command; the daemon has no time limit and no way to end one, so both are made here."""
         from docker.utils.socket import STDERR, frames_iter
 
@@ -505,8 +562,21 @@ class DockerContainer:
                 return 124, b"".join(outputs) + (b"" if split else note), b"".join(errors) + (note if split else b"")
             if problems:
                 raise problems[0]
-            status = int(api.exec_inspect(identifier)["ExitCode"])
-            return status, b"".join(outputs), b"".join(errors)
+            status = self._status(identifier, command[0])
+        output, said = b"".join(outputs), b"".join(errors)
+        words = (output or said).decode(errors="replace").strip()
+        if status in (126, 127) and _UNSTARTED.match(output or said) and not _NO_PROGRAM.search(words):
+            raise EngineError(f"docker failed running {command[0]} in a container: {words}", hint=_AGAIN)
+        return status, output, said
+
+    def _status(self, identifier: str, program: str) -> int:
+        """Return the exit status of a command whose output has ended; the daemon may know it a moment later."""
+        deadline = time.monotonic() + _SHORT_CALL
+        while (status := self._client.api.exec_inspect(identifier)["ExitCode"]) is None:
+            if time.monotonic() > deadline:
+                raise EngineError(f"docker does not say how {program} in a container ended", hint=_AGAIN)
+            time.sleep(0.05)
+        return int(status)
 
 
 class _ChunkReader(io.RawIOBase):
@@ -534,23 +604,11 @@ class _ChunkReader(io.RawIOBase):
         return size
 
 
-def _no_such_program(sdk: SdkContainer) -> str:
-    """Start a container; return the daemon's words when its program does not exist, as a shell would with 127."""
-    from docker.errors import APIError
-
-    try:
-        sdk.start()
-    except APIError as error:
-        words = str(error.explanation or error)
-        if re.search(r'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file)', words):
-            return words
-        raise
-    return ""
-
-
-def _silent(host: str, words: str) -> EngineUnavailableError:
+def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:
     where = host or "its default address"
-    return EngineUnavailableError(f"the docker daemon at {where} does not answer: {words}", hint=_HINT)
+    return EngineUnavailableError(
+        f"the docker daemon at {where} does not answer: {words}", hint=_DENIED if denied else _HINT, denied=denied
+    )
 
 
 def _built(reference: str, image: SdkImage) -> BuiltImage:

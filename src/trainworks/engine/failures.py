@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trainworks.engine.progress import FailedStep
-from trainworks.errors import BuildError, EngineUnavailableError, OutputError, TrainworksError
+from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError, TrainworksError
 
 _SHORT: Final = 160
 
@@ -23,8 +23,9 @@ _HASHES: Final = (
     re.compile(r"Hash mismatch for `(?P<what>[^`]+)`"),
     re.compile(r"^\s{2,}(?P<what>\S+==\S+)(?: \(from .*| from .*)?:$"),
     re.compile(r"^(?P<what>\S+): FAILED$"),
-    re.compile(r"(?P<what>[Hh]ash [Mm]ismatch|Hash Sum mismatch)"),
 )
+# apt 2.6: nothing of it is locked, its own index has the hash.
+_APT_HASH: Final = re.compile(r"(?:Failed to fetch (?P<what>\S+)\s.*)?Hash Sum mismatch")
 _HASH_HEADLINE: Final = re.compile(
     r"hash mismatch|do not match the hashes|checksum did not match|: FAILED$|hash sum", re.IGNORECASE
 )
@@ -61,9 +62,22 @@ _DEAD: Final = re.compile(
     re.IGNORECASE,
 )
 
+OWN_FAULT: Final = re.compile(
+    # buildah 1.28, whose processes copy themselves before they run a step: sealing fails while the kernel moves a page.
+    r"(?:Close_Fd sealing memfd copy|memfd_create\(\)|(?:open|fstat|read)\(\"/proc/self/exe\"\)|write\(anonfd\)"
+    r"|Error (?:during (?:reexec|unshare|set\w+)|writing PID to pipe)[^:]*): .*"
+    # containerd and BuildKit: the runtime ended before the command was started.
+    r"|.*(?:runc did not terminate succ?ess?fully|failed to create shim).*"
+)
+"""A line that an engine's own processes print when they fail before a command is started."""
+
 _CHANGED: Final = (
     "the file was changed where it is published, or something between changed it: compare it with the publisher's own "
     "hash before you run `build.py lock`"
+)
+_MIRROR: Final = (
+    "the archive is being updated, or a proxy or mirror between changes files: build again in a few minutes, or name "
+    "another mirror in /etc/apt/sources.list"
 )
 _UNTRUSTED: Final = (
     "the host's own CA bundle, pip and apt settings are what the build used: make the host trust it, then build again"
@@ -122,6 +136,12 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
             f"the disk is full: {_during(failure)} could not write ({full.strip()}). {space()}",
             hint="free some space there, or move the engine's storage to a larger disk, and build again",
         )
+    fault = next((line.strip() for line in evidence if OWN_FAULT.fullmatch(line.strip())), None)
+    if fault is not None:
+        return EngineError(
+            f"{failure.engine} itself failed during {_during(failure)}: {fault}",
+            hint="this says nothing of the step: build again, finished steps are cached",
+        )
     headline, hint = _cause(evidence)
     return BuildError(_CREDENTIALS.sub("//", _paragraph(failure, headline)), hint=hint)
 
@@ -153,15 +173,16 @@ def _all_words(failure: Failure) -> tuple[str, ...]:
 
 def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
     """Return what the first line of the error adds, and the hint."""
+    changed = next((found for line in evidence if (found := _APT_HASH.search(line))), None)
+    if changed is not None:
+        what = changed["what"] or "a package"
+        return f"{what} does not have the hash that its archive's index says (Hash Sum mismatch)", _MIRROR
     if _found(_HASH_HEADLINE, evidence):
         for pattern in _HASHES:
             found = next((match for line in evidence if (match := pattern.search(line))), None)
             if found is not None:
-                what = found["what"] if "==" in found["what"] or "/" in found["what"] else found["what"].strip()
-                return (
-                    f"the hash of {what} is not the one that is locked",
-                    _CHANGED,
-                )
+                return f"the hash of {found['what']} is not the one that is locked", _CHANGED
+        return "a file that was downloaded does not have the hash that is locked", _CHANGED
     broken = next((line for line in evidence if _CERTIFICATE.search(line)), None)
     if broken is not None:
         return (

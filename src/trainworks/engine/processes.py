@@ -354,7 +354,8 @@ def programs(name: str, path: str | None) -> tuple[str, ...]:
     found: dict[Path, str] = {}
     for folder in (path or "").split(os.pathsep):
         candidate = Path(folder or ".") / name
-        if candidate.is_file() and os.access(candidate, os.X_OK):
+        # A folder that may not be read (root's own, after `su` without `-`) has nothing for us; `Path.is_file` raises.
+        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
             found.setdefault(candidate.resolve(), str(candidate.absolute()))
     return tuple(found.values())
 

@@ -1,16 +1,28 @@
-"""Private folders for the time of one build: readable by us alone, gone afterwards whatever happens."""
+"""Private folders for the time of one build: readable by us alone, gone afterwards whatever happens.
+
+A process that is killed (SIGKILL, the machine's memory is full) removes nothing, and such folders hold passwords. So
+each has a lock for as long as its process lives, and whoever makes one removes those that nobody holds any more.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainworks.engine.processes import uninterrupted
 from trainworks.engine.protocol import Secret
 from trainworks.errors import OutputError
+
+PREFIX = "trainworks-private-"
+
+YOUNG = 60.0
+"""Seconds in which a folder without a lock may belong to a process that is just about to take it."""
 
 
 @contextlib.contextmanager
@@ -21,9 +33,12 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
         OutputError: The folder cannot be made, filled (inside the block) or removed.
     """
     folder: tempfile.TemporaryDirectory[str] | None = None
+    held = -1
+    _remove_left(Path(parent or tempfile.gettempdir()))
     try:
         with uninterrupted():
-            folder = tempfile.TemporaryDirectory(prefix="trainworks-", dir=parent)
+            folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
+            held = _lock(folder.name)
         yield Path(folder.name)
     except OSError as error:
         where = folder.name if folder is not None else parent or tempfile.gettempdir()
@@ -34,6 +49,34 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
         if folder is not None:
             with uninterrupted():
                 folder.cleanup()
+                if held >= 0:
+                    os.close(held)
+
+
+def _lock(folder: str | Path) -> int:
+    """Lock a folder for as long as the returned descriptor is open; -1 where another holds it, or none can be."""
+    descriptor = -1
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the folders of this user's processes that were killed."""
+    with contextlib.suppress(OSError):
+        for path in parent.glob(f"{PREFIX}*"):
+            status = path.lstat()
+            if status.st_uid != os.geteuid() or status.st_mtime > time.time() - YOUNG:
+                continue
+            descriptor = _lock(path)
+            if descriptor >= 0:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(descriptor)
 
 
 def write_secrets(folder: Path, secrets: tuple[Secret, ...]) -> tuple[tuple[str, Path], ...]:

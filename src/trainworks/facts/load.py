@@ -6,6 +6,7 @@ Every problem of every file is reported at once, each with its file, row and key
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tomli
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from trainworks.errors import FactsError, OutputError
@@ -22,6 +22,7 @@ from trainworks.facts.rows import (
     Artifact,
     Base,
     BaseImage,
+    Built,
     CheckRow,
     Component,
     Cuda,
@@ -43,6 +44,7 @@ from trainworks.facts.rows import (
     Storage,
     TargetRow,
 )
+from trainworks.facts.text import MAY_HOLD_CONTROL, UnreadableError, control_characters, parse_toml, read_text
 
 Row = TypeVar("Row")
 
@@ -62,6 +64,17 @@ class FrontMatter:
     check: tuple[Mapping[str, Any], ...] = ()
 
 
+FRONT_MATTER_PATTERNS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "path": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a folder"),
+    "programs": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a program"),
+    "owns": (re.compile(r"/\S+\Z"), "an absolute path, in which `*` may stand"),
+    "imports": (re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z"), "the name of a Python module"),
+}
+"""What texts of a front matter must look like, by key, as in ``PATTERNS``."""
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+"""The name of an environment variable."""
+
 NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 DIGEST = re.compile(r"(sha256:[0-9a-f]{64})?\Z")
@@ -71,23 +84,67 @@ FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
 URL = re.compile(r"(https:/{2}\S+)?\Z")
 VERSION = re.compile(r"\d+(\.\d+)*([.+-]?[a-z0-9]+)*\Z")
 PYTHON = re.compile(r"3\.\d+\Z")
+OPTIONAL_NAME = re.compile(r"([a-z0-9]+([.-][a-z0-9]+)*)?\Z")
+IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/-]*(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9._-]*)?\Z")
+OPTIONAL_IMAGE = re.compile(rf"({IMAGE.pattern.removesuffix(chr(92) + 'Z')})?\Z")
+DIGITS = re.compile(r"\d+(\.\d+)*\Z")
+OPTIONAL_DIGITS = re.compile(r"(\d+(\.\d+)*)?\Z")
+RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*\Z")
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*\Z")
+FLAG = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*\Z")
+BOUNDS = r"(<=|>=|==|!=|<|>)\d[A-Za-z0-9.+]*"
+REQUIREMENT = re.compile(rf"[A-Za-z0-9{{][A-Za-z0-9._*{{}}-]*(\[[A-Za-z0-9._,-]+\])?({BOUNDS}(,{BOUNDS})*)?\Z")
+DISTRIBUTION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*\Z")
+
+_PACKAGES = (PACKAGE, "the name of a package of the distribution")
+_IMAGE = (IMAGE, "an image's name, for example 'debian:bookworm-slim'")
+_RELEASE = (RELEASE, "a version, for example '2.4.1'")
+_REQUIREMENT = (REQUIREMENT, "the name of a Python distribution, with extras or a range such as <1.24 behind it")
 
 PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
     Base: {
         "name": (NAME, "lower-case letters, digits and dashes"),
+        "suite": (NAME, "lower-case letters, digits and dashes"),
+        "version": (DIGITS, "numbers and dots"),
+        "glibc": (DIGITS, "numbers and dots"),
+        "image": _IMAGE,
         "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
         "python": (PYTHON, "MAJOR.MINOR, for example '3.11'"),
+        "pythons": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of an interpreter"),
     },
-    BaseImage: {"digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent")},
+    Built: {
+        "inputs": (re.compile(r"sha256:[0-9a-f]{64}\Z"), "'sha256:' and 64 hexadecimal digits"),
+        "date": (re.compile(r"\d{4}-\d\d-\d\d\Z"), "a day, for example '2026-11-22'"),
+    },
+    BaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent")},
     Cuda: {
         "name": (
             re.compile(r"(cpu|neuron|cu\d{3})\Z"),
             "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'",
-        )
+        ),
+        "version": (OPTIONAL_DIGITS, "numbers and dots, or absent"),
+        "wheel_suffix": (re.compile(r"(cu\d+)?\Z"), "'cu' and digits, or absent"),
+        "architectures": (re.compile(r"\d+[a-z]?\Z"), "an architecture as nvcc names it, without the dot: '80'"),
     },
-    Component: {"name": (NAME, "lower-case letters, digits and dashes")},
+    Component: {
+        "name": (NAME, "lower-case letters, digits and dashes"),
+        "recipe": (OPTIONAL_NAME, "lower-case letters, digits and dashes, or absent"),
+        "debian": _PACKAGES,
+        "rpm": _PACKAGES,
+        "build_debian": _PACKAGES,
+        "build_rpm": _PACKAGES,
+        "python": _REQUIREMENT,
+        "python_cpu": _REQUIREMENT,
+    },
+    Stack: {"components": _RELEASE},
     Artifact: {
         "name": (NAME, "lower-case letters, digits and dashes"),
+        "version": _RELEASE,
+        "tag": (re.compile(r"([A-Za-z0-9][A-Za-z0-9._/+-]*)?\Z"), "the name of a git tag, or absent"),
+        "flags": (FLAG, "one option or word, without blanks"),
+        "provides": _RELEASE,
+        "together": _RELEASE,
         "url": (URL, "an https:// URL, or absent"),
         "git": (URL, "an https:// URL, or absent"),
         "signature": (URL, "an https:// URL, or absent"),
@@ -105,15 +162,26 @@ PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
     TargetRow: {
         "version": (VERSION, "a version, for example '2.4.1'"),
         "python": (re.compile(r"(3\.\d+)?\Z"), "MAJOR.MINOR, for example '3.11', or absent"),
+        "versions": _RELEASE,
+        "image": (OPTIONAL_IMAGE, f"{_IMAGE[1]}, or absent"),
+        "builder_image": (OPTIONAL_IMAGE, f"{_IMAGE[1]}, or absent"),
+        "wheel_index": (URL, "an https:// URL, or absent"),
+        "limits": _REQUIREMENT,
     },
     LockedArtifact: {"sha256": (SHA256, "64 hexadecimal digits")},
-    LockedBaseImage: {"digest": (DIGEST, "'sha256:' and 64 hexadecimal digits")},
+    LockedBaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits")},
     LockedPackage: {
+        "name": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
+        "file": (FILE, "the name of a file, without a folder"),
+        "requires": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
         "sha256": (SHA256, "64 hexadecimal digits"),
         "version": (VERSION, "a version, for example '2.4.1'"),
     },
 }
-"""What a text must look like, by row type and key: the pattern, and how a person would say it."""
+"""What a text must look like, by row type and key: the pattern, and how a person would say it.
+
+Of a list it is each text that must, of a table each value. Everything that reaches a Dockerfile has a pattern.
+"""
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
@@ -132,14 +200,17 @@ class _Reader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.problems: list[str] = []
+        self.unreadable: set[str] = set()
+        """Files whose content is not known: what other files say about it can neither be right nor wrong."""
         self.malformed: set[tuple[str, str]] = set()
         """Kind and name of rows that are there and malformed: whoever names them is not to blame for it."""
 
     def text(self, path: Path) -> str:
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            self.problems.append(f"{self.name(path)}: cannot be read: {error}")
+            return read_text(path)
+        except UnreadableError as error:
+            self.problems.append(f"{self.name(path)}: {error}")
+            self.unreadable.add(self.name(path))
             return ""
 
     def name(self, path: Path) -> str:
@@ -150,10 +221,19 @@ class _Reader:
 
     def parse(self, text: str, where: str) -> dict[str, Any]:
         try:
-            return tomli.loads(text)
-        except tomli.TOMLDecodeError as error:
-            self.problems.append(f"{where}: not TOML: {error}")
+            table = parse_toml(text)
+        except UnreadableError as error:
+            self.problems.append(f"{where}: {error}")
+            self.unreadable.add(where)
             return {}
+        if MAY_HOLD_CONTROL.search(text):
+            # A check of a front matter goes into no Dockerfile, and a program in it may have several lines.
+            texts = control_characters({key: value for key, value in table.items() if key != "check"})
+            self.problems.extend(
+                f"{where}: key '{place}': {value!r} has a control character (a line break, a tab, an escape)"
+                for place, value in texts
+            )
+        return table
 
     def rows(self, row_type: type[Row], key: str, table: dict[str, Any], where: str, **more: object) -> list[Row]:
         """Validate the array ``key`` of a file; the file's own ``source`` holds for rows that have none."""
@@ -175,23 +255,38 @@ class _Reader:
                 self.problems += [f"{label}: unknown key '{name}'; the file says it" for name in sorted(given)]
             try:
                 # Through JSON, because pydantic's strict mode takes arrays for tuples there and nothing else loosens.
-                row = adapter.validate_json(json.dumps({**inherited, **raw, **more}, default=str))
+                text = json.dumps({**inherited, **raw, **more}, default=str)
+            except (RecursionError, ValueError):
+                self.problems.append(f"{label}: a value is nested too deeply, or a number has too many digits")
+                continue
+            try:
+                row = adapter.validate_json(text)
             except ValidationError as error:
                 self.problems.extend(f"{label}: {_explain(detail)}" for detail in error.errors())
                 self.malformed.add((key, str(raw.get("name", ""))))
                 continue
-            for name, (pattern, form) in PATTERNS.get(row_type, {}).items():
-                value = getattr(row, name)
-                if not pattern.match(value):
-                    self.problems.append(f"{label}: key '{name}': {value!r} is not {form}")
+            self.match(row, PATTERNS.get(row_type, {}), label)
+            self.problems.extend(
+                f"{label}: key '{name}': {value} is negative"
+                for name, value in raw.items()
+                if isinstance(value, int) and value < 0
+            )
             found.append(row)
         return found
+
+    def match(self, row: object, patterns: Mapping[str, tuple[re.Pattern[str], str]], label: str) -> None:
+        """Note each text of a row that does not look as it must."""
+        for name, (pattern, form) in patterns.items():
+            value = getattr(row, name)
+            for text in (value,) if isinstance(value, str) else value.values() if isinstance(value, Mapping) else value:
+                if not pattern.match(text):
+                    self.problems.append(f"{label}: key '{name}': {_short(text)} is not {form}")
 
 
 def _identity(raw: object) -> str:
     if not isinstance(raw, dict):
         return ""
-    parts = [f"{key} = {raw[key]!r}" for key in ("name", "version", "cuda", "base") if key in raw]
+    parts = [f"{key} = {_short(raw[key])}" for key in ("name", "version", "cuda", "base") if key in raw]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -201,7 +296,20 @@ def _explain(detail: Any) -> str:
         return f"key '{place}' is missing"
     if detail["type"] == "unexpected_keyword_argument":
         return f"unknown key '{place}'"
-    return f"key '{place}': {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
+    return f"key '{place}': {detail['msg'][0].lower()}{detail['msg'][1:]}, got {_short(detail['input'])}"
+
+
+def _short(value: object) -> str:
+    """Return a value as Python writes it, without the end of a long one."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+LONGEST_VALUE = 200
+"""Characters of a value that an error shows."""
 
 
 NO_FRAMEWORKS = frozenset(
@@ -209,6 +317,7 @@ NO_FRAMEWORKS = frozenset(
         "artifacts",
         "base-images",
         "bases",
+        "built",
         "compatibility",
         "components",
         "cuda",
@@ -223,6 +332,9 @@ NO_FRAMEWORKS = frozenset(
     }
 )
 """Files of ``images``; every other one is a framework's."""
+
+BUILT = "built.toml"
+"""File of ``images`` that ``build.py --record`` writes; a checkout in which nothing was built may lack it."""
 
 LOCKED_ARTIFACTS = "artifacts.toml"
 LOCKED_BASE_IMAGES = "base-images.toml"
@@ -263,13 +375,14 @@ def load(root: Path) -> Facts:
     generated_files = table("generated-files", GeneratedFiles, "generated")
     privileged_files = table("privileged-files", PrivilegedFiles, "privileged")
     databases = table("databases", Database, "database")
+    built = table("built", Built, "built") if (images / BUILT).exists() else ()
     targets: list[TargetRow] = []
     for path in sorted(images.glob("*.toml")):
         if path.stem not in NO_FRAMEWORKS:
             content = reader.toml(path)
             framework = content.pop("framework", None)
             content.pop("summary", None)
-            if framework != path.stem:
+            if framework != path.stem and f"images/{path.name}" not in reader.unreadable:
                 reader.problems.append(f"images/{path.name}: key 'framework' must be {path.stem!r}, got {framework!r}")
             targets += reader.rows(TargetRow, "target", content, f"images/{path.name}", framework=path.stem)
     facts = Facts(
@@ -288,6 +401,7 @@ def load(root: Path) -> Facts:
         privileged_files=privileged_files,
         databases=databases,
         targets=tuple(targets),
+        built=built,
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
         files=_files(root),
@@ -295,7 +409,11 @@ def load(root: Path) -> Facts:
         locked_artifacts=_locked(reader, images / "lock" / LOCKED_ARTIFACTS, LockedArtifact, "artifact"),
         locked_base_images=_locked(reader, images / "lock" / LOCKED_BASE_IMAGES, LockedBaseImage, "base_image"),
     )
-    _relate(facts, reader.malformed, reader.problems)
+    if not (root / "launcher").is_dir():
+        reader.problems.append("launcher is not a folder: every image has the launcher in it")
+    # Each row that names a row of an unreadable file would be blamed for it.
+    if not any(name.count("/") == 1 for name in reader.unreadable):
+        _relate(facts, reader.malformed, reader.problems)
     if reader.problems:
         raise FactsError(reader.problems)
     return facts
@@ -306,7 +424,7 @@ def _recipes(reader: _Reader, templates: Path) -> dict[str, Recipe]:
     for path in sorted((templates / "components").glob("*.j2")):
         where, text = f"templates/components/{path.name}", reader.text(path)
         match = FRONT_MATTER.match(text)
-        if match is None:
+        if match is None and where not in reader.unreadable:
             reader.problems.append(f"{where}: must start with a front matter: {{#, lines of TOML, #}}")
         front = reader.parse(match["toml"], where) if match else {}
         try:
@@ -314,6 +432,12 @@ def _recipes(reader: _Reader, templates: Path) -> dict[str, Recipe]:
         except ValidationError as error:
             reader.problems.extend(f"{where}: {_explain(detail)}" for detail in error.errors())
             content = FrontMatter()
+        reader.match(content, FRONT_MATTER_PATTERNS, where)
+        reader.problems.extend(
+            f"{where}: key 'environment': {_short(name)} is not the name of a variable: letters, digits and underscores"
+            for name in content.environment
+            if not VARIABLE.match(name)
+        )
         recipes[path.stem] = Recipe(
             name=path.stem,
             text=text,
@@ -359,7 +483,7 @@ def _locks(reader: _Reader, folder: Path) -> dict[str, Lock]:
 
 def _locked(reader: _Reader, path: Path, row_type: type[Row], key: str) -> tuple[Row, ...]:
     """Read a lock that all targets share; it may not be there yet."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return ()
     return tuple(reader.rows(row_type, key, reader.toml(path), f"images/lock/{path.name}"))
 
@@ -384,6 +508,7 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("generated", [row.name for row in facts.generated_files]),
         ("privileged", [row.package for row in facts.privileged_files]),
         ("database", [row.name for row in facts.databases]),
+        ("built", [row.target for row in facts.built]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
     component_names = {component.name for component in facts.components}
@@ -402,6 +527,8 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
             for need in needs
             if need not in known
         )
+        if circle := " -> ".join(_circle(component.name, facts.components)):
+            problems.append(f"images/components.toml: component {component.name!r}: builds_with in a circle: {circle}")
         if component.recipe_name not in facts.recipes:
             problems.append(
                 f"templates/components/{component.recipe_name}.j2 is missing: the component {component.name} has a row"
@@ -453,11 +580,34 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         )
 
 
+def _circle(name: str, components: Iterable[Component]) -> tuple[str, ...]:
+    """Return the way from a component back to itself by ``builds_with``, ``()`` if there is none.
+
+    Of the components of a circle only the first one by name has it: it is one problem.
+    """
+    builds_with: dict[str, tuple[str, ...]] = {}
+    for component in components:
+        builds_with[component.name] = (*builds_with.get(component.name, ()), *component.builds_with)
+    ways: list[tuple[str, ...]] = [(name,)]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        for need in builds_with.get(way[-1], ()):
+            if need == name:
+                return (*way, name) if name == min(way) else ()
+            if need not in seen:
+                seen.add(need)
+                ways.append((*way, need))
+    return ()
+
+
 def _relate_artifacts(facts: Facts, problems: list[str]) -> None:
     """Check that each artifact is one file or one commit, and that what it brings along has a row."""
     versions = {(row.name, row.version) for row in facts.artifacts}
     for row in facts.artifacts:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
+        if not FILE.match(row.file):
+            problems.append(f"{where}: the file of its `url` is {_short(row.file)}, which is not the name of a file")
         if bool(row.url) == bool(row.git):
             problems.append(f"{where}: must have either `url` or `git`")
         if bool(row.git) != bool(row.commit):
@@ -513,6 +663,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     files: Mapping[str, tuple[str, type[Any]]] = {
         "artifacts": ("artifact", Artifact),
         "base-images": ("base_image", BaseImage),
+        "built": ("built", Built),
         "bases": ("base", Base),
         "compatibility": ("rule", Rule),
         "cuda": ("cuda", Cuda),
@@ -544,7 +695,13 @@ def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
         head |= {"framework", "summary"}
     row["required"] = [required for required in row["required"] if required != "source"]
     for column, (pattern, form) in PATTERNS.get(row_type, {}).items():
-        row["properties"][column] |= {"pattern": f"^{pattern.pattern.replace(chr(92) + 'Z', '$')}", "description": form}
+        text = row["properties"][column]
+        while text["type"] != "string":
+            text = text["items" if text["type"] == "array" else "additionalProperties"]
+        text |= {"pattern": f"^{pattern.pattern.replace(chr(92) + 'Z', '$')}", "description": form}
+    for text in row["properties"].values():
+        if text.get("type") == "integer":
+            text["minimum"] = 0
     return {
         "$schema": SCHEMA_DIALECT,
         "type": "object",

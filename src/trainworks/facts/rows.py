@@ -34,6 +34,7 @@ class Base:
         digest: ``sha256:...`` of that image.
         package_manager: What installs its packages.
         bootstrap: Whether it can be made from its package archive where nothing can be pulled.
+        archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
         pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
     """
 
@@ -47,6 +48,7 @@ class Base:
     digest: str = ""
     package_manager: PackageManager = "apt"
     bootstrap: bool = False
+    archive: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -192,6 +194,8 @@ class Component:
     source: str
     sources: tuple[Source, ...] = ("packages", "vendor")
     frameworks: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    by_row: bool = False
     recipe: str = ""
     artifact: bool = False
     debian: tuple[str, ...] = ()
@@ -201,6 +205,9 @@ class Component:
     python: tuple[str, ...] = ()
     python_cpu: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
+    replaces_debian: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     builds_with: tuple[str, ...] = ()
     build_only: bool = False
@@ -209,6 +216,7 @@ class Component:
     required: bool = False
     default: bool = False
     without: str = ""
+    variant: str = ""
     proved: str = ""
     proved_by: tuple[str, ...] = ()
 
@@ -217,11 +225,12 @@ class Component:
         """The recipe, ``templates/components/NAME.j2``; two rows of one name have two."""
         return self.recipe or self.name
 
-    def fits(self, framework: str, sources: Source, cuda: Cuda) -> bool:
-        """Whether a target of this framework, of these sources and this cell can have it."""
+    def fits(self, framework: str, sources: Source, cuda: Cuda, base: str) -> bool:
+        """Whether a target of this framework, of these sources, this cell and this base can have it."""
         return (
             sources in self.sources
             and (not self.frameworks or framework in self.frameworks)
+            and (not self.bases or base in self.bases)
             and (not self.needs_cuda or bool(cuda.version))
             and (not self.needs_neuron or cuda.neuron)
         )
@@ -239,9 +248,10 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """What one host of an instance type has; ``efa_rdma``: its EFA devices can write to remote memory.
+    """What one host of an instance type has; ``efa_rdma``: its EFA devices can read remote memory.
 
-    What has a default is for the launcher's preflight; see the head of ``images/instances.toml``.
+    ``architecture`` is that of its processors; ``""``: x86-64, as the images are. What else has a default is for the
+    launcher's preflight; see the head of ``images/instances.toml``.
     """
 
     name: str
@@ -251,6 +261,7 @@ class Instance:
     efa_rdma: bool
     source: str
     memory_gib: int = 0
+    architecture: str = ""
     smp_loader_workers: bool = True
     smddp: bool = False
     smdistributed_by_torchrun_only: bool = False
@@ -341,12 +352,24 @@ class Database:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A build that really happened, all image tests green: when, with what, how long, how big."""
+    """One row of ``images/built.toml``: a build that really happened, with every image test green.
 
-    date: str
+    Attributes:
+        target: The target's name.
+        inputs: ``Rendering.digest`` of what was built: the Dockerfile and every file of its context. It says nothing of
+            the machine.
+        engine: Name of the engine.
+        date: The day, ISO 8601, UTC.
+        megabytes: Size of the image, uncompressed (1 MB = 1,000,000 bytes).
+        seconds: How long the build took, with whatever was cached; 0 where the engine had the image already.
+    """
+
+    target: str
+    inputs: str
     engine: str
-    seconds: int
+    date: str
     megabytes: int
+    seconds: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +389,6 @@ class TargetRow:
         builder_image: The one that its build stages stand on, where that has more (compilers, headers).
         wheel_index: A vendor's own index, used when the host names none of its own.
         limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's own metadata allow what breaks it.
-        built: The last real build, absent where there was none.
     """
 
     framework: str
@@ -382,7 +404,6 @@ class TargetRow:
     builder_image: str = ""
     wheel_index: str = ""
     limits: tuple[str, ...] = ()
-    built: Built | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,6 +502,7 @@ class Facts:
     privileged_files: tuple[PrivilegedFiles, ...]
     databases: tuple[Database, ...]
     targets: tuple[TargetRow, ...]
+    built: tuple[Built, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]
     files: tuple[SourceFile, ...]
@@ -509,6 +531,11 @@ class Facts:
         return {row.name: row for row in self.base_images}
 
     @cached_property
+    def built_by_target(self) -> Mapping[str, Built]:
+        """The last recorded build of each target, by the target's name; it may be of an older recipe."""
+        return {row.target: row for row in self.built}
+
+    @cached_property
     def artifacts_by_name(self) -> Mapping[str, tuple[Artifact, ...]]:
         """Artifacts by name, in the order of their file."""
         found: dict[str, tuple[Artifact, ...]] = {}
@@ -530,7 +557,7 @@ class Facts:
     def fitting_components(self, row: TargetRow) -> Mapping[str, Component]:
         """Return the components for a target's framework, sources and cell, by name, in the order of their layers."""
         sources, cuda = self.sources_of(row), self.cuda_by_name[row.cuda]
-        return {each.name: each for each in self.components if each.fits(row.framework, sources, cuda)}
+        return {each.name: each for each in self.components if each.fits(row.framework, sources, cuda, row.base)}
 
     def sources_of(self, row: TargetRow) -> Source:
         """Return the sources of a target: those of its stack."""

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tomli
-
 from trainworks.facts.rows import Base, Component, Cuda, Facts, Stack, TargetRow
+from trainworks.facts.text import UnreadableError, parse_toml, read_text
 
 Row = TypeVar("Row")
 
@@ -45,15 +44,15 @@ def skim(root: Path) -> Facts:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return read_text(path)
+    except UnreadableError:
         return ""
 
 
 def _rows(path: Path, key: str, row_type: type[Row], **more: str) -> Iterator[Row]:
     try:
-        values = tomli.loads(_text(path)).get(key)
-    except tomli.TOMLDecodeError:
+        values = parse_toml(_text(path)).get(key)
+    except UnreadableError:
         return
     for value in values if isinstance(values, list) else ():
         try:

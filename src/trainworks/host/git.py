@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import re
+import tarfile
 from pathlib import Path
 
 from trainworks.engine.processes import Finished, run
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError
+from trainworks.host.bootstrap import EPOCH
 from trainworks.host.downloads import UnreachableError, without_credentials
 
 SECONDS = 3600.0
 """How long one call may take: whole histories are fetched."""
 
 
-def tag_commit(repository: str, tag: str, *, ca_path: str = "") -> str:
+def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float = SECONDS) -> str:
     """Return the commit that a tag points at; ``""`` where the repository has no such tag.
+
+    Args:
+        repository: Its address.
+        tag: The tag's name.
+        ca_path: CA bundle.
+        seconds: How long the repository may take to answer.
 
     Raises:
         UnreachableError: The repository does not answer.
         LockError: Git is not installed.
     """
-    listing = _git(("ls-remote", repository, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}"), repository, ca_path)
+    listing = _git(("ls-remote", repository, f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}"), repository, ca_path, seconds)
     found = {}
     for line in listing.output.decode().splitlines():
         commit, _, name = line.partition("\t")
@@ -71,25 +82,79 @@ def bundle_holds(bundle: Path, commit: str) -> bool:
     return True
 
 
+def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
+    """Return the commit that a reference means, and a tar of its files below ``source/``: the same bytes each time.
+
+    Submodules are in it. ``.git_archival.txt`` tells setuptools_scm the version that it would ask git for.
+
+    Args:
+        repository: Its address.
+        reference: A branch, a tag or a commit; ``""`` for the default branch.
+
+    Raises:
+        UnreachableError: The repository does not answer, or does not have it.
+        LockError: Git is not installed.
+    """
+    with private_folder() as parent:
+        folder = parent / "source"
+        # Files are fetched when they are checked out: the history comes without them.
+        _git(("clone", "--quiet", "--no-checkout", "--filter=blob:none", "--", repository, str(folder)), repository, "")
+
+        def git(*words: str) -> str:
+            return _git(("-C", str(folder), *words), repository, "").output.decode().strip()
+
+        names = (f"refs/remotes/origin/{reference}", f"refs/tags/{reference}", reference) if reference else ("HEAD",)
+        commit = ""
+        for name in names:
+            with contextlib.suppress(UnreachableError):
+                commit = commit or git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+        if not commit:
+            # A commit that is in no branch, as of a pull request; anything else is not there.
+            git("fetch", "--quiet", "origin", reference)
+            commit = git("rev-parse", "FETCH_HEAD^{commit}")
+        git("checkout", "--quiet", "--detach", commit)
+        git("submodule", "--quiet", "update", "--init", "--recursive")
+        with contextlib.suppress(UnreachableError):
+            version = git("describe", "--tags", "--long", "--match", "*[0-9]*")
+            (folder / ".git_archival.txt").write_text(f"node: {commit}\ndescribe-name: {version}\n", encoding="utf-8")
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            archive.add(folder, "source", filter=_plain)
+        return commit, buffer.getvalue()
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Return a member without what differs from clone to clone; nothing for git's own files."""
+    if member.name.rsplit("/", 1)[-1] == ".git":
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = EPOCH
+    member.mode = 0o755 if member.mode & 0o100 else 0o644
+    return member
+
+
 def moved(repository: str, tag: str, commit: str, there: str) -> LockError:
     """Return the error for a tag that is not where it was."""
     now = f"points at {there}" if there else "does not exist"
     return LockError(f"tag {tag} of {without_credentials(repository)} {now}, its row says {commit}")
 
 
-def _git(words: tuple[str, ...], repository: str, ca_path: str) -> Finished:
+def _git(words: tuple[str, ...], repository: str, ca_path: str, seconds: float = SECONDS) -> Finished:
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     environment |= {"GIT_HTTP_LOW_SPEED_LIMIT": "1000", "GIT_HTTP_LOW_SPEED_TIME": "60"}
     if ca_path:
         environment["GIT_SSL_CAINFO"] = ca_path
     try:
-        done = run(("git", *words), timeout=SECONDS, environment=environment)
+        done = run(("git", *words), timeout=seconds, environment=environment)
     except FileNotFoundError as error:
         raise LockError("git is not installed", hint="`apt-get install git` brings it") from error
+    if done.timed_out:
+        raise UnreachableError(f"{without_credentials(repository)} does not answer within {seconds:.0f} s")
     if done.status != 0:
         lines = [line for line in done.words.splitlines() if line.startswith(("fatal:", "error:"))]
-        said = lines[0] if lines else done.words
-        raise UnreachableError(
-            f"{without_credentials(repository)} cannot be had: {without_credentials(said.partition(': ')[2] or said)}"
-        )
+        said = (lines[0] if lines else done.words).strip()
+        # git repeats the address: after "unable to access", in quotes.
+        reason = re.sub(r"^(?:fatal|error): (?:unable to access '[^']*': )?", "", said)
+        raise UnreachableError(f"cannot fetch {without_credentials(repository)}: {without_credentials(reason)}")
     return done

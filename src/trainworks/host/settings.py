@@ -28,6 +28,7 @@ class HostSettings:
         proxies: Proxy variables as build arguments.
         mirror: Address below which the files of components lie by their names, ``""`` where each is asked for where
             its row says. It may have a password in it.
+        mirror_only: Whether nothing else may be asked for those files.
     """
 
     pip: PipSettings
@@ -37,6 +38,7 @@ class HostSettings:
     netrc: bytes = field(default=b"", repr=False)
     proxies: Mapping[str, str] = field(default_factory=dict)
     mirror: str = field(default="", repr=False)
+    mirror_only: bool = False
 
     def secrets(self, suite: str, vendor_index: str) -> dict[str, bytes]:
         """Return the secrets of a build: file name below ``/run/secrets`` to content, all present, some empty."""
@@ -52,7 +54,7 @@ class HostSettings:
             "netrc": self.netrc,
             "pip.conf": pip_configuration(self.pip).encode(),
             "uv.toml": uv_configuration(self.pip, vendor_index=vendor_index, folders=["/run/wheels"]).encode(),
-            "mirror": f"{self.mirror}\n".encode() if self.mirror else b"",
+            "mirror": f"{self.mirror}\n{'only' if self.mirror_only else ''}\n".encode() if self.mirror else b"",
             "timeout": f"{ceil(self.pip.timeout_seconds) or 30}\n".encode(),
         }
 

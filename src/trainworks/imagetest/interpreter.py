@@ -5,7 +5,7 @@ The source of this file is sent into a container. It has only the standard libra
 JSON; an older Python prints its version only.
 """
 
-# ruff: noqa: PTH110, PTH118
+# ruff: noqa: PTH110, PTH118, PTH123
 # The oldest interpreter decides, and nothing here is worth pathlib.
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -38,6 +39,9 @@ class Interpreter(TypedDict):
     glibc: str
     machine: str
     managed: bool
+    distribution: str
+    suite: str
+    compiler: bool
     launcher: bool
     pip: bool
     distributions: list[InstalledDistribution]
@@ -53,11 +57,19 @@ def look() -> Interpreter:
         "machine": platform.machine(),
         "managed": sys.prefix == sys.base_prefix
         and os.path.exists(os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")),
+        "distribution": "",
+        "suite": "",
+        "compiler": any(shutil.which(name) for name in ("cc", "gcc", "c++")),
         "launcher": os.path.exists("/opt/trainworks/image.json"),
         "pip": False,
         "distributions": [],
         "complaints": [],
     }
+    if os.path.exists("/etc/os-release"):
+        with open("/etc/os-release", encoding="utf-8") as opened:
+            release = dict(line.strip().split("=", 1) for line in opened if "=" in line)
+        found["distribution"] = release.get("ID", "").strip('"')
+        found["suite"] = release.get("VERSION_CODENAME", "").strip('"')
     if sys.version_info[:2] < OLDEST:
         return found
     from importlib import metadata

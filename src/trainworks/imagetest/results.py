@@ -21,6 +21,7 @@ from trainworks.plan.checks import (
     OwnedFilesCheck,
     PathCheck,
     PrivilegedFilesCheck,
+    PythonImportsCheck,
     PythonPackageCheck,
     RpmPackageCheck,
     SearchPathCheck,
@@ -67,6 +68,8 @@ def title_of(check: Check) -> str:
             return f"import {module} succeeds"
         case PythonPackageCheck(distribution=distribution, version=version):
             return f"{distribution} {version} is installed"
+        case PythonImportsCheck(distributions=distributions):
+            return f"{len(distributions)} distribution{'s' if len(distributions) != 1 else ''} can be imported"
         case DebianPackageCheck(package=package, version=version):
             return f"Debian package {package}{f' {version}' if version else ''} is installed"
         case RpmPackageCheck(package=package, version=version):

@@ -12,14 +12,18 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import TrainworksError
+from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
 from trainworks.imagetest.results import CheckResult, title_of
 from trainworks.plan.checks import Check
+
+FAULTS: Final = (EngineError, EngineUnavailableError, OutputError)
+"""What says nothing of the image: the engine failed or is gone, or its disk is full."""
 
 
 def run_checks(
@@ -44,9 +48,14 @@ def run_checks(
         junit: Where to write the results as JUnit XML.
 
     Returns:
-        One result for each promise. A check that could not run is a result that did not pass, with the reason.
+        One result for each promise. A check that the image does not let run is a result that did not pass, with the
+        reason.
 
     Raises:
+        EngineError: The engine failed at a check, also when it was tried again: nothing is known of this promise and of
+            those after it, and no report is written.
+        EngineUnavailableError: The engine is gone; likewise.
+        OutputError: The engine's disk is full; likewise.
         KeyboardInterrupt: Ctrl-C was pressed; the container is gone by then.
     """
     distinct = tuple(dict.fromkeys(checks))
@@ -76,6 +85,11 @@ def run_checks(
         status = pytest.main(arguments, plugins=[plugin])
     if plugin.interrupted:
         raise KeyboardInterrupt
+    if plugin.fault is not None:
+        if junit is not None:
+            # pytest's report calls every error of a check the check's failure.
+            junit.unlink(missing_ok=True)
+        raise plugin.fault
     return plugin.finish(f"pytest ended with {pytest.ExitCode(status).name}")
 
 
@@ -106,6 +120,7 @@ class _Plugin:
         self._results: dict[Check, CheckResult] = {}
         self._trouble: list[str] = []
         self.interrupted = False
+        self.fault: TrainworksError | None = None
 
     def pytest_configure(self, config: pytest.Config) -> None:
         config.stash[test_promises.SUBJECT] = self._subject
@@ -129,10 +144,13 @@ class _Plugin:
         outcome = yield
         check = _check_of(item)
         self._seconds[check] = self._seconds.get(check, 0.0) + call.duration
-        if call.excinfo is not None:
+        if call.excinfo is not None and isinstance(call.excinfo.value, FAULTS):
+            self.fault = self.fault or call.excinfo.value
+            item.session.shouldfail = "the engine failed"
+        elif call.excinfo is not None:
             self._reasons.setdefault(check, []).append(_reason(call.excinfo, call.when))
         # Only after its end is a check known to be passed: ending the last one ends the container too.
-        if call.when == "teardown":
+        if call.when == "teardown" and self.fault is None:
             self._finish(check)
         return outcome
 

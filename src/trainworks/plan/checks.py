@@ -54,6 +54,19 @@ class PythonPackageCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PythonImportsCheck:
+    """What these Python distributions bring can be imported, each in a process of its own.
+
+    Imported are their topmost packages, or else their modules. ``python`` is the interpreter that has them.
+    """
+
+    component: str
+    distributions: tuple[str, ...]
+    python: str = "/opt/venv/bin/python"
+    kind: Literal["python-imports"] = "python-imports"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DebianPackageCheck:
     """A Debian package is installed; its upstream version equals ``version`` or starts with ``version`` and a dot.
 
@@ -235,6 +248,7 @@ Check = (
     | CommandCheck
     | ImportCheck
     | PythonPackageCheck
+    | PythonImportsCheck
     | DebianPackageCheck
     | RpmPackageCheck
     | LoadedLibraryCheck

@@ -7,14 +7,22 @@ The contract is that of the platform's own images (spec.md S1, "Extending a preb
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from trainworks.facts.rows import SourceFile
-from trainworks.plan.checks import Check, CommandCheck, LabelCheck, PathCheck, SecretsCheck
+from trainworks.plan.checks import (
+    Check,
+    CommandCheck,
+    DebianPackageCheck,
+    LabelCheck,
+    PathCheck,
+    PythonImportsCheck,
+    SecretsCheck,
+)
 from trainworks.plan.names import nearest
-from trainworks.plan.requirements import BaseImage
+from trainworks.plan.requirements import BaseImage, Wheel
 
 CODE_FOLDER = "/opt/ml/code"
 """Where the platform and both launchers look for the user's code."""
@@ -23,9 +31,14 @@ SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 PROGRAM = "SAGEMAKER_PROGRAM"
 BASE_NAME_LABEL = "org.opencontainers.image.base.name"
 BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
+APT_LABEL = "trainworks.apt"
+"""Label with the Debian packages that were asked for."""
 
 PROJECT_FILES = ("setup.py", "pyproject.toml")
 """At the root of the code these make it a project that the launcher installs (the second one if it says how)."""
+
+INSTALLED_FILE = ".trainworks-installed"
+"""Beside the code: tells the launcher what is installed with it (launcher/trainworks_launcher/entry.py)."""
 
 COMPONENT = "extension"
 """Whose steps and promises these are, in progress lines and results."""
@@ -37,6 +50,7 @@ _TAGGED = re.compile(rf"{_REPOSITORY}:{_TAG}")
 _REFERENCE = re.compile(rf"{_REPOSITORY}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 _PATH = re.compile(r"[A-Za-z0-9._+-]+(?:/[A-Za-z0-9._+-]+)*")
 
 
@@ -61,6 +75,25 @@ class EntryPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a wheel is built from.
+
+    Attributes:
+        archive: A tar whose files lie below one folder.
+        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, or ``--source``.
+        subdirectory: Where in it the project lies; ``""`` for its root.
+        name: The distribution's name, where it is known; else ``""``.
+        extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
+    """
+
+    archive: bytes = field(repr=False)
+    origin: str
+    subdirectory: str = ""
+    name: str = ""
+    extras: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExtensionPlan:
     """An extension, complete: the same plan renders to the same bytes.
 
@@ -70,7 +103,11 @@ class ExtensionPlan:
         requirements: Text of the hash-locked requirements; ``""`` where nothing is to be installed.
         locked: Their names and versions.
         resolved: The requirements are everything that is needed, resolved against what the base has.
+        wheels: Wheels that go into the build context: local ones, and those that were built for this image.
+        commits: Git requirement to its commit.
+        apt: Debian packages.
         files: The code, at paths below the code directory.
+        installed: Which of the code's own files say what is installed: its requirements, its project file.
         entry_point: ``None`` where the job names it.
         environment: What the image's environment gets besides PATH.
         labels: Labels of the image.
@@ -82,7 +119,11 @@ class ExtensionPlan:
     requirements: str
     locked: tuple[tuple[str, str], ...]
     resolved: bool
+    wheels: tuple[Wheel, ...]
+    commits: Mapping[str, str]
+    apt: tuple[str, ...]
     files: tuple[SourceFile, ...]
+    installed: tuple[str, ...]
     entry_point: EntryPoint | None
     environment: Mapping[str, str]
     labels: Mapping[str, str]
@@ -109,6 +150,11 @@ def check_names(base: str, tag: str) -> list[str]:
     if base == tag:
         problems.append(f"--tag {tag} is the base image's own name: it would be extended again by the next build")
     return problems
+
+
+def check_packages(packages: Iterable[str]) -> list[str]:
+    """Return what is wrong with the names of Debian packages."""
+    return [f"--apt {name!r} is not the name of a Debian package" for name in packages if not _PACKAGE.fullmatch(name)]
 
 
 def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) -> EntryPoint:
@@ -165,6 +211,14 @@ def _missing(program: str, files: Mapping[str, bool]) -> str:
     return f"there is no file {program} in it" + (f"; did you mean {near}?" if near else "")
 
 
+def check_distribution(packages: Sequence[str], base: BaseImage) -> list[str]:
+    """Return why Debian packages cannot be installed in a base."""
+    if not packages or base.apt:
+        return []
+    what = base.distribution or "an unknown distribution"
+    return [f"--apt: {base.reference} is {what}, and Debian packages are installed in Debian and Ubuntu"]
+
+
 def check_foreign(entry_point: EntryPoint | None, base: BaseImage) -> list[str]:
     """Return what another launcher than ours does not know."""
     if base.launcher or entry_point is None or entry_point.kind not in ("module", "package") or entry_point.file:
@@ -181,9 +235,16 @@ def make_extension(
     resolved: bool,
     files: Iterable[SourceFile],
     entry_point: EntryPoint | None,
+    wheels: Iterable[Wheel] = (),
+    commits: Mapping[str, str] | None = None,
+    apt: Iterable[str] = (),
+    project: str = "",
+    installed: Iterable[str] = (),
 ) -> ExtensionPlan:
-    """Return the plan of an extension whose parts were found to fit."""
+    """Return the plan of an extension whose parts were found to fit; ``project``: the distribution that the code is."""
     locked = tuple(locked)
+    apt = tuple(sorted(set(apt)))
+    installed = tuple(installed)
     files = tuple(sorted(files, key=lambda file: file.path))
     environment = {}
     if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
@@ -191,6 +252,8 @@ def make_extension(
     if entry_point is not None and base.environment.get(PROGRAM) != entry_point.name:
         environment[PROGRAM] = entry_point.name
     labels = {BASE_NAME_LABEL: base.reference}
+    if apt:
+        labels[APT_LABEL] = " ".join(apt)
     if base.digest or BASE_DIGEST_LABEL in base.labels:
         # The base's own label, which would be inherited, names what the base was made from.
         labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
@@ -200,11 +263,15 @@ def make_extension(
         requirements=requirements if locked else "",
         locked=locked,
         resolved=resolved,
+        wheels=tuple(wheels),
+        commits=dict(commits or {}),
+        apt=apt,
         files=files,
+        installed=installed,
         entry_point=entry_point,
         environment=environment,
         labels=labels,
-        checks=tuple(_promises(base, locked, files, entry_point, labels)),
+        checks=tuple(_promises(base, locked, apt, project, files, installed, entry_point, labels)),
     )
 
 
@@ -236,13 +303,18 @@ class _MakeCommand(Protocol):
 def _promises(
     base: BaseImage,
     locked: tuple[tuple[str, str], ...],
+    apt: tuple[str, ...],
+    project: str,
     files: tuple[SourceFile, ...],
+    installed: tuple[str, ...],
     entry_point: EntryPoint | None,
     labels: Mapping[str, str],
 ) -> Iterable[Check]:
     def command(why: str, *words: str, expect: str = "") -> CommandCheck:
         return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
 
+    for package in apt:
+        yield DebianPackageCheck(component=COMPONENT, package=package)
     if locked:
         words = [f"{name}=={version}" for name, version in locked]
         title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
@@ -251,6 +323,10 @@ def _promises(
         yield command(
             f"the base's own {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
         )
+        # The user's own code is not imported: that may start a training.
+        names = tuple(name for name, _ in locked if name != project)
+        if names:
+            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names)
         why = "pip check finds nothing" + (" that it did not find in the base" if base.complaints else "")
         yield command(why, base.python, "-c", _PIP_CHECK, *base.complaints)
     yield command(
@@ -267,6 +343,9 @@ def _promises(
         yield PathCheck(component=COMPONENT, path=CODE_FOLDER, state="directory")
     if entry_point is not None:
         yield from _entry_point_promises(entry_point, base, command)
+        if installed and base.launcher:
+            title = "`train --plan` would install nothing at the start"
+            yield command(title, "train", "--plan", expect='"requirements": [],')
     for label, value in labels.items():
         yield LabelCheck(component=COMPONENT, label=label, value=value)
     yield SecretsCheck(component=COMPONENT)

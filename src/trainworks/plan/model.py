@@ -122,13 +122,17 @@ class ImagePlan:
         programs: Programs that the launcher starts, by name.
         checks: Every promise, tested after each build.
         missing: What an image of this kind could have and this one has not.
-        instances: Instance types known to the launcher.
+        instances: Instance types with accelerators that the launcher knows.
+        families: Families of instance types without any.
         fabric: What hosts with EFA need, for this image's versions.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
         unlocked: Inputs whose hash or digest nobody has recorded yet: what has any is shown, and never built.
         advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
         imports: Modules that every job of this framework imports: their bytecode is in the image.
+        protected: Python distributions that a job's requirements must not replace, name to version.
+        companions: Distributions that are compiled against a component, and that the image does not have: name to
+            component.
     """
 
     target: Target
@@ -146,12 +150,15 @@ class ImagePlan:
     checks: tuple[Check, ...]
     missing: tuple[Missing, ...]
     instances: Mapping[str, InstanceShape] = field(repr=False)
+    families: tuple[str, ...]
     fabric: tuple[FabricVariable, ...]
     budget_megabytes: int
     wheel_index: str
     unlocked: tuple[str, ...]
     advice: tuple[str, ...]
     imports: tuple[str, ...]
+    protected: Mapping[str, str]
+    companions: Mapping[str, str]
 
     def as_json(self) -> str:
         """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""

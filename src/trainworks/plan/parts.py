@@ -118,7 +118,7 @@ def _choose_artifacts(
         if name in versions and name not in declared:
             continue
         version = versions.get(name, "")
-        rows = artifact_rows(name, version, facts.sources_of(row), facts)
+        rows = artifact_rows(component, version, facts.sources_of(row), facts)
         fitting = [each for each in rows if all_hold(each.requires, subjects)]
         if len(fitting) == 1:
             own = fitting[0]

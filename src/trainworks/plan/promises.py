@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from trainworks.errors import FactsError
-from trainworks.facts.rows import Base, CheckRow, Cuda, Facts, Recipe, TargetRow
+from trainworks.facts.rows import Base, CheckRow, Cuda, Facts, Recipe, Source, TargetRow
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
 from trainworks.plan.model import Step
@@ -25,6 +25,11 @@ SINGLE_CUDA_LIBRARIES = (
     *("libcufft", "libcurand", "libcusolver", "libcusparse"),
 )
 """Libraries of which two major versions are one too many (Triton's profilers load their own CUPTI, by its path)."""
+
+COMPILER = "compiler"
+"""The component that brings a compiler; in an image without it there is none."""
+
+COMPILERS = ("/usr/bin/*gcc*", "/usr/bin/cc", "/usr/include/python3*")
 
 FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of folders in an image)
 """Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
@@ -74,7 +79,7 @@ def _fill(value: object, known: Mapping[str, str]) -> object:
 
 
 def image_checks(
-    steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, base: Base, cuda: Cuda
+    steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, base: Base, cuda: Cuda, sources: Source
 ) -> list[Check]:
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
     found: list[Check] = []
@@ -85,6 +90,18 @@ def image_checks(
             checks.PythonPackageCheck(component=step.component, distribution=package.name, version=package.version)
             for package in step.python
         ]
+        if step.python:
+            names = tuple(package.name for package in step.python)
+            found.append(checks.PythonImportsCheck(component=step.component, distributions=names))
+    if sources == "packages":
+        # Vendors' images bring CUDA libraries as files: there wheels that require them as packages are not satisfied.
+        found.append(
+            checks.CommandCheck(
+                component=IMAGE,
+                command=("python", "-m", "pip", "check"),
+                why="every Python package has what it requires, in a version that it accepts",
+            )
+        )
     system = next(step for step in steps if step.component == "system")
     package_check = checks.DebianPackageCheck if base.package_manager == "apt" else checks.RpmPackageCheck
     found += [package_check(component="system", package=package) for package in system.debian]
@@ -104,9 +121,7 @@ def image_checks(
     found += [
         checks.PathCheck(component=IMAGE, path=path, state="absent")
         for path in (
-            "/usr/bin/*gcc*",
-            "/usr/bin/cc",
-            "/usr/include/python3*",
+            *(() if any(step.component == COMPILER for step in steps) else COMPILERS),
             "/opt/builder",
             "/var/lib/apt/lists/*_Packages*",
             "/var/cache/apt/*.bin",

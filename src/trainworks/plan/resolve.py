@@ -17,11 +17,18 @@ from trainworks.facts.rows import (
     TargetRow,
 )
 from trainworks.plan.compatibility import all_hold
+from trainworks.plan.locks import check_lock
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.promises import declared_checks, file_checks, image_checks
-from trainworks.plan.select import select_components, select_row
-from trainworks.plan.shares import BUILDER, compare_versions, lock_of, share_packages
+from trainworks.plan.select import dependents_of, select_components, select_row
+from trainworks.plan.shares import (
+    BUILDER,
+    companion_distributions,
+    lock_of,
+    protected_distributions,
+    share_packages,
+)
 from trainworks.plan.versions import components_of
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -67,6 +74,7 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
         LockError: The target has no lock, or the lock does not fit the row.
         FactsError: A promise in a recipe's front matter is malformed.
     """
+    check_lock(row, facts)
     base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
     target = Target(
         name=facts.name_of(row),
@@ -83,7 +91,7 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
     labels = _labels(target, row.image or base.image)
     plan_checks = (
         *declared_checks(steps, facts.recipes, target.python),
-        *image_checks(steps, labels, row, base, cuda),
+        *image_checks(steps, labels, row, base, cuda, target.sources),
         *file_checks(recipes, facts),
     )
     return ImagePlan(
@@ -105,6 +113,7 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
             row.name: InstanceShape(gpus=row.gpus, neuron_cores=row.neuron_cores, efa=row.efa, efa_rdma=row.efa_rdma)
             for row in facts.instances
         },
+        families=tuple(row.name for row in facts.families),
         fabric=tuple(
             FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
             for row in facts.fabric
@@ -115,6 +124,8 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
         unlocked=_unlocked(steps, row, base, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
         imports=tuple(module for recipe in recipes for module in recipe.imports),
+        protected=protected_distributions(components, steps),
+        companions=companion_distributions(components, steps),
     )
 
 
@@ -191,7 +202,7 @@ def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts:
     possible = {
         component.name: component
         for component in facts.components
-        if any(component.fits(row.framework, sources, cuda) for sources in component.sources)
+        if any(component.fits(row.framework, sources, cuda, row.base) for sources in component.sources)
     }
     return tuple(
         Missing(component=name, cost=component.without)
@@ -206,10 +217,18 @@ def _tag(target: Target) -> str:
 
 def _variant(components: Sequence[Component], row: TargetRow, facts: Facts) -> str:
     """Return what sets an image apart from its target's usual one, for its tag: two contents never share a name."""
-    usual = {component.name for component in select_components(Request(framework="", cuda=row.cuda), row, facts)}
-    chosen = {component.name for component in components}
+    by_default = select_components(Request(framework="", cuda=row.cuda), row, facts)
+    # Of what only builds nothing is in the image: what it built says it.
+    usual = {component.name: component for component in by_default if not component.build_only}
+    chosen = {component.name for component in components if not component.build_only}
+    missing = usual.keys() - chosen
+    named = {usual[name].variant: name for name in sorted(missing) if usual[name].variant}
+    # What needs a part that is missing is missing too, which goes without saying.
+    unsaid = {*named.values(), *dependents_of(named.values(), usual.values())}
     words = "".join(
-        [f"-with-{name}" for name in sorted(chosen - usual)] + [f"-without-{name}" for name in sorted(usual - chosen)]
+        [f"-{word}" for word in named]
+        + [f"-with-{name}" for name in sorted(chosen - usual.keys())]
+        + [f"-without-{name}" for name in sorted(missing - unsaid)]
     )
     return words if len(words) <= VARIANT_LENGTH else f"-variant-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
@@ -260,12 +279,13 @@ def _steps(
     apt = facts.base_by_name[row.base].package_manager == "apt"
     shares = share_packages(components, cuda, lock_of(row, facts), fetched=artifacts.keys())
     chosen = {component.name for component in components}
+    replaced = {package for component in components for package in component.replaces_debian}
     steps = [
         Step(
             component=component.name,
             version=versions.get(component.name, ""),
             summary=component.summary,
-            debian=component.debian if apt else component.rpm,
+            debian=tuple(package for package in component.debian if package not in replaced) if apt else component.rpm,
             python=shares[component.name],
             recipe=component.recipe_name,
             artifacts=artifacts.get(component.name, ()),
@@ -293,7 +313,6 @@ def _steps(
         else step
         for step in steps
     ]
-    compare_versions(steps, {component.name: component for component in components}, row, cuda, facts)
     return tuple(steps)
 
 

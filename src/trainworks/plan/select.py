@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import get_args
@@ -127,17 +127,50 @@ def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[C
     for name in sorted(chosen & set(available)):
         for need in available[name].needs:
             if need not in chosen:
+                others = (name, *dependents_of([name], [each for each in available.values() if each.name in chosen]))
                 problems.append(
                     UnknownNameError(
                         f"{name} needs {need}, which is not in the image{_why(name, need, facts)}",
-                        hint=f"add --with {need}, or --without {name}",
+                        hint=f"add --with {need}, or {' '.join(f'--without {other}' for other in others)}",
                     )
                 )
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise UnknownNameError("\n".join(str(problem) for problem in problems))
-    return tuple(component for name, component in available.items() if name in chosen)
+    built_with = {other for name in chosen for other in available[name].builds_with}
+    return tuple(
+        component
+        for name, component in available.items()
+        if name in chosen and (not component.build_only or name in built_with)
+    )
+
+
+def dependents_of(names: Iterable[str], components: Iterable[Component]) -> tuple[str, ...]:
+    """Return the names of those of these components that need one of ``names``, directly or through others.
+
+    Args:
+        names: Components that are left out.
+        components: All components that are looked at, in any order.
+    """
+    needs = {component.name: component.needs for component in components}
+    gone, found = set(names), dict[str, None]()
+    while more := [name for name, needed in needs.items() if name not in gone and not gone.isdisjoint(needed)]:
+        gone.update(more)
+        found |= dict.fromkeys(more)
+    return tuple(found)
+
+
+def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Facts) -> Request:
+    """Return the request without these components and without those that need them.
+
+    Raises:
+        UnknownNameError: Only when the request is planned: one of them is required, or was asked for by name.
+    """
+    chosen = select_components(request, row, facts)
+    out = dict.fromkeys((*names, *dependents_of(names, chosen)))
+    more = tuple(name for name in out if name not in request.without_components)
+    return replace(request, without_components=(*request.without_components, *more))
 
 
 def _why(name: str, need: str, facts: Facts) -> str:
@@ -158,6 +191,10 @@ def _unavailable(flag: str, component: Component, row: TargetRow, facts: Facts) 
     if component.frameworks and row.framework not in component.frameworks:
         return UnknownNameError(
             f"{flag} {name}: is for {', '.join(component.frameworks)}", hint=f"this image is for {row.framework}"
+        )
+    if component.bases and row.base not in component.bases:
+        return UnknownNameError(
+            f"{flag} {name}: is for {', '.join(component.bases)}", hint=f"this image is for {row.base}"
         )
     if sources in component.sources:
         return UnknownNameError(

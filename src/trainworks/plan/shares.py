@@ -46,8 +46,9 @@ def share_packages(
     """Share the files of a lock out among components: every file belongs to exactly one, in the order of components.
 
     Each component takes what its row names (exact names before patterns); what is left goes to the first component
-    that depends on it. What no chosen component needs is left out. Build files belong to ``builder``, and only they
-    do: a distribution that is needed both while building and in the image (``setuptools``) stands in the lock twice.
+    that depends on it. What no chosen component needs is left out. Build files belong to ``builder`` and to components
+    that only build, which have nothing else: a distribution that is needed both while building and in the image
+    (``setuptools``) stands in the lock twice, maybe in two versions (the CUDA headers).
     What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken.
     """
     lock = [
@@ -58,33 +59,74 @@ def share_packages(
     own_names = {
         name for each in components if each.name in fetched for name in python_patterns(each, cuda) if "*" not in name
     }
-    runtime = {package.name: package for package in lock if not package.build}
-    owners = [component for component in components if component.name != BUILDER]
-    roots = {
-        component.name: [name for name in python_patterns(component, cuda) if name in runtime] for component in owners
+    owners = {
+        build: _owners(
+            [each for each in components if (each.name == BUILDER or each.build_only) is build],
+            cuda,
+            {package.name: package for package in lock if package.build is build},
+        )
+        for build in (False, True)
     }
-    needed = _closure([name for names in roots.values() for name in names], runtime)
+    return {
+        component.name: tuple(
+            package
+            for package in lock
+            if package.name not in own_names and owners[package.build].get(package.name) == component.name
+        )
+        for component in components
+    }
+
+
+def _owners(components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]) -> dict[str, str]:
+    """Return which of these components has a package: who names it, else the first one that depends on it."""
+    roots = {
+        component.name: [name for name in python_patterns(component, cuda) if name in packages]
+        for component in components
+    }
+    needed = _closure([name for names in roots.values() for name in names], packages)
     owner: dict[str, str] = {}
     for exact in (True, False):
-        for component in owners:
+        for component in components:
             for pattern in python_patterns(component, cuda):
                 if ("*" not in pattern) is exact:
                     for name in needed:
                         if fnmatchcase(name, pattern):
                             owner.setdefault(name, component.name)
-    for component in owners:
+    for component in components:
         own = [name for name in needed if owner.get(name) == component.name]
-        for name in _closure(own, runtime):
+        for name in _closure(own, packages):
             owner.setdefault(name, component.name)
-    return {
-        component.name: tuple(
-            package
-            for package in lock
-            if package.name not in own_names
-            and (BUILDER if package.build else owner.get(package.name)) == component.name
-        )
-        for component in components
-    }
+    return owner
+
+
+def protected_distributions(components: Sequence[Component], steps: Sequence[Step]) -> dict[str, str]:
+    """Return what a job's requirements must not replace, name to version: exact names first, then patterns' matches.
+
+    A component's own name that the lock does not have gets the component's version: a wheel that is downloaded by
+    itself, or the name under which the index has another build of it (``tensorflow``, where ``tensorflow-cpu`` is in
+    the image).
+    """
+    locked = {package.name: package.version for step in steps if step.in_image for package in step.python}
+    versions = {step.component: step.version for step in steps}
+    found: dict[str, str] = {}
+    for exact in (True, False):
+        for component in components:
+            own = {distribution_name(name) for name in (*component.python, *component.python_cpu)}
+            for pattern in component.protected:
+                if ("*" not in pattern) is not exact:
+                    continue
+                for name, version in locked.items():
+                    if fnmatchcase(name, pattern):
+                        found.setdefault(name, version)
+                if exact and pattern in own and versions.get(component.name):
+                    found.setdefault(pattern, versions[component.name])
+    return found
+
+
+def companion_distributions(components: Sequence[Component], steps: Sequence[Step]) -> dict[str, str]:
+    """Return the distributions that are compiled against a component, and that no step has: name to component."""
+    locked = {package.name for step in steps if step.in_image for package in step.python}
+    return {name: component.name for component in components for name in component.companions if name not in locked}
 
 
 def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:
@@ -97,25 +139,3 @@ def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> lis
                 found[need] = None
                 pending.append(need)
     return list(found)
-
-
-def compare_versions(
-    steps: Sequence[Step], components: Mapping[str, Component], row: TargetRow, cuda: Cuda, facts: Facts
-) -> None:
-    """Refuse a lock that has other versions than the rows declare: the two must move together."""
-    problems = []
-    for step in steps:
-        patterns = python_patterns(components[step.component], cuda)
-        if not patterns or not step.version or step.artifacts:
-            continue
-        # The first distribution that a component's row names is the one whose version is the component's.
-        locked = {package.name: package.version for package in step.python if fnmatchcase(package.name, patterns[0])}
-        if step.version not in locked.values():
-            found = ", ".join(f"{name} {version}" for name, version in locked.items()) or f"no {patterns[0]}"
-            problems.append(f"{step.component}: the rows say {step.version}, the lock has {found}")
-    if problems:
-        name = facts.name_of(row)
-        raise LockError(
-            f"images/lock/{name}.toml does not fit its rows:\n  " + "\n  ".join(problems),
-            hint=f"`python build.py lock --only {name}` makes it again",
-        )

@@ -28,18 +28,22 @@ def versions_of(row: TargetRow, facts: Facts) -> dict[str, str]:
 def components_of(row: TargetRow, facts: Facts) -> Mapping[str, Component]:
     """Return the components that a target can have, by name, in the order of their layers.
 
-    With vendor sources a component that has no version there is none of the target's: its row or stack would name one.
+    With vendor sources, and for a component that says so (``by_row``), one without a version is not the target's: its
+    row or stack would name one.
     """
     versions = versions_of(row, facts)
     return {
         name: component
         for name, component in facts.fitting_components(row).items()
-        if component.required or component.sources != ("vendor",) or name in versions
+        if component.required or not (component.by_row or component.sources == ("vendor",)) or name in versions
     }
 
 
-def artifact_rows(name: str, version: str, sources: Source, facts: Facts) -> tuple[Artifact, ...]:
-    """Return the rows of what a component of this version downloads by itself; with packages nothing does."""
-    if sources == "packages":
+def artifact_rows(component: Component, version: str, sources: Source, facts: Facts) -> tuple[Artifact, ...]:
+    """Return the rows of what a component of this version downloads by itself.
+
+    With packages only a component that says so does: others of the same name are the distribution's or the index's.
+    """
+    if sources == "packages" and not component.artifact:
         return ()
-    return tuple(row for row in facts.artifacts_by_name.get(name, ()) if row.version == version)
+    return tuple(row for row in facts.artifacts_by_name.get(component.name, ()) if row.version == version)

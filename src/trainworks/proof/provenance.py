@@ -128,6 +128,7 @@ def extension_provenance(
     dependencies = [*_own_inputs(checkout, rendering), _base(contents)]
     if plan.requirements:
         dependencies.append(_named(LOCK, hashlib.sha256(plan.requirements.encode()).hexdigest()))
+    dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in plan.commits.items()]
     dependencies += [_named(each.name, each.sha256) for each in contents.components if each.kind == "file"]
     definition = {
         "buildType": EXTEND_TYPE,
@@ -135,6 +136,7 @@ def extension_provenance(
             "base": plan.base.reference,
             "entryPoint": plan.entry_point.name if plan.entry_point else "",
             "requirements": [f"{name}=={version}" for name, version in plan.locked],
+            **({"apt": list(plan.apt)} if plan.apt else {}),
         },
         "internalParameters": {
             "python": {"path": plan.base.python, "version": plan.base.version},

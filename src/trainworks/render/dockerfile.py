@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from jinja2 import DictLoader, Environment, StrictUndefined, TemplateError, TemplateSyntaxError, meta
+from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta
+from jinja2.exceptions import TemplateNotFound
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
+from trainworks.facts.text import CONTROL
 from trainworks.plan.model import ImagePlan, Step
 from trainworks.plan.resolve import OWN_PYTHON
 from trainworks.plan.shares import BUILDER
 from trainworks.render.manifest import render_manifest
+from trainworks.render.shells import render_profile, render_sshd
 
 INPUTS_LABEL = "trainworks.inputs"
 """Label of every image: the digest of the rendering that it was built from. Equal digests need no build."""
@@ -86,7 +90,7 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
             )
         if "image" in blocks:
             layers.append(blocks["image"])
-    with _blaming(FRAME):
+    with blaming(FRAME):
         dockerfile = environment.get_template(FRAME).render(
             target=plan.target,
             stages=stages,
@@ -106,8 +110,25 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
 @lru_cache(maxsize=1)
 def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
     """Return Jinja's environment of templates, by name; all plans of a checkout share it, and what it compiled."""
-    environment = Environment(
-        loader=DictLoader(dict(templates)),
+    environment = new_environment(templates)
+    with blaming(MACROS):
+        environment.globals.update(_public(environment.get_template(MACROS).module))
+    return environment
+
+
+def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
+    """Return Jinja's environment of templates, pairs of a name and a text.
+
+    A recipe gets values and makes text of them: the sandbox keeps it from everything else that Python could do.
+    """
+    texts = dict(templates)
+
+    def find(name: str) -> tuple[str, str, None] | None:
+        # The middle is the file's name in a traceback, from which an error gets its line.
+        return (texts[name], name, None) if name in texts else None
+
+    environment = ImmutableSandboxedEnvironment(
+        loader=FunctionLoader(find),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,
@@ -115,8 +136,6 @@ def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = quoted
-    with _blaming(MACROS):
-        environment.globals.update(_public(environment.get_template(MACROS).module))
     return environment
 
 
@@ -131,7 +150,13 @@ STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
 
 
 def quoted(text: str) -> str:
-    """Quote a value for ENV and LABEL; ``$`` would be expanded there."""
+    """Quote a value for ENV and LABEL; ``$`` would be expanded there.
+
+    Raises:
+        ValueError: It has a line break or another control character, which no quotes can hold.
+    """
+    if CONTROL.search(text):
+        raise ValueError(f"{text!r} has a control character (a line break, a tab, an escape)")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
@@ -160,6 +185,7 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         "imports": plan.imports,
         "flags": step.artifacts[0].flags if step.artifacts else (),
         "fetched": f"/opt/fetched/{step.component}",
+        "builds_with": step.builds_with,
         "together": tuple(artifact.name for artifact in step.artifacts[1:]),
         "site_packages": f"/opt/venv/lib/python{plan.target.python}/site-packages",
     }
@@ -185,7 +211,7 @@ MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 
 def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
     name = f"components/{recipe.name}.j2"
-    with _blaming(name):
+    with blaming(name):
         signature = _signature(environment, recipe.text)
     missing = sorted(signature - values.keys() - environment.globals.keys())
     unused = sorted(name for name in MUST_BE_READ - signature if values.get(name))
@@ -197,7 +223,7 @@ def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[s
 
 def _blocks(environment: Environment, component: str, values: Mapping[str, object]) -> dict[str, str]:
     file = f"components/{component}.j2"
-    with _blaming(file):
+    with blaming(file):
         template = environment.get_template(f"components/{component}")
         context = template.new_context(dict(values))
         blocks = {name: "".join(block(context)).strip("\n") for name, block in template.blocks.items()}
@@ -213,13 +239,44 @@ BLOCKS = frozenset({"stage", "image"})
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
-    """Turn whatever a template raises into an error that names its file, and the line where Jinja knows it."""
+def blaming(name: str) -> Iterator[None]:
+    """Turn whatever a template raises into an error that names its file and the line.
+
+    Args:
+        name: The file below ``templates`` that is rendered.
+    """
     try:
         yield
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        line = f" line {error.lineno}:" if isinstance(error, TemplateSyntaxError) else ""
-        raise RecipeError(f"templates/{name}:{line} {error}") from error
+        what = f"there is no template {error.name!r} to include" if isinstance(error, TemplateNotFound) else ""
+        # The text of a syntax error repeats file and line, in Jinja's own words.
+        what = what or (error.message or "" if isinstance(error, TemplateSyntaxError) else str(error))
+        places = dict.fromkeys(_places(error, name)) or {(name, 0): None}
+        (file, line), *macros = places
+        within = f" (in templates/{macros[-1][0]}, line {macros[-1][1]})" if macros else ""
+        raise RecipeError(f"templates/{file}:{f' line {line}:' if line else ''} {what}{within}") from error
+
+
+def _places(error: Exception, name: str) -> Iterator[tuple[str, int]]:
+    """Yield the files below ``templates`` and their lines that an error came through, the outermost first."""
+    if isinstance(error, TemplateSyntaxError):
+        yield name, error.lineno
+        return
+    step = error.__traceback__
+    while step is not None:
+        names = step.tb_frame.f_globals
+        template = names.get("__jinja_template__")
+        if template is not None:
+            yield _file(template.name), template.get_corresponding_lineno(step.tb_lineno)
+        elif "__jinja_exception__" in names:
+            # Jinja has rewritten the traceback: lines are the template's already.
+            yield _file(names["__file__"]), step.tb_lineno
+        step = step.tb_next
+
+
+def _file(template: str) -> str:
+    """Return the file of a template; recipes are known by their names alone."""
+    return template if template.endswith(".j2") else f"{template}.j2"
 
 
 def _public(module: object) -> dict[str, object]:
@@ -227,7 +284,12 @@ def _public(module: object) -> dict[str, object]:
 
 
 def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[SourceFile, ...]:
-    files = [SourceFile(path="image.json", content=render_manifest(plan).encode())]
+    generated = {
+        "image.json": render_manifest(plan),
+        "shells/profile.sh": render_profile(plan.environment),
+        "shells/sshd.conf": render_sshd(plan.environment),
+    }
+    files = [SourceFile(path=path, content=text.encode()) for path, text in generated.items() if path in dockerfile]
     for step in plan.steps:
         if step.python:
             lines = [f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n" for package in step.python]

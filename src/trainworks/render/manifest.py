@@ -14,7 +14,7 @@ HOSTNAME_SHIM = "hostname-shim"
 
 
 def render_manifest(plan: ImagePlan) -> str:
-    """Return the manifest's JSON text: target, versions, programs, what is missing, instance types."""
+    """Return the manifest's JSON text: target, versions, programs, what is missing, what jobs keep, instance types."""
     programs = {name: path for name, path in plan.programs.items() if name != HOSTNAME_SHIM}
     content = {
         "schema": SCHEMA,
@@ -25,6 +25,10 @@ def render_manifest(plan: ImagePlan) -> str:
         "programs": programs,
         "hostname_shim": plan.programs.get(HOSTNAME_SHIM, ""),
         "fabric": [asdict(variable) for variable in plan.fabric],
+        "protected": dict(plan.protected),
+        "companions": dict(plan.companions),
+        "wheel_index": plan.wheel_index,
         "instances": {name: asdict(shape) for name, shape in plan.instances.items()},
+        "families": plan.families,
     }
     return json.dumps(content, indent=2) + "\n"

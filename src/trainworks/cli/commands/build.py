@@ -29,6 +29,7 @@ from trainworks.cli.output import put, put_result
 from trainworks.errors import (
     BuildError,
     CompatibilityError,
+    EngineError,
     EngineUnavailableError,
     FactsError,
     HostError,
@@ -41,7 +42,7 @@ from trainworks.errors import (
 
 if TYPE_CHECKING:
     from trainworks.facts.rows import Facts
-    from trainworks.plan.model import ImagePlan
+    from trainworks.plan.model import ImagePlan, Request
     from trainworks.render.dockerfile import Rendering
     from trainworks.render.forecast import Forecast
 
@@ -79,6 +80,7 @@ def parser() -> Grammar:
             FactsError,
             UnknownNameError,
             RecipeError,
+            EngineError,
             EngineUnavailableError,
             BuildError,
             ImageTestError,
@@ -107,15 +109,21 @@ def parser() -> Grammar:
     many.add_argument("--only", action="append", default=[], metavar="GLOB", help="targets of these names: 'pytorch-*'")
     many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="so many at once (default: 1)")
     many.add_argument("--bake", action="store_true", help="write docker-bake.json for `docker buildx bake` to --output")
-    many.add_argument("--strict", action="store_true", help="an unlocked target is a failure")
     how = grammar.add_argument_group("how")
     how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
     add_until(how, STAGES)
     add_engine(how)
     add_format(how)
     add_build_options(how)
+    how.add_argument("--mirror", metavar="DIR|URL", help="take from here what it has (`build.py mirror DIR` fills one)")
+    how.add_argument("--offline", action="store_true", help="with --mirror: take every download from there, or fail")
     how.add_argument(
-        "--mirror", metavar="DIR|URL", help="take every download from here, and from nowhere else (`build.py mirror`)"
+        "--strict",
+        action="store_true",
+        help="fail where an input is not locked or a source cannot be reached; --push and --record imply it",
+    )
+    how.add_argument(
+        "--record", action="store_true", help="write into images/built.toml that it was built, if its tests pass"
     )
     push = grammar.add_argument_group("push (docs/push.md)")
     push.add_argument("--push", action="store_true", help="push the image once it is built and tested")
@@ -135,10 +143,14 @@ def run(options: Namespace, root: Path) -> int:
         return 0
     if options.push and (options.all or options.only):
         parser().error("--push is for one target; `build.py push TARGET` pushes what is built already")
+    if options.record and options.until != "test":
+        parser().error("--record is for what was tested: no --until")
     if options.push and (not options.repository or options.until != "test"):
         parser().error("--push wants --repository HOST/NAME, and pushes what was tested: no --until")
     if not options.push and (options.repository or options.fixed_tags or options.moving_tags):
         parser().error("--repository, --tag and --moving-tag belong to --push")
+    if options.offline and not options.mirror:
+        parser().error("--offline wants --mirror DIR or --mirror URL")
     if options.all or options.only or options.bake:
         return _many(options, load(root), root)
     missing = [flag for flag, value in (("--framework", options.framework), ("--cuda", options.cuda)) if not value]
@@ -159,14 +171,14 @@ def run(options: Namespace, root: Path) -> int:
     facts = load(root)
     plan = make_plan(request, facts)
     # Each later layer is imported when it is reached: planning stays quick, and needs no engine's libraries.
+    if options.until in ("build", "test"):
+        return _build(request, plan, facts, options, root)
     from trainworks.render.dockerfile import render
 
     rendering = render(plan, facts)
     if options.until == "plan":
         return _show_plan(plan, rendering, facts, options)
-    if options.until == "render":
-        return _show_rendering(plan, rendering, options)
-    return _build(plan, rendering, options)
+    return _show_rendering(plan, rendering, options)
 
 
 def _many(options: Namespace, facts: Facts, root: Path) -> int:
@@ -192,8 +204,21 @@ def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Nam
     last = last_build(plan.tags[0], os.environ)
     expected = forecast(plan, rendering, facts, last.inputs if last else None, last.ended if last else "")
     content = {**json.loads(plan.as_json()), "forecast": expected.as_values()}
-    put_result(options, content, describe_plan(plan) + describe_forecast(expected))
+    put_result(options, content, describe_plan(plan) + describe_forecast(expected) + _describe_sources(plan, options))
     return 0
+
+
+def _describe_sources(plan: ImagePlan, options: Namespace) -> str:
+    """Return for people which sources the build would have to download; nothing is asked for."""
+    from trainworks.cli.mirror import read_mirror
+    from trainworks.inputs.sources import Places, cache_folder, missing_sources
+
+    mirror = read_mirror(options.mirror, offline=options.offline)
+    places = Places(folders=mirror.folders(cache_folder(os.environ)))
+    files = list(dict.fromkeys(artifact.file for _, artifact in missing_sources(plan, places)))
+    if not files:
+        return ""
+    return f"  not on this machine yet, downloaded when the image is built: {', '.join(files)}\n"
 
 
 def describe_forecast(expected: Forecast) -> str:
@@ -244,23 +269,33 @@ def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -
     return 0
 
 
-def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
+def _build(request: Request, plan: ImagePlan, facts: Facts, options: Namespace, root: Path) -> int:
     from trainworks.cli.build import broken_promises, build_image, check_image, describe_result
     from trainworks.cli.build_progress import BuildProgress
     from trainworks.cli.history import last_build, record_build
-    from trainworks.cli.mirror import Mirror, check_mirror, read_mirror, refuse_unlocked
+    from trainworks.cli.mirror import check_mirror, read_mirror, refuse_unlocked
     from trainworks.cli.output import say
+    from trainworks.cli.source_code import describe_left_out, reachable_plan
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
+    from trainworks.render.dockerfile import render
     from trainworks.render.forecast import inputs_of
 
     refuse_unlocked(plan)
-    settings = read_host_settings(os.environ)
-    mirror = read_mirror(options.mirror) if options.mirror else Mirror()
-    if options.mirror:
-        settings = mirror.settings(settings)
+    mirror = read_mirror(options.mirror, offline=options.offline)
+    settings = mirror.settings(read_host_settings(os.environ))
     if mirror.folder:
-        check_mirror(plan, mirror.folder)
+        check_mirror(plan, mirror.folder, complete=options.offline)
+    places = mirror.places(facts, settings, os.environ)
+    strict = options.strict or options.push or options.record
+    plan, left_out = reachable_plan(request, plan, facts, places, settings, strict=strict, mirror=options.mirror)
+    if left_out:
+        say(describe_left_out(plan, left_out))
+    rendering = render(plan, facts)
+    if options.record:
+        from trainworks.cli.record import refuse_record
+
+        refuse_record(plan, rendering, facts, root)
     engine = choose(options.engine)
     information = engine.probe()
     say(f"{plan.target.name}: building with {information.name} {information.version}")
@@ -272,12 +307,14 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
         settings,
         progress,
         output=options.output,
-        mirror=mirror.folder,
+        sources=places.folders,
         no_cache=options.no_cache,
         last=last_build(plan.tags[0], os.environ),
     )
     record_build(plan.tags[0], inputs_of(plan, rendering), os.environ, result.timings)
     say(describe_result(plan, result, engine))
+    if left_out:
+        say(describe_left_out(plan, left_out))
     report: dict[str, object] = {
         "name": plan.target.name,
         "tags": plan.tags,
@@ -287,12 +324,17 @@ def _build(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
         "seconds": round(result.seconds, 2),
         "base_seconds": round(result.base_seconds, 2),
         "engine": asdict(information),
+        "left_out": [asdict(unreachable) for unreachable in left_out],
     }
     broken: ImageTestError | None = None
     if options.until == "test":
         results = check_image(plan, result.image, engine, settings, junit=options.junit)
         report["checks"] = [asdict(outcome) for outcome in results]
         broken = broken_promises(plan, results)
+    if options.record and broken is None:
+        from trainworks.cli.record import record_result
+
+        say(f"recorded in {record_result(plan, rendering, facts, result, engine, root, os.environ)}")
     text = f"{plan.tags[0]}\n"
     if options.push and broken is None:
         from trainworks.cli.push import push_image, report_of, tags_for, text_of

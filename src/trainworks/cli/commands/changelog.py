@@ -7,7 +7,14 @@ from pathlib import Path
 
 from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put_result, write_file
-from trainworks.errors import EngineUnavailableError, FactsError, ImageTestError, OutputError, UnknownNameError
+from trainworks.errors import (
+    EngineError,
+    EngineUnavailableError,
+    FactsError,
+    ImageTestError,
+    OutputError,
+    UnknownNameError,
+)
 
 
 def parser() -> Grammar:
@@ -26,7 +33,7 @@ def parser() -> Grammar:
         ),
         result="Markdown, the newest image first; with --file the name of the file.",
         done="written",
-        fails=(FactsError, UnknownNameError, EngineUnavailableError, ImageTestError),
+        fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, ImageTestError),
         reads=(FACTS, DOCKER_HOST),
         see_also=("diff", "report"),
     )

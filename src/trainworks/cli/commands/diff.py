@@ -9,6 +9,7 @@ from trainworks.cli.grammar import CPU_TARGET, DOCKER_HOST, FACTS, TARGET, Examp
 from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
+    EngineError,
     EngineUnavailableError,
     FactsError,
     ImageTestError,
@@ -36,7 +37,15 @@ def parser() -> Grammar:
         ),
         result="one line for each difference, `before -> after`, by kind; nothing is pulled, nothing is changed.",
         done="compared, whether or not they differ",
-        fails=(FactsError, UnknownNameError, EngineUnavailableError, ImageTestError, LockError, CompatibilityError),
+        fails=(
+            FactsError,
+            UnknownNameError,
+            EngineError,
+            EngineUnavailableError,
+            ImageTestError,
+            LockError,
+            CompatibilityError,
+        ),
         reads=(FACTS, DOCKER_HOST),
         see_also=("report", "changelog"),
     )

@@ -20,12 +20,12 @@ from trainworks.cli.grammar import (
 from trainworks.cli.output import put, put_result
 from trainworks.errors import (
     BuildError,
+    EngineError,
     EngineUnavailableError,
     ExtendError,
     HostError,
     ImageTestError,
     LockError,
-    OutputError,
     UnknownNameError,
 )
 
@@ -47,8 +47,8 @@ def parser() -> Grammar:
                 needs="an engine",
             ),
             Example(
-                "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --until render",
-                "show the Dockerfile that would install more into it",
+                "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --apt libgl1",
+                "more Python and Debian packages",
                 needs="an engine",
             ),
         ),
@@ -56,6 +56,7 @@ def parser() -> Grammar:
         done="made, and tests green",
         fails=(
             UnknownNameError,
+            EngineError,
             EngineUnavailableError,
             BuildError,
             ImageTestError,
@@ -68,9 +69,7 @@ def parser() -> Grammar:
     )
     grammar.add_argument("--base", required=True, metavar="IMAGE", help="an image of ours, or a registry's")
     grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name of the new image, such as my/train:1")
-    grammar.add_argument("--requirements", type=Path, metavar="FILE", help="to install; resolved and hashed if needed")
-    grammar.add_argument("--source", type=Path, metavar="DIR", help="copied to /opt/ml/code")
-    grammar.add_argument("--entry-point", metavar="FILE", help="below --source; default: the job names it")
+    add_contents(grammar)
     add_until(grammar, STAGES)
     add_engine(grammar)
     add_format(grammar)
@@ -78,17 +77,21 @@ def parser() -> Grammar:
     return grammar
 
 
+def add_contents(grammar: Grammar) -> None:
+    """Add what goes into an extended image; ``prove`` is given the same."""
+    grammar.add_argument(
+        "--requirements", type=Path, metavar="FILE", help="to install (default: requirements.txt of --source)"
+    )
+    grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
+    grammar.add_argument("--source", type=Path, metavar="DIR", help="copied to /opt/ml/code; a project is installed")
+    grammar.add_argument("--entry-point", metavar="FILE", help="below --source; default: the job names it")
+
+
 def run(options: Namespace, root: Path) -> int:
     """Extend an image."""
     from trainworks.cli.extend import extend
 
-    try:
-        template = (root / "templates" / "extend.j2").read_text(encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"
-        ) from error
-    done = extend(options, template, os.environ)
+    done = extend(options, root, os.environ)
     if options.until == "render" and options.format == "text":
         put(f"{options.output}\n" if options.output else str(done.report["dockerfile"]))
     else:

@@ -6,6 +6,7 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
+from trainworks.cli.commands.extend import add_contents
 from trainworks.cli.grammar import (
     AWS_REGION,
     CPU_TARGET,
@@ -22,6 +23,7 @@ from trainworks.cli.grammar import (
 from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
+    EngineError,
     EngineUnavailableError,
     ExtendError,
     FactsError,
@@ -65,6 +67,7 @@ def parser() -> Grammar:
             FactsError,
             UnknownNameError,
             RecipeError,
+            EngineError,
             EngineUnavailableError,
             ImageTestError,
             HostError,
@@ -99,9 +102,7 @@ def parser() -> Grammar:
     grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
     add_components(grammar, "as the build had it", "the same")
     grammar.add_argument("--base", metavar="IMAGE", help="the image that was extended")
-    grammar.add_argument("--requirements", type=Path, metavar="FILE", help="as `build.py extend` had it, with its lock")
-    grammar.add_argument("--source", type=Path, metavar="DIR", help="the same")
-    grammar.add_argument("--entry-point", metavar="FILE", help="the same")
+    add_contents(grammar)
     add_engine(grammar)
     add_format(grammar)
     return grammar

@@ -19,7 +19,15 @@ from trainworks.cli.grammar import (
     add_repositories,
 )
 from trainworks.cli.output import put_result
-from trainworks.errors import EngineUnavailableError, FactsError, HostError, LockError, RegistryError, UnknownNameError
+from trainworks.errors import (
+    EngineError,
+    EngineUnavailableError,
+    FactsError,
+    HostError,
+    LockError,
+    RegistryError,
+    UnknownNameError,
+)
 
 
 def parser() -> Grammar:
@@ -43,7 +51,7 @@ def parser() -> Grammar:
         ),
         result="the image_uri, by digest and by each tag: what an Estimator takes.",
         done="pushed",
-        fails=(FactsError, UnknownNameError, EngineUnavailableError, HostError, LockError, RegistryError),
+        fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, HostError, LockError, RegistryError),
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
         see_also=("promote", "prove", "docs/push.md"),
     )

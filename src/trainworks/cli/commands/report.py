@@ -10,6 +10,7 @@ from trainworks.cli.grammar import DOCKER_HOST, FACTS, MEMORY, TARGET, Example, 
 from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
+    EngineError,
     EngineUnavailableError,
     FactsError,
     ImageTestError,
@@ -34,6 +35,7 @@ def parser() -> Grammar:
         fails=(
             FactsError,
             UnknownNameError,
+            EngineError,
             EngineUnavailableError,
             ImageTestError,
             LockError,

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from trainworks.cli.grammar import AWS_REGION, DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
 from trainworks.cli.output import put_result
-from trainworks.errors import EngineUnavailableError, HostError, ProofError, RegistryError
+from trainworks.errors import (
+    EngineError,
+    EngineUnavailableError,
+    HostError,
+    ProofError,
+    RegistryError,
+    UnknownNameError,
+)
 
 
 def parser() -> Grammar:
@@ -32,7 +39,7 @@ def parser() -> Grammar:
         ),
         result="what is proved, by whom, and what of it could not be checked. Whose the key is, you have to know.",
         done="it holds",
-        fails=(EngineUnavailableError, HostError, RegistryError, ProofError),
+        fails=(UnknownNameError, EngineError, EngineUnavailableError, HostError, RegistryError, ProofError),
         reads=(LOGINS, DOCKER_HOST, AWS_REGION),
         see_also=("prove", "docs/proof.md"),
     )

@@ -22,6 +22,7 @@ from trainworks.cli.grammar import (
 )
 from trainworks.cli.output import put, put_result, say, write_file
 from trainworks.errors import (
+    EngineError,
     EngineUnavailableError,
     FactsError,
     HostError,
@@ -60,6 +61,7 @@ def parser() -> Grammar:
         fails=(
             FactsError,
             UnknownNameError,
+            EngineError,
             EngineUnavailableError,
             ImageTestError,
             HostError,

@@ -1,0 +1,32 @@
+"""Tries again what an engine failed at: starting a process or a container fails now and then on a busy machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from trainworks.errors import EngineError
+
+ATTEMPTS: Final = 3
+PAUSE: Final = 0.3
+"""Seconds between two attempts."""
+
+T = TypeVar("T")
+
+
+def again(attempt: Callable[[], T]) -> T:
+    """Return what ``attempt`` returns, the first time or after at most ``ATTEMPTS``.
+
+    Args:
+        attempt: Something that has had no effect when it raises ``EngineError``.
+
+    Raises:
+        EngineError: The last attempt failed too. Any other error comes at once.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return attempt()
+        except EngineError:
+            time.sleep(PAUSE)
+    return attempt()

@@ -1,0 +1,89 @@
+"""Files of facts as text, or one sentence that says why a file is none; never waits for a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""What no text of a row may hold: in a Dockerfile a line break begins an instruction of its own."""
+
+MAY_HOLD_CONTROL = re.compile("[\\\\\t\x7f-\x9f\u2028\u2029]|\"\"\"|'''")
+"""What a TOML file has somewhere if one of its texts holds such a character: most files need no closer look."""
+
+_MARKS = ((b"\xef\xbb\xbf", "a byte order mark (BOM)"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))
+
+
+class UnreadableError(ValueError):
+    """A file is not what it should be; the text says what it is, without the file's name."""
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a regular file in UTF-8.
+
+    Raises:
+        UnreadableError: It is something else, it cannot be read, or it is empty.
+    """
+    try:
+        # A pipe that nobody writes to would be waited for; opening it would already wait.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise UnreadableError(f"cannot be read: it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {os.strerror(error.errno) if error.errno else error}") from error
+    for mark, name in _MARKS:
+        if content.startswith(mark):
+            raise UnreadableError(f"cannot be read: it begins with {name}; save it as plain UTF-8")
+    if not content.strip():
+        raise UnreadableError("is empty")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise UnreadableError(
+            f"cannot be read: line {line} is not UTF-8 (byte 0x{byte:02x}); save it as UTF-8"
+        ) from error
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise UnreadableError(f"cannot be read: line {line} has a NUL byte: it is not a text file, or it is damaged")
+    return text
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises:
+        UnreadableError: It is not TOML.
+    """
+    try:
+        return tomli.loads(text)
+    except RecursionError:
+        # The parser's own depth is used up: the chain of a thousand frames says nothing.
+        raise UnreadableError("not TOML that can be read: its arrays or tables are nested too deeply") from None
+    except ValueError as error:
+        # tomli's own error is one; Python's for an integer of thousands of digits is another.
+        if isinstance(error, tomli.TOMLDecodeError):
+            raise UnreadableError(f"not TOML: {error}") from error
+        raise UnreadableError("not TOML that can be read: a number has too many digits") from error
+
+
+def control_characters(value: object, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of each text in a value that holds a control character, names of keys included."""
+    if isinstance(value, str):
+        if CONTROL.search(value):
+            yield place, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from control_characters(key, place)
+            yield from control_characters(each, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for each in value:
+            yield from control_characters(each, place)

@@ -1,0 +1,112 @@
+"""Imports what Python distributions have installed; run inside an image by that Python.
+
+The source of this file is sent into a container, with names of distributions as arguments. It has only the standard
+library of a Python that may be as old as 3.8: import nothing else here, and use no newer syntax. It prints a line,
+``MARKER`` and the reason, for each distribution that cannot be imported.
+"""
+
+# ruff: noqa: PTH109
+# The oldest interpreter decides, and nothing here is worth pathlib.
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import PurePosixPath
+
+MARKER = "trainworks-import: "
+
+SECONDS = 120.0
+"""How long the import of one distribution may take."""
+
+NO_CODE = {"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "scripts"}
+"""Top-level folders that a distribution installs by mistake."""
+
+DRIVER = ("libcuda.so", "libnvidia-ml.so", "libneuron")
+"""Libraries that come with the driver of the machine that has the device, not with an image."""
+
+
+def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
+    """Return the modules to import: packages, as high as they have an ``__init__``, or else single modules."""
+    packages = set()
+    single = set()
+    for path in files:
+        stem, _, ending = path.name.partition(".")
+        if ".." in path.parts or not (ending == "py" or ending.endswith(("so", "abi3.so"))):
+            continue
+        if not all(part.isidentifier() for part in (*path.parts[:-1], stem)) or path.parts[0] in NO_CODE:
+            continue
+        if stem == "__init__":
+            packages.add(path.parts[:-1])
+        elif len(path.parts) == 1:
+            single.add((stem,))
+    highest = {each for each in packages if not any(each[:length] in packages for length in range(1, len(each)))}
+    found = highest or single
+    public = {each for each in found if not each[0].startswith("_")}
+    return sorted(".".join(each) for each in public or found)
+
+
+def is_plugin_without_host(distribution: metadata.Distribution, missing: str) -> bool:
+    """Whether a module that is missing is the program that a distribution is a plugin of, which the user left out."""
+    groups = {entry.group for entry in distribution.entry_points}
+    return bool(missing) and any(group.startswith(missing) for group in groups)
+
+
+def reason_of(name: str) -> str:
+    """Import what a distribution has installed, and return why that fails, or ``""``."""
+    try:
+        distribution = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return "is not installed"
+    for module in modules_of(distribution.files or ()):
+        try:
+            importlib.import_module(module)
+        except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
+            missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+            if is_plugin_without_host(distribution, missing) or any(library in str(error) for library in DRIVER):
+                continue
+            lines = str(error).strip().splitlines()
+            return f"import {module}: {type(error).__name__}: {lines[-1] if lines else ''}"
+    return ""
+
+
+def in_child(name: str) -> str:
+    """Do that in a process of its own: an import may end the process, or hang, or change what the next one finds."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        os.write(theirs, ("." + reason_of(name)).encode("utf-8", "replace")[:2000])
+        os._exit(0)
+    os.close(theirs)
+    # One write, one read; what the import has started may hold the pipe's other end open.
+    ready, _, _ = select.select([ours], [], [], SECONDS)
+    answer = os.read(ours, 4096) if ready else b""
+    if not answer and not ready:
+        os.kill(child, signal.SIGKILL)
+    os.close(ours)
+    status = os.waitpid(child, 0)[1]
+    if answer:
+        return answer[1:].decode("utf-8", "replace")
+    if not ready:
+        return f"its import did not end within {SECONDS:.0f} s"
+    if os.WIFSIGNALED(status):
+        return f"its import was killed by signal {os.WTERMSIG(status)}"
+    return f"its import ended the process with status {os.WEXITSTATUS(status)}"
+
+
+if __name__ == "__main__":
+    # What is installed is asked for, not the user's files of the same names.
+    sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd())]
+    for each in sys.argv[1:]:
+        reason = in_child(each)
+        if reason:
+            print(MARKER + each + ": " + reason, flush=True)

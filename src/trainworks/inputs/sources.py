@@ -1,0 +1,199 @@
+"""Source code that components of a ``packages`` target are compiled from: found or downloaded before the build starts.
+
+Files come from a mirror folder, from the cache of this user, or from where their rows say, in this order. They are
+handed to the build, which checks hash or commit before it unpacks anything. A build step itself contacts no code host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from trainworks.errors import HostError, LockError, OutputError
+from trainworks.facts.rows import Artifact, Base
+from trainworks.host.apt import AptSettings
+from trainworks.plan.model import ImagePlan
+
+if TYPE_CHECKING:
+    from trainworks.host.downloads import Client
+
+PROBE_SECONDS = 20.0
+"""How long a git server may take for its first answer; one that drops packets would be waited for much longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where sources are looked for.
+
+    Attributes:
+        folders: Folders that may have a file already, the first one that has it wins. The last one takes downloads.
+        address: Address of a mirror, asked before a file's own origin; ``""`` for none.
+        offline: Whether nothing may be downloaded but from ``address``.
+        archives: Prefix of an address to the addresses that stand in for it: this machine's mirrors of Debian.
+    """
+
+    folders: tuple[Path, ...]
+    address: str = ""
+    offline: bool = False
+    archives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def find(self, artifact: Artifact) -> Path | None:
+        """Return the file of an artifact on this machine, or ``None``. Its content is checked in the build."""
+        return next((folder / artifact.file for folder in self.folders if (folder / artifact.file).is_file()), None)
+
+    def origins(self, artifact: Artifact) -> tuple[str, ...]:
+        """Return the addresses that a file can be downloaded from, the nearest first."""
+        for prefix, mirrors in self.archives.items():
+            if artifact.url.startswith(f"{prefix}/"):
+                return tuple(dict.fromkeys((*(m + artifact.url[len(prefix) :] for m in mirrors), artifact.url)))
+        return (artifact.url,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreachable:
+    """A component whose source is not on this machine and cannot be downloaded.
+
+    Attributes:
+        component: Its name.
+        file: What is missing, as a mirror names it.
+        reason: Why it cannot be downloaded, in the words of the program that tried.
+        implied: Whether it would be left out anyway, because another one that it needs is.
+    """
+
+    component: str
+    file: str
+    reason: str
+    implied: bool = False
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder that keeps downloaded sources: ``trainworks/sources`` below the user's cache folder.
+
+    Raises:
+        HostError: The user has no home and ``XDG_CACHE_HOME`` is not set.
+    """
+    try:
+        return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "sources"
+    except RuntimeError as error:
+        raise HostError("no folder for downloads: the user has no home", hint="set XDG_CACHE_HOME") from error
+
+
+def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str, tuple[str, ...]]:
+    """Return the mirrors of distributions' archives that this machine's own apt uses, by the archive's address.
+
+    Args:
+        bases: Rows of ``images/bases.toml``.
+        apt: This machine's settings.
+        suite: Code name of the machine's own Debian, ``""`` on another system, which has no such mirror.
+    """
+    own = tuple(dict.fromkeys(source.uri.rstrip("/") for source in apt.sources if suite and source.suite == suite))
+    return {base.archive: own for base in bases if base.archive}
+
+
+def sources_of(plan: ImagePlan) -> Iterator[tuple[str, Artifact]]:
+    """Yield each component of a ``packages`` plan with each source that it is compiled from."""
+    if plan.target.sources == "packages":
+        for step in plan.steps:
+            for artifact in step.artifacts:
+                yield step.component, artifact
+
+
+def drop_spoiled(plan: ImagePlan, places: Places) -> None:
+    """Remove sources of a plan from the cache that are not what their rows say, so that they are downloaded again.
+
+    A file of a mirror stays as it is: it is the user's, and the build refuses it by name.
+    """
+    if places.offline:
+        return
+    from trainworks.host.downloads import content_of
+    from trainworks.host.git import bundle_holds
+
+    for _, artifact in sources_of(plan):
+        path = places.folders[-1] / artifact.file
+        if places.find(artifact) == path:
+            fits = bundle_holds(path, artifact.commit) if artifact.git else content_of(path).sha256 == artifact.sha256
+            if not fits:
+                path.unlink(missing_ok=True)
+
+
+def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
+    """Return the sources of a plan that are not on this machine yet, each with its component."""
+    return tuple((component, artifact) for component, artifact in sources_of(plan) if places.find(artifact) is None)
+
+
+def download_sources(
+    missing: Sequence[tuple[str, Artifact]], places: Places, client: Client, report: Callable[[str], None]
+) -> tuple[Unreachable, ...]:
+    """Download sources into the last folder of ``places``; return those that cannot be downloaded.
+
+    Args:
+        missing: See ``missing_sources``.
+        places: Where they are asked for.
+        client: Downloads.
+        report: Told each file that is downloaded.
+
+    Raises:
+        LockError: A file is not what its row says, or a tag points at another commit.
+        OutputError: The folder cannot be written.
+    """
+    from trainworks.host.downloads import UnreachableError
+
+    found: list[Unreachable] = []
+    dead: dict[str, str] = {}
+    for component, artifact in missing:
+        host = urlsplit(artifact.git or artifact.url).netloc
+        try:
+            if host in dead:
+                raise UnreachableError(dead[host])
+            target = _made(places.folders[-1]) / artifact.file
+            if places.find(artifact) is None:
+                report(f"  downloading {artifact.file}")
+                fetch_source(artifact, target, places, client)
+        except UnreachableError as error:
+            dead[host] = error.message
+            found.append(Unreachable(component=component, file=artifact.file, reason=error.message))
+    return tuple(found)
+
+
+def fetch_source(artifact: Artifact, target: Path, places: Places, client: Client) -> None:
+    """Write one artifact to ``target``: a file by its hash, or a bundle of a commit; raises as ``download_sources``."""
+    from trainworks.host.downloads import UnreachableError
+    from trainworks.host.git import bundle_holds, make_bundle, tag_commit
+
+    if places.address:
+        try:
+            client.download(f"{places.address}/{quote(artifact.file, safe='')}", target, sha256=artifact.sha256)
+        except UnreachableError:
+            if places.offline:
+                raise
+        else:
+            if artifact.git and not bundle_holds(target, artifact.commit):
+                target.unlink()
+                raise LockError(f"{artifact.file} of the mirror does not have commit {artifact.commit}")
+            return
+    if places.offline:
+        raise UnreachableError(f"{places.folders[0]} has no {artifact.file}")
+    if artifact.git:
+        # A quick question first: bringing a whole history has a limit of its own, which is long.
+        tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path, seconds=PROBE_SECONDS)
+        make_bundle(artifact.git, artifact.tag, artifact.commit, target, ca_path=client.ca_path)
+        return
+    *nearer, last = places.origins(artifact)
+    for address in nearer:
+        with suppress(UnreachableError):
+            client.download(address, target, sha256=artifact.sha256)
+            return
+    client.download(last, target, sha256=artifact.sha256)
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise OutputError(f"cannot make {folder}: {error.strerror or os.strerror(error.errno or 0)}") from error
+    return folder

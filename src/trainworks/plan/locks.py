@@ -1,0 +1,183 @@
+"""Whether the lock of a target can be built from: what it must have, and whether its packages satisfy each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from packaging.version import InvalidVersion, Version
+
+from trainworks.errors import LockError
+from trainworks.facts.ranges import satisfies
+from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
+from trainworks.plan.shares import BUILDER, distribution_name, lock_of, python_patterns, python_requirements
+from trainworks.plan.versions import artifact_rows, components_of, versions_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """A distribution that a target's components ask for; ``version`` is ``""`` where any will do.
+
+    ``asked`` is the name as the component's row has it: with extras, and with a range where ``version`` is empty.
+    """
+
+    asked: str
+    version: str
+    build: bool
+
+    def __str__(self) -> str:
+        """Return it as pip writes it."""
+        return f"{self.asked}=={self.version}" if self.version else self.asked
+
+    @property
+    def name(self) -> str:
+        """The distribution's name alone."""
+        return distribution_name(self.asked)
+
+    @property
+    def range(self) -> str:
+        """The range that the component's row gives it, ``""`` if none."""
+        return range_of(self.asked)
+
+
+def range_of(requirement: str) -> str:
+    """Return the range of a requirement (``<1.24`` of ``numpy<1.24``), ``""`` if it has none."""
+    found = re.search(r"[<>=!~].*", requirement)
+    return found[0] if found else ""
+
+
+def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
+    """Return what a target's lock is made for: the distributions of every component that it can have.
+
+    A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the
+    same public version (without the ``+cu124``), or as the artifact's own ``requires_dist``.
+    """
+    versions, cuda = dict(versions_of(row, facts)), facts.cuda_by_name[row.cuda]
+    for wheel in own_wheels(row, facts):
+        versions[wheel.name] = _public(wheel.version)
+    return tuple(
+        Requirement(
+            asked=asked,
+            # The first distribution of a component is the one whose version is the component's.
+            version=versions.get(component.name, "") if number == 0 else "",
+            build=component.name == BUILDER or component.build_only,
+        )
+        for component in components_of(row, facts).values()
+        for number, asked in enumerate(python_requirements(component, cuda))
+        if "*" not in asked
+    )
+
+
+def own_wheels(row: TargetRow, facts: Facts) -> list[Artifact]:
+    """Return the wheels that a target's components download by themselves."""
+    versions = versions_of(row, facts)
+    return [
+        artifact
+        for component in components_of(row, facts).values()
+        if component.python
+        for artifact in artifact_rows(component, versions.get(component.name, ""), facts.sources_of(row), facts)
+    ]
+
+
+def check_lock(row: TargetRow, facts: Facts) -> None:
+    """Refuse a target without a lock, and a lock that the target cannot be built from.
+
+    Raises:
+        LockError: With everything that is wrong with it.
+    """
+    lock_of(row, facts)
+    if problems := lock_problems(row, facts):
+        name = facts.name_of(row)
+        raise LockError(
+            f"images/lock/{name}.toml does not fit its rows:\n  " + "\n  ".join(problems),
+            hint=f"`python build.py lock --only {name}` makes it again",
+        )
+
+
+def lock_problems(row: TargetRow, facts: Facts) -> tuple[str, ...]:
+    """Return everything that is wrong with the lock of a target that has one, one sentence each.
+
+    A package that is missing or left over from another lock, versions that the rows do not say, and files that are of
+    another package or version than their row says. Which versions a package accepts of another is not in a lock: the
+    image test ``pip check`` looks at that.
+    """
+    packages = lock_of(row, facts)
+    return (*_other_files(packages), *_row_problems(row, facts, packages), *_gaps(packages))
+
+
+def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    for package in packages:
+        name, version = _names_of_file(package.file)
+        if name != package.name or not _same(version, package.version):
+            yield f"{package.name} {package.version}: its file is {package.file}, of another package or version"
+
+
+def _same(one: str, other: str) -> bool:
+    """Return whether two versions are the same, also where one is written with more zeros."""
+    try:
+        return one == other or Version(one) == Version(other)
+    except InvalidVersion:
+        return False
+
+
+def _names_of_file(file: str) -> tuple[str, str]:
+    """Return the normalised name and the version in the name of a wheel or source distribution."""
+    if file.endswith(".whl"):
+        name, version = (*file.split("-", 2)[:2], "")[:2]
+    else:
+        name, _, version = re.sub(r"\.(tar\.\w+|zip)\Z", "", file).rpartition("-")
+    return re.sub(r"[-_.]+", "-", name).lower(), version.replace("_", "+")
+
+
+def _row_problems(row: TargetRow, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Yield what the rows ask for and the lock does not have so."""
+    for limit in row.limits:
+        for package in packages:
+            limited = package.name == distribution_name(limit) and not package.build
+            if limited and not satisfies(package.version, range_of(limit), {}):
+                yield f"has {package.name} {package.version}, the target's limit is {limit}"
+    for wanted in requirements_of(row, facts):
+        locked = {package.name: package.version for package in packages if package.build == wanted.build}
+        if wanted.name not in locked:
+            yield f"{wanted} is missing"
+        elif wanted.version and wanted.version not in (locked[wanted.name], _public(locked[wanted.name])):
+            yield f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
+        elif wanted.range and not satisfies(locked[wanted.name], wanted.range, {}):
+            yield f"has {wanted.name} {locked[wanted.name]}, its component's row asks for {wanted}"
+    yield from _pattern_problems(row, facts, packages)
+
+
+def _pattern_problems(row: TargetRow, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Yield components whose version no distribution has: those whose row names their first one by a pattern."""
+    versions, cuda = versions_of(row, facts), facts.cuda_by_name[row.cuda]
+    for component in components_of(row, facts).values():
+        version = versions.get(component.name, "")
+        pattern = next(iter(python_patterns(component, cuda)), "")
+        if version and "*" in pattern:
+            locked = {
+                each.name: each.version
+                for each in packages
+                if each.build is component.build_only and fnmatchcase(each.name, pattern)
+            }
+            if version not in locked.values():
+                found = ", ".join(f"{name} {version}" for name, version in locked.items()) or f"no {pattern}"
+                yield f"has {found}, the target's version of {component.name} is {version}"
+
+
+def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    for build in (False, True):
+        names = {package.name for package in packages if package.build == build}
+        yield from (
+            f"{package.name} requires {name}, which is missing"
+            for package in packages
+            if package.build == build
+            for name in package.requires
+            if name not in names
+        )
+
+
+def _public(version: str) -> str:
+    """Return a version without what stands behind its ``+``."""
+    return version.partition("+")[0]

@@ -1,0 +1,46 @@
+"""Which recorded builds are of today's recipes: a record counts while its digest is that of the target's rendering.
+
+A change of anything that goes into an image (a recipe, a lock, a fact, a file of the launcher) makes its record one
+of an older recipe. Pure: the records are rows of ``images/built.toml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from trainworks.errors import TrainworksError
+from trainworks.facts.rows import Built, Facts, TargetRow
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import plan_row
+from trainworks.plan.select import select_components
+from trainworks.render.dockerfile import render
+
+
+def inputs_of_target(row: TargetRow, facts: Facts) -> str:
+    """Return the digest of everything that decides a target's own image, the one without ``--with`` and ``--without``.
+
+    Raises:
+        CompatibilityError, LockError, RecipeError, UnknownNameError: The target cannot be planned or rendered.
+    """
+    components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
+    return render(plan_row(row, components, facts), facts).digest
+
+
+def current_builds(facts: Facts, rows: Iterable[TargetRow] | None = None) -> Mapping[str, Built]:
+    """Return the recorded builds whose inputs are today's, by the target's name.
+
+    Only targets with a record are rendered. A target that cannot be planned has no recipe today, and so no such build.
+
+    Args:
+        facts: The rows and the records.
+        rows: The targets to look at; default: all.
+    """
+    found: dict[str, Built] = {}
+    for row in facts.targets if rows is None else rows:
+        record = facts.built_by_target.get(facts.name_of(row))
+        if record is not None:
+            with suppress(TrainworksError):
+                if inputs_of_target(row, facts) == record.inputs:
+                    found[record.target] = record
+    return found

@@ -1,0 +1,150 @@
+"""Which recorded builds count: those of today's recipes, wherever and on whatever machine the facts were read."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from trainworks.cli import main
+from trainworks.cli.listing import list_text, summary_markdown
+from trainworks.cli.record import record
+from trainworks.cli.subjects import read_checkout
+from trainworks.errors import FactsError
+from trainworks.facts.load import load
+from trainworks.facts.rows import Built, Facts
+from trainworks.render.builds import current_builds, inputs_of_target
+
+CPU = "pytorch-2.13.0-cpu-py311-debian12"
+CU121 = "pytorch-2.4.1-cu121-py311-debian12"
+
+
+def built(target: str, inputs: str) -> Built:
+    return Built(target=target, inputs=inputs, engine="docker", date="2026-11-22", megabytes=1000, seconds=9)
+
+
+def digests(facts: Facts) -> dict[str, str]:
+    """Return the digests of both targets."""
+    rows = {facts.name_of(row): row for row in facts.targets}
+    return {name: inputs_of_target(rows[name], facts) for name in (CPU, CU121)}
+
+
+@pytest.fixture
+def built_today(root: Path, tmp_path: Path) -> Path:
+    """Give a copy of the checkout in which two targets were built as they are, and no other ever."""
+    for name in ("images", "templates", "launcher"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (tmp_path / "images" / "built.toml").unlink()
+    for name, inputs in digests(load(tmp_path)).items():
+        record(built(name, inputs), (CPU, CU121), tmp_path, os.environ)
+    return tmp_path
+
+
+def packages_line(facts: Facts) -> str:
+    return next(line for line in summary_markdown(facts).splitlines() if line.startswith("| packages | pytorch |"))
+
+
+def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = load(built_today)
+    assert current_builds(facts).keys() == {CPU, CU121}
+    assert list_text(facts).count("  2026-11-22, docker, 9 s, 1000 MB\n") == 2
+    assert packages_line(facts).endswith("| 2 |")
+    assert main(["--root", str(built_today), "--list", "--format", "json"]) == 0
+    rows = {row["name"]: row["built"] for row in json.loads(capsys.readouterr().out)}
+    assert {name for name, row in rows.items() if row} == {CPU, CU121}
+    assert rows[CPU]["current"] is True
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "still"),
+    [
+        ("templates/components/mpi4py.j2", r"(?m)^COPY ", "RUN true\nCOPY ", set()),
+        ("launcher/trainworks_launcher/names.py", r"\Z", "\n# One more line.\n", set()),
+        ("images/instances.toml", r"gpus = 1\b", "gpus = 2", set()),
+        (f"images/lock/{CPU}.toml", r'sha256 = "\w+"', f'sha256 = "{"0" * 64}"', {CU121}),
+        ("images/pytorch.toml", "^# ", "# What decides no image: ", {CPU, CU121}),
+    ],
+    ids=["recipe", "launcher", "instance", "lock", "comment"],
+)
+def test_builds_of_other_inputs_do_not(file: str, old: str, new: str, still: set[str], built_today: Path) -> None:
+    path = built_today / file
+    text, changes = re.subn(old, new, path.read_text(encoding="utf-8"), count=1)
+    path.write_text(text, encoding="utf-8")
+    facts = load(built_today)
+    assert changes == 1
+    assert current_builds(facts).keys() == still
+    older = 2 - len(still)
+    assert list_text(facts).count("  built from an older recipe (2026-11-22)\n") == older
+    said = f"{len(still) or 'none'}, and {older} from an older recipe" if older else "2"
+    assert packages_line(facts).endswith(f"| {said} |")
+
+
+def test_the_digest_is_the_same_on_every_machine(facts: Facts, built_today: Path) -> None:
+    """Another folder, other times, and permissions as another umask makes them."""
+    for path in built_today.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(path.stat().st_mode | 0o020)
+    assert digests(load(built_today)) == digests(facts)
+
+
+def test_builds_that_end_at_once_are_all_recorded(built_today: Path) -> None:
+    names = sorted(load(built_today).locks)
+    writers = [
+        Thread(target=record, args=(built(name, f"sha256:{number:064x}"), names, built_today, os.environ))
+        for number, name in enumerate(names)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [(row.target, int(row.inputs[7:], 16)) for row in load(built_today).built] == [
+        (name, number) for number, name in enumerate(names)
+    ]
+
+
+def test_the_record_does_not_make_the_sources_of_an_image_changed(built_today: Path) -> None:
+    """A release is built with `--record` and proven afterwards: its provenance names the commit, without changes."""
+    git = ("git", "-C", str(built_today), "-c", "user.name=test", "-c", "user.email=test@example.com")
+    for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
+        subprocess.run((*git, *words), check=True)
+    record(built(CPU, f"sha256:{'0' * 64}"), (CPU, CU121), built_today, os.environ)
+    assert not read_checkout(built_today, ()).changed
+    with (built_today / "images" / "pytorch.toml").open("a", encoding="utf-8") as file:
+        file.write("# One more line.\n")
+    assert read_checkout(built_today, ()).changed
+
+
+def test_a_variant_is_not_recorded_as_the_target(built_today: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (built_today / "images" / "built.toml").read_bytes()
+    line = ["--root", str(built_today), "--framework", "pytorch", "--cuda", "cpu", "--without", "mpi4py", "--record"]
+    assert main(line) == 9
+    assert f"this image is a variant of {CPU}" in capsys.readouterr().err
+    assert main([*line, "--until", "build"]) == 2
+    assert "--record is for what was tested" in capsys.readouterr().err
+    assert (built_today / "images" / "built.toml").read_bytes() == before
+
+
+def test_the_record_of_a_target_that_is_gone_goes_with_the_next_build(built_today: Path) -> None:
+    path = built_today / "images" / "built.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace(CU121, "pytorch-0.1"), encoding="utf-8")
+    assert current_builds(load(built_today)).keys() == {CPU}
+    record(built(CPU, f"sha256:{'0' * 64}"), (CPU, CU121), built_today, os.environ)
+    assert [(row.target, row.inputs[-1]) for row in load(built_today).built] == [(CPU, "0")]
+
+
+def test_a_record_without_a_digest_is_named(built_today: Path) -> None:
+    path = built_today / "images" / "built.toml"
+    path.write_text(path.read_text(encoding="utf-8").replace("sha256:", "sha1:", 1), encoding="utf-8")
+    with pytest.raises(FactsError, match=r"images/built.toml: built 1: key 'inputs': 'sha1:"):
+        load(built_today)
+
+
+def test_a_checkout_without_records_has_no_build(built_today: Path) -> None:
+    (built_today / "images" / "built.toml").unlink()
+    assert current_builds(load(built_today)) == {}

@@ -1,0 +1,47 @@
+"""The examples of docs/jobs.md, run as they are printed: each client in local mode, with the page's own settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sdk.support import PEERS, PROGRAMS, TIME_LIMIT, removed_afterwards
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "first"), [("v3", "from sagemaker.train import"), ("v2", "from sagemaker.local import")]
+)
+def test_the_examples_of_the_page_on_jobs(line: str, first: str, image: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8").partition("## With the SageMaker Python SDK")[2]
+    settings = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)[0]
+    (example,) = re.findall(rf"^```python\n({first}.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert f'"{image}"' in example, "the page names the image that is built here"
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_bytes((PROGRAMS / "plain.py").read_bytes())
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    kept = {name: os.environ[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG") if name in os.environ}
+    environment = {**kept, "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "LANG": "C.UTF-8"}
+    isolated = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
+    python = PEERS / f"sdk-{line}" / "bin" / "python"
+    with removed_afterwards(tmp_path, environment):
+        done = subprocess.run(
+            (*isolated, "bash", "-euc", f"{settings}\n{shlex.quote(str(python))} example.py"),
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIME_LIMIT,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.stdout.count("job succeeded on every host") == 2
