@@ -26,8 +26,7 @@ from packaging.utils import canonicalize_name
 
 from measure import ROOT, Figure, Section, clock, clock_process, describe, load, machine, run, table, write
 from peer import WORDS, Peer, write_peer
-from trainworks.cli.build import ensure_base
-from trainworks.cli.build_progress import BuildProgress
+from trainworks.build.image import ensure_base
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
 from trainworks.engine.scratch import private_folder
@@ -37,6 +36,7 @@ from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.render.dockerfile import render
+from trainworks.terminal.build_progress import BuildProgress
 
 FROZEN = ("src", "images", "templates", "launcher")
 """What a build reads of a checkout; a copy of it is measured, so that nobody's editing gets in between."""

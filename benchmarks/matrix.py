@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from statistics import linear_regression
 
 from measure import ROOT, Figure, Section, machine, table, write
-from trainworks.cli.many import Chosen, chosen_targets
+from trainworks.build.many import Chosen, chosen_targets
 from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import Facts
 from trainworks.render.forecast import stage_keys

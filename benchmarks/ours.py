@@ -18,8 +18,7 @@ def main(words: list[str]) -> int:
     root, engine_name, tag, steps, framework, cuda = words
     sys.path.insert(0, str(Path(root) / "src"))
 
-    from trainworks.cli.build import build_image
-    from trainworks.cli.build_progress import BuildProgress
+    from trainworks.build.image import build_image
     from trainworks.cli.commands.build import parser
     from trainworks.engine import choose
     from trainworks.engine.protocol import StepEvent
@@ -28,6 +27,7 @@ def main(words: list[str]) -> int:
     from trainworks.plan.model import Request
     from trainworks.plan.resolve import make_plan
     from trainworks.render.dockerfile import render
+    from trainworks.terminal.build_progress import BuildProgress
 
     class Recorder(BuildProgress):
         """Follows the build as a log file would, and remembers which components ran a step."""

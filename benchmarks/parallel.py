@@ -25,7 +25,7 @@ from typing import Any
 
 from builds import CACHE, OWN_CACHES, freeze, ignore, say
 from measure import Figure, Section, clock, describe, load, machine, run, write
-from trainworks.cli.many import Chosen, choose_rows, chosen_targets
+from trainworks.build.many import Chosen, choose_rows, chosen_targets
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.engine.scratch import private_folder

@@ -26,8 +26,7 @@ from typing import IO, Any
 
 from builds import CACHE, empty_caches, freeze
 from measure import Figure, Section, describe, machine, table, write
-from trainworks.cli.build import build_image
-from trainworks.cli.build_progress import BuildProgress
+from trainworks.build.image import build_image
 from trainworks.engine import create
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import Engine, LayerArchive
@@ -36,6 +35,7 @@ from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import render
+from trainworks.terminal.build_progress import BuildProgress
 
 TAG = "trainworks-benchmark/reproducible:{number}"
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from trainworks.build.many import choose_rows
 from trainworks.cli import main
-from trainworks.cli.many import choose_rows
 from trainworks.facts.rows import Facts
 from trainworks.inputs.sources import sources_of
 from trainworks.plan.resolve import make_plan

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from trainworks.build.many import chosen_targets
 from trainworks.cli.commands import push
 from trainworks.cli.commands.build import parser
-from trainworks.cli.many import chosen_targets
 from trainworks.facts.rows import Facts
 
 TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from trainworks.build.history import record_build
 from trainworks.cli import main
-from trainworks.cli.history import record_build
 from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan

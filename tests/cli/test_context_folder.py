@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainworks.cli.context import context_folder
+from trainworks.build.context import context_folder
 
 
 def test_builds_of_a_target_have_the_same_folder_and_leave_it_empty(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from trainworks.cli import main
-from trainworks.cli.extend import with_index_of
-from trainworks.cli.extension_lock import (
+from trainworks.engine.protocol import BuiltImage
+from trainworks.errors import ExtendError, LockError
+from trainworks.extend.image import with_index_of
+from trainworks.extend.lock import (
     Resolvable,
     lock_path_of,
     lock_requirements,
@@ -27,16 +29,14 @@ from trainworks.cli.extension_lock import (
     read_wanted,
     resolve,
 )
-from trainworks.cli.extension_wheels import find_sources, read_wheel
-from trainworks.cli.source import read_source
-from trainworks.engine.protocol import BuiltImage
-from trainworks.errors import ExtendError, LockError
+from trainworks.extend.plan import Source
+from trainworks.extend.requirements import BaseImage, Distribution, GitRequirement, Wheel
+from trainworks.extend.source import read_source
+from trainworks.extend.wheels import find_sources, read_wheel
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest import imports
 from trainworks.imagetest.secrets import Finding, added
-from trainworks.plan.extend import Source
-from trainworks.plan.requirements import BaseImage, Distribution, GitRequirement, Wheel
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (

@@ -18,11 +18,11 @@ import pytest
 from documented import DOCUMENTED, PAGE
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
-from trainworks.cli.difference import Difference
 from trainworks.cli.grammar import CPU_TARGET, TARGET
-from trainworks.cli.push import Pushed
-from trainworks.cli.size_report import SizeReport
+from trainworks.inspect.difference import Difference
+from trainworks.inspect.sizes import SizeReport
 from trainworks.proof.verify import Verified
+from trainworks.registry.push import Pushed
 
 CPU = ("--framework", "pytorch", "--cuda", "cpu")
 ENGINE = ("--engine", "docker")

@@ -7,8 +7,8 @@ from dataclasses import replace
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from trainworks.cli.lock_inputs import check_locks
 from trainworks.facts.rows import Facts
+from trainworks.inputs.lock_artifacts import check_locks
 from trainworks.plan.locks import requirements_of
 from trainworks.plan.versions import artifact_rows, versions_of
 

@@ -15,9 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.cli import main
-from trainworks.cli.commands.build import parser
-from trainworks.cli.many import (
+from trainworks.build.many import (
     Job,
     Result,
     Runner,
@@ -30,6 +28,8 @@ from trainworks.cli.many import (
     words_for_each,
     worst,
 )
+from trainworks.cli import main
+from trainworks.cli.commands.build import parser
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import make_plan
@@ -187,7 +187,7 @@ def test_two_run_at_once_and_never_three(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import sys
-from trainworks.cli.many import Job, Runner
+from trainworks.build.many import Job, Runner
 waits = "import signal, sys; print('up', file=sys.stderr, flush=True); signal.pause()"
 jobs = [Job(name=name, argv=(sys.executable, "-c", waits)) for name in "abc"]
 def report(name, line):

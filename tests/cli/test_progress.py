@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from cli.terminal import Terminal
 from conftest import ROOT
 from engine.helpers import LOGS
-from trainworks.cli.many import texts_of
-from trainworks.cli.progress import BYTES, LOG_SECONDS, RELAY, Display, counted
-from trainworks.cli.report import LONGEST_BAR, bar, clock, row
+from trainworks.build.many import texts_of
+from trainworks.terminal.progress import BYTES, LOG_SECONDS, RELAY, Display, counted
+from trainworks.terminal.words import LONGEST_BAR, bar, clock, row
 
 # The numbers.
 
@@ -139,7 +139,7 @@ def test_a_file_tells_how_much_of_it_was_read() -> None:
 
 BUILD = f"""
 import sys
-from trainworks.cli.build_progress import BuildProgress
+from trainworks.terminal.build_progress import BuildProgress
 from trainworks.engine.progress import BuildKitParser, StepTally, Timings
 from trainworks.render.steps import build_steps
 
@@ -286,7 +286,7 @@ def test_a_failed_target_says_its_last_words_and_is_counted(tmp_path: Path) -> N
 
 BLOCK = """
 import sys
-from trainworks.cli.many import Block, Job, Runner
+from trainworks.build.many import Block, Job, Runner
 
 def job(name, program):
     return Job(name=name, argv=(sys.executable, "-c", program))

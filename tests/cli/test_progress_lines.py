@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from trainworks.cli.build_progress import BuildProgress
 from trainworks.engine.protocol import StepEvent
+from trainworks.terminal.build_progress import BuildProgress
 
 STEP = "RUN --mount=type=cache,id=x,target=/y     --mount=type=secret,id=z     make    all"
 

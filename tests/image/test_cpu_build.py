@@ -15,8 +15,7 @@ import pytest
 
 from documented import promised
 from image.support import ROOT, BuiltByCommand, build_command, copied_checkout
-from trainworks.cli.build import build_image
-from trainworks.cli.build_progress import BuildProgress
+from trainworks.build.image import build_image
 from trainworks.engine.protocol import StepEvent
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
@@ -24,6 +23,7 @@ from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.builds import current_builds
 from trainworks.render.dockerfile import render
+from trainworks.terminal.build_progress import BuildProgress
 
 pytestmark = pytest.mark.engine
 

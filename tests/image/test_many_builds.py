@@ -15,8 +15,7 @@ import pytest
 
 from documented import promised
 from image.support import engine_that_answers
-from trainworks.cli.build import ensure_base
-from trainworks.cli.build_progress import BuildProgress
+from trainworks.build.image import ensure_base
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError
@@ -24,6 +23,7 @@ from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.terminal.build_progress import BuildProgress
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -22,11 +22,11 @@ from lock.servers import (
     trickling,
     whole,
 )
-from trainworks.cli.sizes import file_sizes
 from trainworks.errors import LockError
 from trainworks.host.downloads import Client, Content, Limits, UnreachableError, without_credentials
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
+from trainworks.inputs.sizes import file_sizes
 
 NOISE = random.Random(7).randbytes(500_000)
 OTHER = random.Random(8).randbytes(500_000)

@@ -21,10 +21,10 @@ from lock.test_signatures import make_vendor
 from lock.test_signatures import pytestmark as needs_gpg
 from lock.trees import ROOT, TARGET, add_artifact, add_python_lock, make_tree
 from trainworks.cli import main
-from trainworks.cli.mirror import read_mirror
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
+from trainworks.inputs.mirror import read_mirror
 
 METIS = b"metis" * 20_000
 SHA256 = hashlib.sha256(METIS).hexdigest()

@@ -18,8 +18,8 @@ from lock.servers import Request, Server
 from trainworks.errors import LockError
 from trainworks.host.downloads import Client, Limits, UnreachableError
 from trainworks.host.pip import PipSettings
-from trainworks.host.registry import DEFAULT_REGISTRY, image_digest, split_reference
 from trainworks.host.settings import HostSettings
+from trainworks.registry.digest import DEFAULT_REGISTRY, image_digest, split_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 

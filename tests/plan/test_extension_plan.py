@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.facts.rows import SourceFile
-from trainworks.plan.checks import (
-    CommandCheck,
-    DebianPackageCheck,
-    LabelCheck,
-    PathCheck,
-    PythonImportsCheck,
-    SecretsCheck,
-)
-from trainworks.plan.extend import (
+from trainworks.extend.plan import (
     EntryPoint,
     check_distribution,
     check_foreign,
@@ -27,7 +18,7 @@ from trainworks.plan.extend import (
     find_entry_point,
     make_extension,
 )
-from trainworks.plan.requirements import (
+from trainworks.extend.requirements import (
     BaseImage,
     Distribution,
     GitRequirement,
@@ -36,6 +27,15 @@ from trainworks.plan.requirements import (
     locked_versions,
     read_requirements,
     wrong_builds,
+)
+from trainworks.facts.rows import SourceFile
+from trainworks.plan.checks import (
+    CommandCheck,
+    DebianPackageCheck,
+    LabelCheck,
+    PathCheck,
+    PythonImportsCheck,
+    SecretsCheck,
 )
 from trainworks_launcher.entry import choose_entry_point
 from trainworks_launcher.errors import Problem

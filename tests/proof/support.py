@@ -18,7 +18,6 @@ from in_toto_attestation.v1.statement import Statement
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
-from trainworks.cli.prove import texts_of
 from trainworks.engine.protocol import BuiltImage, EngineInformation
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
 from trainworks.imagetest import packages
@@ -27,6 +26,7 @@ from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import Contents, contents_of
 from trainworks.proof.envelope import PrivateKey, PublicKey, SigningKey
+from trainworks.proof.prove import texts_of
 from trainworks.proof.provenance import Builder, Checkout, provenance
 from trainworks.proof.verify import PROVENANCE_FILE
 from trainworks.render.dockerfile import Rendering

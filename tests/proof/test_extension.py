@@ -23,13 +23,13 @@ from proof.support import (
     spdx_problems,
 )
 from trainworks.cli import main
-from trainworks.cli.prove import texts_of
 from trainworks.engine.protocol import BuiltImage
+from trainworks.extend.plan import EntryPoint, make_extension
+from trainworks.extend.requirements import BaseImage
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest import packages
-from trainworks.plan.extend import EntryPoint, make_extension
-from trainworks.plan.requirements import BaseImage
 from trainworks.proof.components import Component, extension_contents, package_components
+from trainworks.proof.prove import texts_of
 from trainworks.proof.provenance import Checkout, extension_provenance
 from trainworks.render.dockerfile import Rendering
 

@@ -15,9 +15,9 @@ from aws import SECRET, moto_server, refusing
 from lock.servers import Server, serving
 from proof.support import Proven, read_envelope
 from trainworks.cli import main
-from trainworks.cli.keys import signing_key
 from trainworks.errors import ProofError
 from trainworks.proof.envelope import PrivateKey
+from trainworks.proof.keys import signing_key
 from trainworks.proof.verify import ATTESTATIONS_FILE
 
 REGION = "eu-west-1"

@@ -9,9 +9,9 @@ import pytest
 
 from lock.servers import Authority, Server, make_authority, serving
 from push.support import PASSWORD, USER, RegistryServer, docker_configuration, registry_server
-from trainworks.host.distribution import Patience, Registries
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
+from trainworks.registry.client import Patience, Registries
 
 QUICK = Patience(attempts=3, pause=0.01, connect_seconds=10, answer_seconds=30)
 

@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from proof.support import public_text, tiny_proof
 from push.support import RegistryServer
 from trainworks.cli import main
-from trainworks.cli.attach import PushedImage, attach, attach_vex, attached, check_same, find_pushed
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.rows import Facts
-from trainworks.host.distribution import IMAGE_CONFIGURATION, IMAGE_MANIFEST, Manifest, Registries, canonical
+from trainworks.proof.attach import PushedImage, attach, attach_vex, attached, check_same, find_pushed
+from trainworks.registry.client import IMAGE_CONFIGURATION, IMAGE_MANIFEST, Manifest, Registries, canonical
 
 KEY = ed25519.Ed25519PrivateKey.generate()
 

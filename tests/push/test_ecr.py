@@ -15,8 +15,8 @@ from lock.servers import Server
 from push.support import PASSWORD, USER, RegistryServer, Tunnel, docker_configuration
 from push.test_registry import put_image
 from trainworks.cli import main
-from trainworks.host import ecr
-from trainworks.host.distribution import Registries
+from trainworks.registry import ecr
+from trainworks.registry.client import Registries
 
 ACCOUNT, REGION = "123456789012", "eu-west-1"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"

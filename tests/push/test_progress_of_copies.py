@@ -12,7 +12,7 @@ import pytest
 from cli.terminal import Terminal
 from lock.servers import Request, Server
 from push.support import ROOT, RegistryServer
-from trainworks.host.distribution import (
+from trainworks.registry.client import (
     IMAGE_CONFIGURATION,
     IMAGE_LAYER,
     IMAGE_MANIFEST,

@@ -22,8 +22,6 @@ from image.support import build_once, engine_that_answers
 from proof.support import public_text, tiny_proof
 from push.support import PASSWORD, ROOT, RegistryServer
 from trainworks.cli import main
-from trainworks.cli.attach import attach, check_same, find_pushed
-from trainworks.cli.push import Pushed, Tags, push_image, tags_for
 from trainworks.engine import ENGINES
 from trainworks.engine.archive import write_archive
 from trainworks.engine.buildah import BuildahEngine
@@ -31,10 +29,12 @@ from trainworks.engine.protocol import BuildRequest
 from trainworks.errors import ProofError, RegistryError, UnknownNameError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.host.distribution import Registries
 from trainworks.imagetest.run import run_checks
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
+from trainworks.proof.attach import attach, check_same, find_pushed
+from trainworks.registry.client import Registries
+from trainworks.registry.push import Pushed, Tags, push_image, tags_for
 
 pytestmark = pytest.mark.engine
 

@@ -19,11 +19,11 @@ import pytest
 from lock.servers import Request, Server
 from push.support import PASSWORD, USER, RegistryServer, docker_configuration
 from trainworks.cli import main
-from trainworks.cli.push import DATED, split_source, tags_for
 from trainworks.errors import RegistryError
 from trainworks.facts.rows import Facts
-from trainworks.host.compression import BLOCK, compress
-from trainworks.host.distribution import (
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
+from trainworks.registry.client import (
     IMAGE_CONFIGURATION,
     IMAGE_LAYER,
     IMAGE_MANIFEST,
@@ -33,8 +33,8 @@ from trainworks.host.distribution import (
     canonical,
     digest_of,
 )
-from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for
+from trainworks.registry.compression import BLOCK, compress
+from trainworks.registry.push import DATED, split_source, tags_for
 
 BASIC = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 

@@ -12,13 +12,13 @@ from threading import Thread
 
 import pytest
 
+from trainworks.build.record import record
 from trainworks.cli import main
-from trainworks.cli.listing import list_text, summary_markdown
-from trainworks.cli.record import record
-from trainworks.cli.subjects import read_checkout
 from trainworks.errors import FactsError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
+from trainworks.inspect.listing import list_text, summary_markdown
+from trainworks.proof.subjects import read_checkout
 from trainworks.render.builds import current_builds, inputs_of_target
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.extend.plan import EntryPoint, ExtensionPlan, Source, make_extension
+from trainworks.extend.render import RECIPES, render_extension, render_wheels
+from trainworks.extend.requirements import BaseImage, Distribution, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.plan.extend import EntryPoint, ExtensionPlan, Source, make_extension
-from trainworks.plan.requirements import BaseImage, Distribution, Wheel
 from trainworks.render.dockerfile import Rendering
-from trainworks.render.extend import RECIPES, render_extension, render_wheels
 
 ARCHIVE = AptSource(uri="http://deb.example/debian", suite="bookworm", components="main")
 REQUIREMENTS = "six==1.17.0 --hash=sha256:" + "0" * 64 + "\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.helpers import LOGS, events_of
-from trainworks.cli.history import last_build, record_build
+from trainworks.build.history import last_build, record_build
 from trainworks.engine.progress import StepTally, Timings
 from trainworks.engine.protocol import StepEvent
 from trainworks.facts.rows import Facts

@@ -15,9 +15,9 @@ import pytest
 
 from reports.browser import Browser, browser
 from trainworks.cli import main
-from trainworks.cli.catalogue import catalogue_of, features_of, render_catalogue
 from trainworks.cli.commands import build
 from trainworks.facts.rows import Facts
+from trainworks.inspect.catalogue import catalogue_of, features_of, render_catalogue
 from trainworks.plan.model import Missing, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.builds import current_builds

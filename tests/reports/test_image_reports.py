@@ -14,10 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.cli.contents import Contents, File, plan_of_target
-from trainworks.cli.difference import FileChange, as_text, changelog, difference, folder_of
-from trainworks.cli.size_report import as_text as size_text
-from trainworks.cli.size_report import (
+from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
+from trainworks.errors import OutputError
+from trainworks.facts.rows import Facts
+from trainworks.imagetest import inventory, questions
+from trainworks.inspect.difference import FileChange, as_text, changelog, difference, folder_of
+from trainworks.inspect.image_contents import Contents, File, plan_of_target
+from trainworks.inspect.sizes import as_text as size_text
+from trainworks.inspect.sizes import (
     growth_of,
     growth_text,
     instruction_of,
@@ -26,10 +30,6 @@ from trainworks.cli.size_report import (
     remember,
     size_report,
 )
-from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
-from trainworks.errors import OutputError
-from trainworks.facts.rows import Facts
-from trainworks.imagetest import inventory, questions
 from trainworks.plan.difference import Change
 from trainworks.render.dockerfile import render
 

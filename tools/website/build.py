@@ -15,9 +15,9 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from trainworks.cli.catalogue import Entry, catalogue_of, render_catalogue
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
+from trainworks.inspect.catalogue import Entry, catalogue_of, render_catalogue
 from website import commands, launcher, reference
 from website.markdown import link
 

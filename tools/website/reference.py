@@ -10,10 +10,10 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from trainworks.cli.catalogue import Entry
-from trainworks.cli.listing import sorted_rows
 from trainworks.facts.load import schemas
 from trainworks.facts.rows import Component, Facts, Rule, TargetRow
+from trainworks.inspect.catalogue import Entry
+from trainworks.inspect.listing import sorted_rows
 from trainworks.lint.findings import SEVERITIES
 from trainworks.lint.rules import RULES
 from trainworks.plan.select import version_key

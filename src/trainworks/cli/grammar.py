@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from trainworks.cli.output import put
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.plan.names import nearest
+from trainworks.terminal.output import put
 
 WIDTH = 100
 """Columns of a help at most."""

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainworks.cli.contents import plan_of_target, reference_of
-from trainworks.cli.output import say
-from trainworks.cli.progress import DISPLAY
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import CompatibilityError, LockError, OutputError, UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
 from trainworks.imagetest.questions import list_packages
+from trainworks.inspect.image_contents import plan_of_target, reference_of
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.components import (
     Component,
@@ -29,6 +27,8 @@ from trainworks.proof.components import (
     package_components,
 )
 from trainworks.proof.cyclonedx import references_of
+from trainworks.terminal.output import say
+from trainworks.terminal.progress import DISPLAY
 from trainworks.vulnerabilities.installed import Installed, read_purl
 from trainworks.vulnerabilities.vex import Subject
 

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from trainworks.cli.commands import BUILD, COMMANDS, command_named
-from trainworks.cli.output import put_json, silence
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.plan.names import nearest
+from trainworks.terminal.output import put_json, silence
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
@@ -86,7 +86,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _say_error(error: TrainworksError, *, as_json: bool) -> None:
-    from trainworks.cli.report import describe
+    from trainworks.terminal.words import describe
 
     if as_json and not error.reported:
         content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}

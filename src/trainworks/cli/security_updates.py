@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from packageurl import PackageURL
 
 from trainworks.cli.looking import Looked
-from trainworks.cli.output import say
 from trainworks.errors import HostError, OutputError
 from trainworks.host.security import Candidate, Pocket, fixes_in, security_pocket, security_sources
 from trainworks.host.settings import HostSettings
+from trainworks.terminal.output import say
 from trainworks.vulnerabilities.advisory import Advisory, Affected
 from trainworks.vulnerabilities.installed import Installed, qualifiers_of
 from trainworks.vulnerabilities.versions import BEGINNING, UnreadableVersionError, compare_debian, newest

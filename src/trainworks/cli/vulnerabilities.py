@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainworks.cli.advisories import Read, published, read_given
-from trainworks.cli.attach import attach_vex, check_same, find_pushed
-from trainworks.cli.fetching import Fetching
 from trainworks.cli.looking import look, read_text
-from trainworks.cli.output import say
 from trainworks.cli.security_updates import ask_archive
 from trainworks.cli.vulnerability_report import Compared, Report, as_vex
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Facts
-from trainworks.host.distribution import Registries
 from trainworks.host.downloads import Client, Limits
 from trainworks.host.settings import read_host_settings
+from trainworks.proof.attach import attach_vex, check_same, find_pushed
+from trainworks.registry.client import Registries
+from trainworks.terminal.fetching import Fetching
+from trainworks.terminal.output import say
 from trainworks.vulnerabilities.advisory import Advisory
 from trainworks.vulnerabilities.ignore import read_rows, sort_findings
 from trainworks.vulnerabilities.match import match

@@ -11,11 +11,11 @@ from packaging.utils import canonicalize_name
 
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
+from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
+from trainworks.extend.requirements import BaseImage, locked_hashes
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
 from trainworks.imagetest.packages import Answer, PythonDistribution, SystemPackage
-from trainworks.plan.extend import CODE_FOLDER, ExtensionPlan
 from trainworks.plan.model import ImagePlan
-from trainworks.plan.requirements import BaseImage, locked_hashes
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from trainworks.engine.protocol import EngineInformation
-from trainworks.plan.extend import ExtensionPlan
+from trainworks.extend.plan import ExtensionPlan
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.proof.components import Contents, artifacts_of, python_purl
 from trainworks.render.dockerfile import Rendering

@@ -25,7 +25,6 @@ from trainworks.cli.grammar import (
     add_repositories,
     add_until,
 )
-from trainworks.cli.output import put, put_result
 from trainworks.errors import (
     BuildError,
     CompatibilityError,
@@ -39,6 +38,7 @@ from trainworks.errors import (
     RegistryError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put, put_result
 
 if TYPE_CHECKING:
     from trainworks.facts.rows import Facts
@@ -136,7 +136,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
 
     if options.list:
-        from trainworks.cli.listing import list_json, list_text
+        from trainworks.inspect.listing import list_json, list_text
 
         facts = load(root)
         put(list_json(facts) if options.format == "json" else list_text(facts))
@@ -182,14 +182,14 @@ def run(options: Namespace, root: Path) -> int:
 
 
 def _many(options: Namespace, facts: Facts, root: Path) -> int:
-    from trainworks.cli.many import build_many
+    from trainworks.build.many import build_many
 
     chosen = {"--framework": options.framework, "--cuda": options.cuda, "--python": options.python}
     named = [flag for flag, value in (chosen | {"--framework-version": options.framework_version}).items() if value]
     if named:
         parser().error(f"{' and '.join(named)}: --all and --only choose targets by their names")
     if options.bake:
-        from trainworks.cli.bake import write_bake
+        from trainworks.build.bake import write_bake
 
         if options.output is None:
             parser().error("--bake needs --output DIR, a folder for the file and the contexts")
@@ -198,7 +198,7 @@ def _many(options: Namespace, facts: Facts, root: Path) -> int:
 
 
 def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Namespace) -> int:
-    from trainworks.cli.history import last_build
+    from trainworks.build.history import last_build
     from trainworks.render.forecast import forecast
 
     last = last_build(plan.tags[0], os.environ)
@@ -210,7 +210,7 @@ def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Nam
 
 def _describe_sources(plan: ImagePlan, options: Namespace) -> str:
     """Return for people which sources the build would have to download; nothing is asked for."""
-    from trainworks.cli.mirror import read_mirror
+    from trainworks.inputs.mirror import read_mirror
     from trainworks.inputs.sources import Places, cache_folder, missing_sources
 
     mirror = read_mirror(options.mirror, offline=options.offline)
@@ -254,7 +254,7 @@ def describe_plan(plan: ImagePlan) -> str:
 
 
 def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -> int:
-    from trainworks.cli.context import replace_output, write_context
+    from trainworks.build.context import replace_output, write_context
 
     if options.output is not None:
         replace_output(rendering, options.output)
@@ -270,16 +270,16 @@ def _show_rendering(plan: ImagePlan, rendering: Rendering, options: Namespace) -
 
 
 def _build(request: Request, plan: ImagePlan, facts: Facts, options: Namespace, root: Path) -> int:
-    from trainworks.cli.build import broken_promises, build_image, check_image, describe_result
-    from trainworks.cli.build_progress import BuildProgress
-    from trainworks.cli.history import last_build, record_build
-    from trainworks.cli.mirror import check_mirror, read_mirror, refuse_unlocked
-    from trainworks.cli.output import say
-    from trainworks.cli.source_code import describe_left_out, reachable_plan
+    from trainworks.build.history import last_build, record_build
+    from trainworks.build.image import broken_promises, build_image, check_image, describe_result
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
+    from trainworks.inputs.mirror import check_mirror, read_mirror, refuse_unlocked
+    from trainworks.inputs.source_code import describe_left_out, reachable_plan
     from trainworks.render.dockerfile import render
     from trainworks.render.forecast import inputs_of
+    from trainworks.terminal.build_progress import BuildProgress
+    from trainworks.terminal.output import say
 
     refuse_unlocked(plan)
     mirror = read_mirror(options.mirror, offline=options.offline)
@@ -293,7 +293,7 @@ def _build(request: Request, plan: ImagePlan, facts: Facts, options: Namespace, 
         say(describe_left_out(plan, left_out))
     rendering = render(plan, facts)
     if options.record:
-        from trainworks.cli.record import refuse_record
+        from trainworks.build.record import refuse_record
 
         refuse_record(plan, rendering, facts, root)
     engine = choose(options.engine)
@@ -332,13 +332,13 @@ def _build(request: Request, plan: ImagePlan, facts: Facts, options: Namespace, 
         report["checks"] = [asdict(outcome) for outcome in results]
         broken = broken_promises(plan, results)
     if options.record and broken is None:
-        from trainworks.cli.record import record_result
+        from trainworks.build.record import record_result
 
         say(f"recorded in {record_result(plan, rendering, facts, result, engine, root, os.environ)}")
     text = f"{plan.tags[0]}\n"
     if options.push and broken is None:
-        from trainworks.cli.push import push_image, report_of, tags_for, text_of
-        from trainworks.host.distribution import Registries
+        from trainworks.registry.client import Registries
+        from trainworks.registry.push import push_image, report_of, tags_for, text_of
 
         tags = tags_for(plan.tags[0], options.fixed_tags, options.moving_tags)
         with Registries(settings, report=say) as registries:

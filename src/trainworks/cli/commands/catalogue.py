@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, Example, Grammar, add_format
-from trainworks.cli.output import put, put_result, write_file
 from trainworks.errors import FactsError
+from trainworks.terminal.output import put, put_result, write_file
 
 
 def parser() -> Grammar:
@@ -34,8 +34,8 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the catalogue."""
-    from trainworks.cli.catalogue import as_json, catalogue_of, render_catalogue
     from trainworks.facts.load import load
+    from trainworks.inspect.catalogue import as_json, catalogue_of, render_catalogue
 
     facts = load(root)
     entries = catalogue_of(facts)

@@ -6,7 +6,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put_result, write_file
 from trainworks.errors import (
     EngineError,
     EngineUnavailableError,
@@ -15,6 +14,7 @@ from trainworks.errors import (
     OutputError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put_result, write_file
 
 
 def parser() -> Grammar:
@@ -46,10 +46,10 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write a changelog."""
-    from trainworks.cli.contents import read_contents, reference_of
-    from trainworks.cli.difference import changelog
     from trainworks.engine import choose
     from trainworks.facts.load import load
+    from trainworks.inspect.difference import changelog
+    from trainworks.inspect.image_contents import read_contents, reference_of
 
     existing = ""
     if options.file is not None and options.file.exists():

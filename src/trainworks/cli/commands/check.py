@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, TARGET, Example, Grammar, add_format, add_only
-from trainworks.cli.output import put
 from trainworks.errors import CompatibilityError, FactsError, LockError, UnknownNameError
+from trainworks.terminal.output import put
 
 
 def parser() -> Grammar:
@@ -33,8 +33,8 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Check targets."""
-    from trainworks.cli.check import as_json, as_text, check, exit_status_of
     from trainworks.facts.load import load
+    from trainworks.inspect.check import as_json, as_text, check, exit_status_of
 
     findings = check(load(root), options.only)
     put(as_json(findings) if options.format == "json" else as_text(findings))

@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, Example, Grammar, add_format
-from trainworks.cli.output import put, put_result
+from trainworks.terminal.output import put, put_result
 
 SHELLS = ("bash", "zsh", "fish")
 """Each has a script in ``cli/shells``."""

@@ -6,7 +6,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import CPU_TARGET, DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
     EngineError,
@@ -16,6 +15,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -59,10 +59,10 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Compare two images."""
-    from trainworks.cli.contents import plans_of_targets, read_contents, reference_of
-    from trainworks.cli.difference import as_text, difference, planned_as_text
     from trainworks.engine import choose
     from trainworks.facts.load import load
+    from trainworks.inspect.difference import as_text, difference, planned_as_text
+    from trainworks.inspect.image_contents import plans_of_targets, read_contents, reference_of
     from trainworks.plan.difference import plan_difference
 
     facts = load(root)

@@ -17,7 +17,6 @@ from trainworks.cli.grammar import (
     add_format,
     add_until,
 )
-from trainworks.cli.output import put, put_result
 from trainworks.errors import (
     BuildError,
     EngineError,
@@ -28,6 +27,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put, put_result
 
 STAGES = ("render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
@@ -89,7 +89,7 @@ def add_contents(grammar: Grammar) -> None:
 
 def run(options: Namespace, root: Path) -> int:
     """Extend an image."""
-    from trainworks.cli.extend import extend
+    from trainworks.extend.image import extend
 
     done = extend(options, root, os.environ)
     if options.until == "render" and options.format == "text":

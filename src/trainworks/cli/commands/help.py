@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainworks.cli.commands import COMMANDS, GROUPS, grammar_of
 from trainworks.cli.grammar import Example, Grammar, add_format
-from trainworks.cli.output import put, put_json
+from trainworks.terminal.output import put, put_json
 
 START = """\
 Builds, tests, delivers and proves the container images in which people train deep-learning models.

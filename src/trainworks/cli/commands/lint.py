@@ -6,8 +6,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import CPU_TARGET, Example, Grammar, Source, add_format
-from trainworks.cli.output import put
 from trainworks.errors import LintError
+from trainworks.terminal.output import put
 
 
 def parser() -> Grammar:

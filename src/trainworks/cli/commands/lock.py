@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
-from trainworks.cli.output import put, put_json
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
+from trainworks.terminal.output import put, put_json
 
 
 def parser() -> Grammar:
@@ -43,15 +43,15 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Lock targets; whatever fails is said at the end, and the rest is written."""
-    from trainworks.cli.fetching import Fetching
-    from trainworks.cli.lock import write_python_lock
-    from trainworks.cli.lock_inputs import check_locks, lock_artifacts, lock_base_images
-    from trainworks.cli.output import say
-    from trainworks.cli.progress import DISPLAY
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
+    from trainworks.inputs.lock_artifacts import check_locks, lock_artifacts, lock_base_images
+    from trainworks.inputs.lock_python import write_python_lock
     from trainworks.plan.select import rows_named
+    from trainworks.terminal.fetching import Fetching
+    from trainworks.terminal.output import say
+    from trainworks.terminal.progress import DISPLAY
 
     facts = load(root)
     rows = rows_named(options.only, facts)

@@ -7,8 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
-from trainworks.cli.output import put_result
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -36,13 +36,13 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Fill a mirror."""
-    from trainworks.cli.fetching import Fetching
-    from trainworks.cli.mirror import fill_mirror
-    from trainworks.cli.output import say
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
+    from trainworks.inputs.mirror import fill_mirror
     from trainworks.plan.select import rows_named
+    from trainworks.terminal.fetching import Fetching
+    from trainworks.terminal.output import say
 
     facts = load(root)
     rows = rows_named(options.only, facts)

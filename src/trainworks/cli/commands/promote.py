@@ -7,8 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import HOST_SETTINGS, LOGINS, Example, Grammar, add_format, add_tags
-from trainworks.cli.output import put_result
 from trainworks.errors import HostError, RegistryError
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -45,10 +45,10 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command is called so
     """Promote an image."""
-    from trainworks.cli.output import say
-    from trainworks.cli.push import check_tags, promote_image, report_of, text_of
-    from trainworks.host.distribution import Registries
     from trainworks.host.settings import read_host_settings
+    from trainworks.registry.client import Registries
+    from trainworks.registry.push import check_tags, promote_image, report_of, text_of
+    from trainworks.terminal.output import say
 
     tags = check_tags(options.fixed_tags, options.moving_tags)
     with Registries(read_host_settings(os.environ), report=say) as registries:

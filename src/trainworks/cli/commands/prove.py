@@ -20,7 +20,6 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
     EngineError,
@@ -35,6 +34,7 @@ from trainworks.errors import (
     RegistryError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -110,7 +110,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
-    from trainworks.cli.prove import prove
+    from trainworks.proof.prove import prove
 
     proof = prove(options, root, os.environ)
     content = {

@@ -18,7 +18,6 @@ from trainworks.cli.grammar import (
     add_format,
     add_repositories,
 )
-from trainworks.cli.output import put_result
 from trainworks.errors import (
     EngineError,
     EngineUnavailableError,
@@ -28,6 +27,7 @@ from trainworks.errors import (
     RegistryError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -64,11 +64,11 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Push an image."""
-    from trainworks.cli.output import say
-    from trainworks.cli.push import push_image, report_of, tags_for, text_of
     from trainworks.engine import choose
-    from trainworks.host.distribution import Registries
     from trainworks.host.settings import read_host_settings
+    from trainworks.registry.client import Registries
+    from trainworks.registry.push import push_image, report_of, tags_for, text_of
+    from trainworks.terminal.output import say
 
     is_target = not set(":/") & set(options.image)
     reference = _image_of_target(options.image, root) if is_target else options.image

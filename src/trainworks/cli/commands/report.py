@@ -7,7 +7,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import DOCKER_HOST, FACTS, MEMORY, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put_result
 from trainworks.errors import (
     CompatibilityError,
     EngineError,
@@ -17,6 +16,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -55,10 +55,10 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Report on an image."""
-    from trainworks.cli.contents import plan_of_target, read_contents, reference_of
-    from trainworks.cli.size_report import SizeReport, as_text, growth_of, read_report, remember, size_report
     from trainworks.engine import choose
     from trainworks.facts.load import load
+    from trainworks.inspect.image_contents import plan_of_target, read_contents, reference_of
+    from trainworks.inspect.sizes import SizeReport, as_text, growth_of, read_report, remember, size_report
 
     facts = load(root)
     engine = choose(options.engine)

@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import Example, Grammar, Source, add_format
-from trainworks.cli.output import put_result
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -31,7 +31,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the schemas."""
-    from trainworks.cli.schema import write_schemas
+    from trainworks.facts.schema import write_schemas
 
     files = [str(path) for path in write_schemas(root / "images" / "schema")]
     put_result(options, {"files": files}, "".join(f"{file}\n" for file in files))

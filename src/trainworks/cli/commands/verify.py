@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainworks.cli.grammar import AWS_REGION, DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
-from trainworks.cli.output import put_result
 from trainworks.errors import (
     EngineError,
     EngineUnavailableError,
@@ -17,6 +16,7 @@ from trainworks.errors import (
     RegistryError,
     UnknownNameError,
 )
+from trainworks.terminal.output import put_result
 
 
 def parser() -> Grammar:
@@ -62,7 +62,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, _root: Path) -> int:
     """Check a proof, and print what it proves."""
-    from trainworks.cli.prove import describe, verify
+    from trainworks.proof.prove import describe, verify
 
     proven = verify(options, os.environ)
     content = {"image": options.image, **asdict(proven)}

@@ -20,7 +20,6 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.cli.output import put, put_result, say, write_file
 from trainworks.errors import (
     EngineError,
     EngineUnavailableError,
@@ -32,6 +31,7 @@ from trainworks.errors import (
     UnknownNameError,
     VulnerabilityError,
 )
+from trainworks.terminal.output import put, put_result, say, write_file
 from trainworks.vulnerabilities import LEVELS
 
 

@@ -1,0 +1,1 @@
+"""Builds images: base, context, engine, checks, record."""

@@ -1,0 +1,100 @@
+"""``build.py --record``: writes into ``images/built.toml`` that a target was built, and that its image tests passed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainworks.build.context import one_at_a_time
+from trainworks.build.image import BuildResult
+from trainworks.engine.protocol import Engine
+from trainworks.errors import OutputError
+from trainworks.facts.load import BUILT
+from trainworks.facts.rows import Built, Facts
+from trainworks.inputs.lock_python import write_lock
+from trainworks.plan.model import ImagePlan
+from trainworks.render.builds import inputs_of_target
+from trainworks.render.dockerfile import Rendering
+
+HEADER = """\
+# Written by `python build.py ... --record`; do not edit. The last build of each target that passed all its image tests.
+# `inputs` is the digest of all that decides the image. A build counts as built for real while that is the digest of
+# today's recipe; after a change it is shown as built from an older recipe. `seconds` is with whatever was cached, and
+# absent where the engine had the image already.
+"""
+
+
+def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Path) -> None:
+    """Say before a build that it cannot be recorded.
+
+    Raises:
+        OutputError: The image is not the target's own, or the file cannot be written.
+    """
+    row = next(row for row in facts.targets if facts.name_of(row) == plan.target.name)
+    if rendering.digest != inputs_of_target(row, facts):
+        raise OutputError(
+            f"--record: this image is a variant of {plan.target.name}, and not the target itself",
+            hint="leave out --with and --without, or leave out --record",
+        )
+    path = root / "images" / BUILT
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or not os.access(path.parent, os.W_OK):
+        raise OutputError(f"--record: {path} cannot be written", hint="use a checkout of your own, or --root")
+
+
+def record_result(
+    plan: ImagePlan,
+    rendering: Rendering,
+    facts: Facts,
+    result: BuildResult,
+    engine: Engine,
+    root: Path,
+    environment: Mapping[str, str],
+) -> Path:
+    """Record a build whose image tests all passed; returns the file. Raises ``OutputError``."""
+    built = Built(
+        target=plan.target.name,
+        inputs=rendering.digest,
+        engine=engine.name,
+        date=datetime.now(UTC).date().isoformat(),
+        megabytes=round(result.image.size / 1_000_000),
+        seconds=0 if result.unchanged else max(1, round(result.seconds)),
+    )
+    return record(built, {facts.name_of(row) for row in facts.targets}, root, environment)
+
+
+def record(built: Built, targets: Collection[str], root: Path, environment: Mapping[str, str]) -> Path:
+    """Write a build into the file, in the place of the target's last one; others that want to write wait.
+
+    Args:
+        built: The build.
+        targets: The names of all targets: the records of others go.
+        root: The checkout.
+        environment: The process's environment, which says where the lock of the file lies.
+
+    Raises:
+        OutputError: The file cannot be read or written.
+    """
+    path = root / "images" / BUILT
+    with one_at_a_time(str(path.resolve()), environment):
+        rows = {row.target: row for row in _read(path)} | {built.target: built}
+        write_lock(path, HEADER + "".join(_as_toml(rows[name]) for name in sorted(rows) if name in targets))
+    return path
+
+
+def _read(path: Path) -> list[Built]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return [Built(**row) for row in content.get("built", [])]
+    except (OSError, ValueError, TypeError) as error:
+        raise OutputError(f"{path} cannot be read: {error}") from error
+
+
+def _as_toml(built: Built) -> str:
+    values = {name: value for name, value in asdict(built).items() if value}
+    # JSON's strings and numbers are TOML's as well.
+    return "\n[[built]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())

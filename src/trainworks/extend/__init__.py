@@ -1,0 +1,1 @@
+"""Extends an image with a project's requirements and code."""

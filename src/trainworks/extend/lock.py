@@ -1,0 +1,340 @@
+"""The requirements that an image is extended with: read with what they include, and locked once for each base."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from trainworks.engine.scratch import private_folder
+from trainworks.errors import ExtendError, LockError, OutputError
+from trainworks.extend.requirements import (
+    BaseImage,
+    Distribution,
+    GitRequirement,
+    Requirement,
+    Wheel,
+    check_hashes,
+    locked_versions,
+    read_requirements,
+    wrong_builds,
+)
+from trainworks.extend.wheels import read_wheel
+from trainworks.host.pip import local_path, uv_configuration
+from trainworks.host.settings import HostSettings
+from trainworks.inputs.lock_python import run_uv
+from trainworks.terminal.output import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a requirements file and all that it includes ask for.
+
+    Attributes:
+        requirements: Of distributions with a version; among them those that name a wheel.
+        sources: Of git repositories.
+        constraints: Of which versions, where anything asks for them.
+        wheels: Path or address of a wheel, as a requirement names it, to the wheel.
+    """
+
+    requirements: tuple[Requirement, ...] = ()
+    sources: tuple[GitRequirement, ...] = ()
+    constraints: tuple[Requirement, ...] = ()
+    wheels: Mapping[str, Wheel] = field(default_factory=dict)
+
+    @property
+    def hashed(self) -> bool:
+        """Whether the user locked them: they are taken as they are."""
+        return any(requirement.hashed for requirement in self.requirements)
+
+
+def read_wanted(file: Path) -> tuple[Wanted, list[str]]:
+    """Read a requirements file, the files that it includes (``-r``, ``-c``) and the wheels that it names.
+
+    Included files lie relative to the file that names them, as for pip. So do wheels, or else relative to the current
+    folder, where pip looks for them.
+
+    Returns:
+        What they ask for, and everything that is wrong with them.
+    """
+    requirements: list[Requirement] = []
+    sources: list[GitRequirement] = []
+    constraints: list[Requirement] = []
+    wheels: dict[str, Wheel] = {}
+    problems: list[str] = []
+    done: set[tuple[Path, bool]] = set()
+
+    def read(path: Path, place: str, above: tuple[Path, ...], *, constraint: bool) -> None:
+        there = path.resolve()
+        if there in above:
+            problems.append(f"{place}: {path} includes itself: {' -> '.join(map(str, (*above, there)))}")
+            return
+        if (there, constraint) in done:
+            return
+        done.add((there, constraint))
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"{place}: {path}: {error.strerror if isinstance(error, OSError) else 'it is not UTF-8'}")
+            return
+        found = read_requirements(text, str(path))
+        problems.extend(found.problems)
+        for include in found.includes:
+            deeper = constraint or include.constraint
+            read(path.parent / include.path, include.place, (*above, there), constraint=deeper)
+        if constraint:
+            constraints.extend(found.requirements)
+            direct = [each.place for each in found.requirements if each.wheel]
+            direct += [each.place for each in found.sources]
+            problems.extend(f"{each}: a constraint is a name with versions, such as numpy<2" for each in direct)
+            return
+        requirements.extend(found.requirements)
+        sources.extend(found.sources)
+        for requirement in found.requirements:
+            if requirement.wheel:
+                try:
+                    wheels[requirement.wheel] = _read_wheel(requirement, path.parent)
+                except (OSError, ValueError) as error:
+                    reason = error.strerror if isinstance(error, OSError) else error
+                    problems.append(f"{requirement.place}: {reason}")
+
+    read(file, "--requirements", (), constraint=False)
+    problems += check_hashes(requirements, sources)
+    wanted = Wanted(
+        requirements=tuple(requirements), sources=tuple(sources), constraints=tuple(constraints), wheels=wheels
+    )
+    return wanted, problems
+
+
+def _read_wheel(requirement: Requirement, folder: Path) -> Wheel:
+    """Read the wheel that a requirement names; raises ``OSError`` or ``ValueError``."""
+    named = local_path(requirement.wheel.partition("#")[0])
+    assert named is not None, "an address on the network is a problem of its line"
+    path = folder / named if (folder / named).exists() else named
+    extras = requirement.specification.extras
+    wheel = read_wheel(path.name, path.read_bytes(), extras=f"[{','.join(sorted(extras))}]" if extras else "")
+    if requirement.hashed and wheel.sha256 not in requirement.hashes:
+        raise ValueError(f"the file's hash is another one: sha256:{wheel.sha256}")
+    return wheel
+
+
+def lock_path_of(requirements: Path, base: str) -> Path:
+    """Return where the hash-locked form of a requirements file lies: beside it, one for each base."""
+    name = re.sub(r"[/:@]", "+", base)
+    return requirements.with_name(f"{requirements.stem}.{name}.locked.txt")
+
+
+def locks_of(requirements: Path) -> list[str]:
+    """Return the names of all locks that lie beside a requirements file, whatever their base."""
+    return [path.name for path in requirements.parent.glob(f"{glob.escape(requirements.stem)}.*.locked.txt")]
+
+
+def locked_commits(path: Path) -> dict[str, str]:
+    """Return the commits that a lock has: git requirement to commit."""
+    return dict(_COMMIT.findall(_text_of(path)))
+
+
+_COMMIT = re.compile(r"^# (git\+\S+) is commit ([0-9a-f]{40})$", re.MULTILINE)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolvable:
+    """What a lock is made for.
+
+    Attributes:
+        lines: Requirements of names and versions, as pip reads them.
+        constraints: Lines of the same form.
+        wheels: Wheels that are installed whatever an index has.
+        commits: Git requirement to its commit.
+    """
+
+    lines: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    wheels: tuple[Wheel, ...] = ()
+    commits: Mapping[str, str] = field(default_factory=dict)
+
+
+def lock_requirements(
+    wanted: Resolvable,
+    path: Path,
+    base: BaseImage,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    *,
+    with_index: HostSettings,
+    companions: Container[str],
+    output: Path | None,
+    resolving: bool,
+) -> tuple[str, Path]:
+    """Return hash-locked requirements and the file that they are in: kept from last time while it fits.
+
+    Args:
+        wanted: The requirements.
+        path: Where the lock lies.
+        base: What they have to go together with.
+        settings: This machine's indexes.
+        environment: The process's.
+        with_index: The same with the index that the base was built from, which is asked only where the others have
+            another build of what goes with torch.
+        output: A folder that gets the build context; nothing is written beside the requirements then.
+        companions: See ``wrong_builds``.
+        resolving: Whether requirements that have no lock, or another's, get a new one.
+
+    Raises:
+        ExtendError: There is a file in the lock's place that is not ours, or no index has the base's build.
+        LockError: There is no lock that fits and none may be made, or no set of wheels fits.
+        OutputError: The lock cannot be written.
+    """
+    mark = f"# inputs: {_inputs_digest(wanted, base)}\n"
+    there = _text_of(path)
+    if mark in there:
+        return there, path
+    if not resolving:
+        raise LockError(
+            f"{path} is not there, or not for these requirements and this base",
+            hint="`build.py extend` with the same choice writes it",
+        )
+    if there and not there.startswith(HEADER):
+        raise ExtendError(
+            [f"{path} exists and is not ours to replace: the hash-locked requirements would be written there"]
+        )
+    resolved = resolve(wanted, base, settings, environment, where=str(path))
+    wrong = _wrong_builds(resolved, base, companions)
+    if wrong and with_index != settings:
+        with contextlib.suppress(LockError):
+            resolved = resolve(wanted, base, with_index, environment, where=str(path))
+            wrong = _wrong_builds(resolved, base, companions)
+    if wrong:
+        # Not written: with another index the same requirements have another lock.
+        raise ExtendError(wrong, hint="nothing was built")
+    locked = (
+        f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve again.\n{mark}"
+        + "".join(f"# {source} is commit {commit}\n" for source, commit in sorted(wanted.commits.items()))
+        + resolved
+        + "".join(f"{wheel.pin}\n" for wheel in wanted.wheels if not wheel.built)
+    )
+    if output is None:
+        try:
+            path.write_text(locked, encoding="utf-8")
+        except OSError as error:
+            raise OutputError(
+                f"{path} cannot be written: {error.strerror}", hint="name a folder with --output"
+            ) from error
+        say(f"  resolved and hashed: {path}")
+        return locked, path
+    return locked, output / "requirements.txt"
+
+
+HEADER = "# Written by `python build.py extend`: every file by its hash,"
+
+
+def _wrong_builds(resolved: str, base: BaseImage, companions: Container[str]) -> list[str]:
+    return wrong_builds(locked_versions(read_requirements(resolved, "").requirements, base), base, companions)
+
+
+def _inputs_digest(wanted: Resolvable, base: BaseImage) -> str:
+    """Return the hash of everything that decides what requirements resolve to, but for what indexes have."""
+    wheels = [
+        (wheel.name, wheel.version, wheel.extras, wheel.requires, "" if wheel.built else wheel.sha256)
+        for wheel in wanted.wheels
+    ]
+    commits = sorted(wanted.commits.items())
+    of_base = (base.version, base.glibc, base.machine, [asdict(row) for row in base.distributions])
+    parts = (wanted.lines, wanted.constraints, wheels, commits, of_base)
+    return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
+
+
+def resolve(
+    wanted: Resolvable, base: BaseImage, settings: HostSettings, environment: Mapping[str, str], *, where: str
+) -> str:
+    """Resolve requirements for a base image's Python and return them hash-locked, without what the base has already.
+
+    What is installed in the base takes part as a wheel of exactly its version that needs nothing more, so that versions
+    which no index has (a vendor's own torch) count, and none is replaced. Wheels of this machine take part with what
+    they ask for, and are not in the result.
+
+    Raises:
+        LockError: No set of wheels fits, or the index does not answer; with uv's own words.
+    """
+    with private_folder() as folder:
+        installed = folder / "installed"
+        installed.mkdir()
+        pins = [_stand_in(row, installed) for row in base.distributions if _is_version(row.version)]
+        lines = list(wanted.lines)
+        for number, wheel in enumerate(wanted.wheels):
+            path = folder / str(number) / wheel.file
+            path.parent.mkdir()
+            path.write_bytes(wheel.content)
+            lines.append(f"{wheel.name}{wheel.extras} @ {path.as_uri()}")
+        _write_lines(folder / "constraints.txt", (*pins, *wanted.constraints))
+        _write_lines(folder / "requirements.in", lines)
+        folders = [str(installed), *map(str, settings.pip.local_folders)]
+        (folder / "uv.toml").write_text(uv_configuration(settings.pip, folders=folders), encoding="utf-8")
+        arguments = [
+            *(
+                "pip",
+                "compile",
+                "requirements.in",
+                "--quiet",
+                "--no-header",
+                "--no-annotate",
+                "--generate-hashes",
+            ),
+            # A source distribution is built with whatever its build asks for: nothing of that is pinned.
+            *("--no-build", "--constraint", "constraints.txt", "--config-file", "uv.toml"),
+            *("--python-version", base.version),
+            *("--python-platform", f"{base.machine}-manylinux_{base.glibc.replace('.', '_')}"),
+        ]
+        for name in (*(pin.partition("==")[0] for pin in pins), *(wheel.name for wheel in wanted.wheels)):
+            arguments += ["--no-emit-package", name]
+        try:
+            return run_uv(arguments, folder, f"{where} for {base.reference}", environment)
+        except LockError as error:
+            raise LockError(
+                error.message,
+                hint="what the base has installed is never replaced, and only wheels are installed: ask for versions "
+                "that go with it, take another base, or put a wheel of your own into a folder of pip's find-links",
+            ) from error
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _stand_in(row: Distribution, folder: Path) -> str:
+    """Write a wheel with nothing but the metadata of an installed distribution, and return its pin."""
+    name, version = canonicalize_name(row.name), str(Version(row.version))
+    stem = f"{name.replace('-', '_')}-{version}"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {text}\n" for text in row.extras)
+    extras = {found for text in row.extras for found in re.findall(r"extra\s*==\s*[\"']([^\"']+)", text)}
+    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in sorted(extras))
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    return f"{name}=={version}"

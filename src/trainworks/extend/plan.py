@@ -1,0 +1,370 @@
+"""What an extension of an image is: a base image, requirements and code, and whether these three fit each other. Pure.
+
+The contract is that of the platform's own images (spec.md S1, "Extending a prebuilt image"): code lies in
+``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the entry point is a path below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainworks.extend.requirements import BaseImage, Wheel
+from trainworks.facts.rows import SourceFile
+from trainworks.plan.checks import (
+    Check,
+    CommandCheck,
+    DebianPackageCheck,
+    LabelCheck,
+    PathCheck,
+    PythonImportsCheck,
+    SecretsCheck,
+)
+from trainworks.plan.names import nearest
+
+CODE_FOLDER = "/opt/ml/code"
+"""Where the platform and both launchers look for the user's code."""
+
+SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
+PROGRAM = "SAGEMAKER_PROGRAM"
+BASE_NAME_LABEL = "org.opencontainers.image.base.name"
+BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
+APT_LABEL = "trainworks.apt"
+"""Label with the Debian packages that were asked for."""
+
+PROJECT_FILES = ("setup.py", "pyproject.toml")
+"""At the root of the code these make it a project that the launcher installs (the second one if it says how)."""
+
+INSTALLED_FILE = ".trainworks-installed"
+"""Beside the code: tells the launcher what is installed with it (launcher/trainworks_launcher/entry.py)."""
+
+COMPONENT = "extension"
+"""Whose steps and promises these are, in progress lines and results."""
+
+_NAME = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_REPOSITORY = rf"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?{_NAME}(?:/{_NAME})*"
+_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_TAGGED = re.compile(rf"{_REPOSITORY}:{_TAG}")
+_REFERENCE = re.compile(rf"{_REPOSITORY}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
+
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_PATH = re.compile(r"[A-Za-z0-9._+-]+(?:/[A-Za-z0-9._+-]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryPoint:
+    """The user's program.
+
+    Attributes:
+        kind: ``script``, ``shell``, ``module``, ``package`` (a module of a project), or ``command``.
+        name: As it was named: what ``SAGEMAKER_PROGRAM`` gets.
+        file: Its path below the code directory; ``""`` for a module that an installed distribution has.
+    """
+
+    kind: str
+    name: str
+    file: str
+
+    @property
+    def program(self) -> str:
+        """The name without ``-m``."""
+        return self.name.removeprefix("-m").strip() if self.kind == "module" else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a wheel is built from.
+
+    Attributes:
+        archive: A tar whose files lie below one folder.
+        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, or ``--source``.
+        subdirectory: Where in it the project lies; ``""`` for its root.
+        name: The distribution's name, where it is known; else ``""``.
+        extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
+    """
+
+    archive: bytes = field(repr=False)
+    origin: str
+    subdirectory: str = ""
+    name: str = ""
+    extras: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionPlan:
+    """An extension, complete: the same plan renders to the same bytes.
+
+    Attributes:
+        tag: The new image's name.
+        base: What it is made from.
+        requirements: Text of the hash-locked requirements; ``""`` where nothing is to be installed.
+        locked: Their names and versions.
+        resolved: The requirements are everything that is needed, resolved against what the base has.
+        wheels: Wheels that go into the build context: local ones, and those that were built for this image.
+        commits: Git requirement to its commit.
+        apt: Debian packages.
+        files: The code, at paths below the code directory.
+        installed: Which of the code's own files say what is installed: its requirements, its project file.
+        entry_point: ``None`` where the job names it.
+        environment: What the image's environment gets besides PATH.
+        labels: Labels of the image.
+        checks: Promises, tested after the build.
+    """
+
+    tag: str
+    base: BaseImage
+    requirements: str
+    locked: tuple[tuple[str, str], ...]
+    resolved: bool
+    wheels: tuple[Wheel, ...]
+    commits: Mapping[str, str]
+    apt: tuple[str, ...]
+    files: tuple[SourceFile, ...]
+    installed: tuple[str, ...]
+    entry_point: EntryPoint | None
+    environment: Mapping[str, str]
+    labels: Mapping[str, str]
+    checks: tuple[Check, ...]
+
+    @property
+    def path_has_code(self) -> bool:
+        """Whether the base's PATH has the code directory already, as that of our images has."""
+        return CODE_FOLDER in self.base.environment.get("PATH", "").split(":")
+
+
+def check_names(base: str, tag: str) -> list[str]:
+    """Return what is wrong with the names of two images."""
+    problems = []
+    if not _REFERENCE.fullmatch(base):
+        problems.append(f"--base {base!r} is not the name of an image, such as my/image:1 or my/image@sha256:...")
+    if not _TAGGED.fullmatch(tag):
+        if _TAGGED.fullmatch(tag.lower()):
+            problems.append(f"--tag {tag!r}: names of images are in lower case: {tag.lower()}")
+        elif _REFERENCE.fullmatch(tag) and "@" not in tag:
+            problems.append(f"--tag {tag!r} has no tag: say which one, such as {tag}:1")
+        else:
+            problems.append(f"--tag {tag!r} is not the name of an image with its tag, such as my/image:1")
+    if base == tag:
+        problems.append(f"--tag {tag} is the base image's own name: it would be extended again by the next build")
+    return problems
+
+
+def check_packages(packages: Iterable[str]) -> list[str]:
+    """Return what is wrong with the names of Debian packages."""
+    return [f"--apt {name!r} is not the name of a Debian package" for name in packages if not _PACKAGE.fullmatch(name)]
+
+
+def find_entry_point(program: str, files: Mapping[str, bool], *, project: bool) -> EntryPoint:
+    """Return the entry point as the launcher will understand it (launcher/README.md, "Code").
+
+    Args:
+        program: As the user named it.
+        files: Paths below the code directory; true for those that may be executed.
+        project: The code can be installed by pip.
+
+    Raises:
+        ValueError: With the reason: it leaves the code directory, does not exist there, or cannot be started.
+    """
+    if program.startswith(("-m ", "-m\t")):
+        return _find_module(program[2:].strip(), program, files)
+    if program.startswith("/"):
+        inside = program.removeprefix(f"{CODE_FOLDER}/")
+        advice = f": name it {inside}" if inside != program else ""
+        raise ValueError(f"{program} is an absolute path; it is a path below {CODE_FOLDER}{advice}")
+    if any(segment in ("", ".", "..") for segment in program.split("/")):
+        raise ValueError(f"{program!r} has an empty, '.' or '..' segment; it is a path below {CODE_FOLDER}")
+    if program.startswith("-") or not _PATH.fullmatch(program):
+        raise ValueError(f"{program!r} starts with - or has characters other than letters, digits and . _ + - /")
+    module = program.removesuffix(".py").replace("/", ".")
+    named = program.endswith(".py") or (program not in files and not program.endswith(".sh"))
+    if project and named and _MODULE.fullmatch(module):
+        if program.endswith(".py") and program not in files:
+            raise ValueError(_missing(program, files))
+        return EntryPoint(kind="package", name=program, file=program if program in files else "")
+    if program not in files:
+        raise ValueError(_missing(program, files))
+    if program.endswith(".py"):
+        return EntryPoint(kind="script", name=program, file=program)
+    if program.endswith(".sh"):
+        return EntryPoint(kind="shell", name=program, file=program)
+    if not files[program]:
+        raise ValueError(f"{program} is not executable: chmod +x it, or name it .py or .sh")
+    return EntryPoint(kind="command", name=program, file=program)
+
+
+def _find_module(module: str, program: str, files: Mapping[str, bool]) -> EntryPoint:
+    if not _MODULE.fullmatch(module):
+        raise ValueError(f"{module!r} is not the name of a Python module")
+    stem = module.replace(".", "/")
+    file = next((name for name in (f"{stem}.py", f"{stem}/__main__.py") if name in files), "")
+    top = stem.split("/", 1)[0]
+    if not file and any(name == f"{top}.py" or name.startswith(f"{top}/") for name in files):
+        raise ValueError(_missing(f"{stem}.py", files))
+    return EntryPoint(kind="module", name=program, file=file)
+
+
+def _missing(program: str, files: Mapping[str, bool]) -> str:
+    near = nearest(program, sorted(files))
+    return f"there is no file {program} in it" + (f"; did you mean {near}?" if near else "")
+
+
+def check_distribution(packages: Sequence[str], base: BaseImage) -> list[str]:
+    """Return why Debian packages cannot be installed in a base."""
+    if not packages or base.apt:
+        return []
+    what = base.distribution or "an unknown distribution"
+    return [f"--apt: {base.reference} is {what}, and Debian packages are installed in Debian and Ubuntu"]
+
+
+def check_foreign(entry_point: EntryPoint | None, base: BaseImage) -> list[str]:
+    """Return what another launcher than ours does not know."""
+    if base.launcher or entry_point is None or entry_point.kind not in ("module", "package") or entry_point.file:
+        return []
+    return [f"--entry-point {entry_point.name}: {base.reference} has not our launcher, and needs a file of --source"]
+
+
+def make_extension(
+    *,
+    tag: str,
+    base: BaseImage,
+    requirements: str,
+    locked: Iterable[tuple[str, str]],
+    resolved: bool,
+    files: Iterable[SourceFile],
+    entry_point: EntryPoint | None,
+    wheels: Iterable[Wheel] = (),
+    commits: Mapping[str, str] | None = None,
+    apt: Iterable[str] = (),
+    project: str = "",
+    installed: Iterable[str] = (),
+) -> ExtensionPlan:
+    """Return the plan of an extension whose parts were found to fit; ``project``: the distribution that the code is."""
+    locked = tuple(locked)
+    apt = tuple(sorted(set(apt)))
+    installed = tuple(installed)
+    files = tuple(sorted(files, key=lambda file: file.path))
+    environment = {}
+    if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
+        environment[SUBMIT_DIRECTORY] = CODE_FOLDER
+    if entry_point is not None and base.environment.get(PROGRAM) != entry_point.name:
+        environment[PROGRAM] = entry_point.name
+    labels = {BASE_NAME_LABEL: base.reference}
+    if apt:
+        labels[APT_LABEL] = " ".join(apt)
+    if base.digest or BASE_DIGEST_LABEL in base.labels:
+        # The base's own label, which would be inherited, names what the base was made from.
+        labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
+    return ExtensionPlan(
+        tag=tag,
+        base=base,
+        requirements=requirements if locked else "",
+        locked=locked,
+        resolved=resolved,
+        wheels=tuple(wheels),
+        commits=dict(commits or {}),
+        apt=apt,
+        files=files,
+        installed=installed,
+        entry_point=entry_point,
+        environment=environment,
+        labels=labels,
+        checks=tuple(_promises(base, locked, apt, project, files, installed, entry_point, labels)),
+    )
+
+
+_INSTALLED = (
+    "import sys; from importlib import metadata; from pip._vendor.packaging.version import Version as V; "
+    "there = {name: metadata.version(name) for name, _, _ in (word.partition('==') for word in sys.argv[1:])}; "
+    "wrong = [f'{name} is {there[name]}, not {version}' for name, _, version in "
+    "(word.partition('==') for word in sys.argv[1:]) if there[name] != version and V(there[name]) != V(version)]; "
+    "sys.exit(', '.join(wrong) or None)"
+)
+_PIP_CHECK = (
+    "import subprocess, sys; "
+    "done = subprocess.run([sys.executable, '-m', 'pip', 'check', '--disable-pip-version-check'], "
+    "stdout=subprocess.PIPE, universal_newlines=True); "
+    "new = [line for line in done.stdout.splitlines() if done.returncode and line not in sys.argv[1:]]; "
+    "sys.exit(', '.join(new) or None)"
+)
+_COMPILES = "import sys; path = sys.argv[1]; compile(open(path, 'rb').read(), path, 'exec')"
+_FOUND = (
+    f"import sys, importlib.util; sys.path.insert(0, {CODE_FOLDER!r}); "
+    "sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+)
+
+
+class _MakeCommand(Protocol):
+    def __call__(self, why: str, *words: str, expect: str = "") -> CommandCheck: ...
+
+
+def _promises(
+    base: BaseImage,
+    locked: tuple[tuple[str, str], ...],
+    apt: tuple[str, ...],
+    project: str,
+    files: tuple[SourceFile, ...],
+    installed: tuple[str, ...],
+    entry_point: EntryPoint | None,
+    labels: Mapping[str, str],
+) -> Iterable[Check]:
+    def command(why: str, *words: str, expect: str = "") -> CommandCheck:
+        return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
+
+    for package in apt:
+        yield DebianPackageCheck(component=COMPONENT, package=package)
+    if locked:
+        words = [f"{name}=={version}" for name, version in locked]
+        title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
+        yield command(title, base.python, "-c", _INSTALLED, *words)
+        words = [f"{row.name}=={row.version}" for row in base.distributions]
+        yield command(
+            f"the base's own {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
+        )
+        # The user's own code is not imported: that may start a training.
+        names = tuple(name for name, _ in locked if name != project)
+        if names:
+            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names)
+        why = "pip check finds nothing" + (" that it did not find in the base" if base.complaints else "")
+        yield command(why, base.python, "-c", _PIP_CHECK, *base.complaints)
+    yield command(
+        f"{SUBMIT_DIRECTORY} is {CODE_FOLDER}",
+        *("/bin/sh", "-c", f'echo "directory=${SUBMIT_DIRECTORY}."'),
+        expect=f"directory={CODE_FOLDER}.",
+    )
+    yield command(
+        f"{CODE_FOLDER} is on PATH, once",
+        *("/bin/sh", "-c", f'echo "$PATH" | tr : "\\n" | grep -c -x {CODE_FOLDER} | sed "s/.*/times=&./"'),
+        expect="times=1.",
+    )
+    if files:
+        yield PathCheck(component=COMPONENT, path=CODE_FOLDER, state="directory")
+    if entry_point is not None:
+        yield from _entry_point_promises(entry_point, base, command)
+        if installed and base.launcher:
+            title = "`train --plan` would install nothing at the start"
+            yield command(title, "train", "--plan", expect='"requirements": [],')
+    for label, value in labels.items():
+        yield LabelCheck(component=COMPONENT, label=label, value=value)
+    yield SecretsCheck(component=COMPONENT)
+
+
+def _entry_point_promises(entry_point: EntryPoint, base: BaseImage, command: _MakeCommand) -> Iterable[Check]:
+    path = f"{CODE_FOLDER}/{entry_point.file}"
+    if entry_point.file:
+        yield PathCheck(component=COMPONENT, path=path, state="executable" if entry_point.kind == "command" else "file")
+    if path.endswith(".py"):
+        yield command(f"{entry_point.file} compiles with the image's Python", base.python, "-c", _COMPILES, path)
+    elif entry_point.kind == "shell":
+        yield command(f"{entry_point.file} is read by the image's bash", "bash", "-n", path)
+    if entry_point.kind == "module":
+        title = f"the image's Python finds the module {entry_point.program}"
+        yield command(title, base.python, "-c", _FOUND, entry_point.program)
+    if base.launcher:
+        yield command(
+            f"`train --plan` would start {entry_point.name}",
+            *("train", "--plan"),
+            expect=f'"SM_USER_ENTRY_POINT": "{entry_point.program}"',
+        )

@@ -1,0 +1,178 @@
+"""Wheels of what has none: git repositories, each at a commit, and the user's project. The base image builds them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import tarfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from email.parser import BytesParser
+from pathlib import Path
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from trainworks.build.context import context_folder, write_context
+from trainworks.engine.progress import StepTally
+from trainworks.engine.protocol import BuildRequest, Engine, Secret
+from trainworks.errors import BuildError, LockError
+from trainworks.extend.plan import Source
+from trainworks.extend.requirements import BaseImage, GitRequirement, Wheel
+from trainworks.facts.rows import SourceFile
+from trainworks.host.bootstrap import EPOCH
+from trainworks.host.git import source_archive
+from trainworks.host.settings import HostSettings
+from trainworks.render.dockerfile import Rendering
+from trainworks.render.steps import build_steps
+from trainworks.terminal.build_progress import BuildProgress
+from trainworks.terminal.output import say
+
+
+def read_wheel(file: str, content: bytes, *, extras: str = "", built: bool = False) -> Wheel:
+    """Return a wheel with what its metadata ask for.
+
+    Raises:
+        ValueError: It does not have the name or the form of a wheel.
+    """
+    try:
+        parse_wheel_filename(file)
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+            metadata = BytesParser().parsebytes(archive.read(name), headersonly=True)
+    except StopIteration:
+        raise ValueError(f"{file} is not a wheel: it has no METADATA") from None
+    except (InvalidWheelFilename, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"{file} is not a wheel: {error}") from None
+    requires = tuple(str(each) for each in metadata.get_all("Requires-Dist", ()))
+    return Wheel(file=file, content=content, requires=requires, extras=extras, built=built)
+
+
+def find_sources(
+    wanted: Iterable[GitRequirement], known: Mapping[str, str], environment: Mapping[str, str], *, resolving: bool
+) -> tuple[list[Source], dict[str, str]]:
+    """Return the files of git repositories and their commits, by requirement.
+
+    Args:
+        wanted: The requirements.
+        known: Commits that a lock has; the others are asked for.
+        environment: The process's environment, which says where caches lie.
+        resolving: Whether a commit that is not known may be asked for.
+
+    Raises:
+        LockError: Git is not installed, or a repository does not answer or does not have the reference or commit.
+    """
+    sources: list[Source] = []
+    commits: dict[str, str] = {}
+    for requirement in wanted:
+        pinned = commits.get(str(requirement)) or known.get(str(requirement), "")
+        if not pinned and not resolving:
+            raise LockError(
+                f"{requirement} has no commit in the lock", hint="`build.py extend` with the same choice writes it"
+            )
+        commit, archive = _archive(requirement, pinned, environment)
+        commits[str(requirement)] = commit
+        sources.append(
+            Source(
+                archive=archive,
+                origin=str(requirement),
+                subdirectory=requirement.subdirectory,
+                name=requirement.name,
+                extras=requirement.extras,
+            )
+        )
+    return sources, commits
+
+
+def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str, str]) -> tuple[str, bytes]:
+    """Return the commit and its files, from the cache where the commit is known: no network is needed then."""
+    folder = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "git"
+    stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
+    with contextlib.suppress(OSError):
+        if commit:
+            return commit, (folder / f"{stem}-{commit}.tar").read_bytes()
+    say(f"  cloning {requirement}")
+    commit, archive = source_archive(requirement.url, commit or requirement.reference)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = folder / f"{stem}-{commit}.part"
+        part.write_bytes(archive)
+        part.replace(folder / f"{stem}-{commit}.tar")
+    return commit, archive
+
+
+def project_source(files: Iterable[SourceFile]) -> Source:
+    """Return the user's code as what a wheel is built from."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for file in files:
+            member = tarfile.TarInfo(f"source/{file.path}")
+            member.size, member.mode, member.mtime = len(file.content), file.mode, EPOCH
+            archive.addfile(member, io.BytesIO(file.content))
+    return Source(archive=buffer.getvalue(), origin="--source")
+
+
+def build_wheels(
+    sources: tuple[Source, ...],
+    rendering: Rendering,
+    base: BaseImage,
+    engine: Engine,
+    secrets: tuple[Secret, ...],
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    *,
+    verbose: bool,
+    no_cache: bool,
+) -> tuple[Wheel, ...]:
+    """Build the wheels inside the base image, and return them in the order of their sources.
+
+    Raises:
+        BuildError: One cannot be built, or is of another distribution than its requirement says.
+    """
+    name = f"trainworks/wheels:{rendering.digest[-12:]}"
+    progress = BuildProgress(verbose=verbose)
+    say(f"  building wheels in {base.reference}: {', '.join(source.origin for source in sources)}")
+    with context_folder(f"wheels-{rendering.digest[-12:]}", environment) as folder:
+        write_context(rendering, folder)
+        with progress.following(StepTally(build_steps(rendering.dockerfile, rendering.stage_components))):
+            try:
+                engine.build(
+                    BuildRequest(
+                        name=name,
+                        context=folder,
+                        tags=(name,),
+                        secrets=secrets,
+                        arguments=settings.proxies,
+                        stage_components=rendering.stage_components,
+                        no_cache=no_cache,
+                    ),
+                    progress,
+                )
+            except BuildError as error:
+                raise BuildError(error.message, hint=_advice(base) or error.hint) from error
+    files: dict[str, tuple[str, bytes]] = {}
+    try:
+        with engine.layers(name) as layers:
+            for layer in layers:
+                for member in layer.archive:
+                    content = layer.archive.extractfile(member) if member.name.endswith(".whl") else None
+                    if content is not None:
+                        place, file = member.name.split("/")[-2:]
+                        files[place] = (file, content.read())
+    finally:
+        engine.remove(name)
+    wheels = []
+    for number, source in enumerate(sources):
+        file, content_of_file = files[str(number)]
+        wheel = read_wheel(file, content_of_file, extras=source.extras, built=True)
+        if source.name and wheel.name != source.name:
+            raise BuildError(f"{source.origin} is {wheel.name} {wheel.version}, and the requirement says {source.name}")
+        wheels.append(wheel)
+    return tuple(wheels)
+
+
+def _advice(base: BaseImage) -> str:
+    if base.compiler:
+        return ""
+    how = "--apt g++ --apt python3-dev installs one" if base.apt else "take a base with one"
+    return f"{base.reference} has no C compiler: if that is the reason, {how}"

@@ -1,0 +1,209 @@
+"""The locks that all targets share: hashes of what components download, and digests of base images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trainworks.engine.scratch import private_folder
+from trainworks.errors import LockError
+from trainworks.facts.load import LOCKED_ARTIFACTS, LOCKED_BASE_IMAGES
+from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
+from trainworks.host.downloads import Client, Content, UnreachableError, content_of
+from trainworks.host.git import moved, tag_commit
+from trainworks.host.signatures import check_signature
+from trainworks.inputs.lock_python import write_lock
+from trainworks.plan.locks import lock_problems
+from trainworks.plan.resolve import downloads_of, images_of
+from trainworks.registry.digest import image_digest
+
+HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
+ARTIFACTS_ARE = "What the files of images/artifacts.toml are, as first seen or as published."
+BASE_IMAGES_ARE = "Which images the tags of images/base-images.toml and images/bases.toml mean."
+
+Report = Callable[[str], None]
+"""Takes a line for people."""
+
+
+def lock_artifacts(
+    rows: Iterable[TargetRow], facts: Facts, client: Client, root: Path, *, mirror: Path | None, report: Report
+) -> list[str]:
+    """Record hash and size of every file that targets download; what is recorded already stays as it is.
+
+    Args:
+        rows: The targets.
+        facts: All facts.
+        client: Downloads.
+        root: The checkout, whose ``images/lock/artifacts.toml`` is written.
+        mirror: Folder whose files are taken instead of asking their servers, and where downloads are left; default:
+            nothing is left.
+        report: Told what is being done.
+
+    Returns:
+        What could not be recorded, or does not agree with what is published; one line each, with name and version.
+    """
+    locked = dict(facts.locked_artifact_by_url)
+    problems: list[str] = []
+    try:
+        for artifact in _artifacts(rows, facts):
+            what = f"{artifact.name} {artifact.version}"
+            try:
+                if artifact.git:
+                    _check_tag(artifact, client, report)
+                elif artifact.url in locked:
+                    problems += _disagreement(artifact, facts)
+                else:
+                    report(f"  {what}: {artifact.url}")
+                    # A name that two files have says nothing about which of them lies there.
+                    unique = all(each.file != artifact.file or each.url == artifact.url for each in facts.artifacts)
+                    content = _first_look(artifact, client, mirror if unique else None)
+                    locked[artifact.url] = LockedArtifact(url=artifact.url, sha256=content.sha256, size=content.size)
+            except LockError as error:
+                problems.append(f"{what}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+    finally:
+        # What an interrupt leaves undone does not undo what was downloaded.
+        if locked != facts.locked_artifact_by_url:
+            _write(root / "images" / "lock" / LOCKED_ARTIFACTS, ARTIFACTS_ARE, map(_artifact_toml, _sorted(locked)))
+    return problems
+
+
+def _artifacts(rows: Iterable[TargetRow], facts: Facts) -> tuple[Artifact, ...]:
+    """Return what targets download, each once, as their own rows say: without what the lock adds."""
+    own = {(row.url, row.git, row.commit): row for row in facts.artifacts}
+    found = [own[artifact.url, artifact.git, artifact.commit] for row in rows for artifact in downloads_of(row, facts)]
+    return tuple({(each.url, each.git, each.commit): each for each in found}.values())
+
+
+def _sorted(locked: Mapping[str, LockedArtifact]) -> Iterator[LockedArtifact]:
+    return (locked[url] for url in sorted(locked))
+
+
+def _check_tag(artifact: Artifact, client: Client, report: Report) -> None:
+    """Check that a tag still points at the commit. The commit is the pin: a server that is away makes no difference."""
+    if not artifact.tag:
+        return
+    try:
+        there = tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path)
+    except UnreachableError as error:
+        report(f"  {artifact.name} {artifact.version}: its tag was not looked at: {error.message}")
+        return
+    if there != artifact.commit:
+        raise moved(artifact.git, artifact.tag, artifact.commit, there)
+
+
+def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Content:
+    """Return what a file is, once everything that is published about it holds."""
+    with private_folder() as scratch:
+        path = (mirror or scratch) / artifact.file
+        if path.exists():
+            content = content_of(path)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = client.download(artifact.url, path, sha256=artifact.sha256)
+        if differences := _differences(artifact, content):
+            raise LockError(f"{path if mirror else artifact.url} is not what is published: {differences}")
+        if artifact.signature:
+            signature, key = scratch / "signature", scratch / "key"
+            client.download(artifact.signature, signature)
+            client.download(artifact.key, key)
+            check_signature(path, signature, key, artifact.fingerprint)
+    return content
+
+
+def _differences(artifact: Artifact, content: Content) -> str:
+    """Return how a file differs from what is published about it, ``""`` where it does not."""
+    differs = (artifact.sha256 not in ("", content.sha256)) or (artifact.size not in (0, content.size))
+    if not differs:
+        return ""
+    expected = [f"sha256 {artifact.sha256}"] if artifact.sha256 else []
+    expected += [f"{artifact.size} bytes"] if artifact.size else []
+    return f"expected {', '.join(expected)}; found {content}"
+
+
+def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
+    """Return what is wrong where row and lock differ."""
+    locked = facts.locked_artifact_by_url.get(artifact.url)
+    differences = _differences(artifact, Content(sha256=locked.sha256, size=locked.size)) if locked else ""
+    if not differences:
+        return []
+    where = f"images/lock/{LOCKED_ARTIFACTS} and its row in images/artifacts.toml differ"
+    return [f"{artifact.name} {artifact.version}: {where}: {differences}; remove the one that is wrong"]
+
+
+def lock_base_images(
+    rows: Iterable[TargetRow], facts: Facts, client: Client, root: Path, *, report: Report
+) -> list[str]:
+    """Record which images the tags of targets' base images mean today; arguments and result as ``lock_artifacts``.
+
+    Unlike a file, a tag is meant to move: its image gets security updates. A new digest is recorded, and said.
+    """
+    locked = {row.name: row.digest for row in facts.locked_base_images}
+    before = dict(locked)
+    problems: list[str] = []
+    for name in dict.fromkeys(name for row in rows for name in images_of(row, facts)):
+        if _row_digest(name, facts):
+            continue
+        try:
+            locked[name] = image_digest(name, client)
+        except LockError as error:
+            problems.append(f"base image {name}: {error.message}")
+            continue
+        if before.get(name, locked[name]) != locked[name]:
+            report(f"  base image {name} has moved: from {before[name]} to {locked[name]}")
+    if locked != before:
+        images = (LockedBaseImage(name=name, digest=locked[name]) for name in sorted(locked))
+        _write(root / "images" / "lock" / LOCKED_BASE_IMAGES, BASE_IMAGES_ARE, map(_base_image_toml, images))
+    return problems
+
+
+def _row_digest(name: str, facts: Facts) -> str:
+    """Return the digest that stands in an image's own row."""
+    row = facts.base_image_by_name.get(name)
+    if row is not None:
+        return row.digest
+    return next((base.digest for base in facts.bases if base.image == name), "")
+
+
+def _write(path: Path, what: str, rows: Iterable[str]) -> None:
+    write_lock(path, HEADER.format(what=what) + "".join(rows))
+
+
+def _artifact_toml(row: LockedArtifact) -> str:
+    return f'\n[[artifact]]\nurl = "{row.url}"\nsha256 = "{row.sha256}"\nsize = {row.size}\n'
+
+
+def _base_image_toml(row: LockedBaseImage) -> str:
+    return f'\n[[base_image]]\nname = "{row.name}"\ndigest = "{row.digest}"\n'
+
+
+def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], list[str]]:
+    """Hold every lock of targets against their rows; nothing is asked and nothing is written.
+
+    Returns:
+        What does not fit; and what nobody has recorded yet.
+    """
+    problems: list[str] = []
+    unlocked: list[str] = []
+    for row in rows:
+        name = facts.name_of(row)
+        if name in facts.locks:
+            problems += [f"images/lock/{name}.toml: {problem}" for problem in lock_problems(row, facts)]
+        else:
+            unlocked.append(f"{name}: its Python files")
+        unlocked += [
+            f"{name}: base image {image}"
+            for image in images_of(row, facts)
+            if not (_row_digest(image, facts) or facts.digest_by_image.get(image))
+        ]
+    for artifact in _artifacts(rows, facts):
+        problems += _disagreement(artifact, facts)
+        if artifact.url and not artifact.sha256 and artifact.url not in facts.locked_artifact_by_url:
+            unlocked.append(f"{artifact.name} {artifact.version}: {artifact.url}")
+    urls = {row.url for row in facts.artifacts}
+    images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
+    for where, leftovers in (
+        (LOCKED_ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
+        (LOCKED_BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
+    ):
+        problems += [f"images/lock/{where}: {leftover} stands in no row any more; remove it" for leftover in leftovers]
+    return problems, unlocked

@@ -1,0 +1,204 @@
+"""``build.py lock``: resolves the Python files of targets into ``images/lock``, one file each, pinned by hash."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from packaging.tags import Tag, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+from uv import find_uv_bin
+
+from trainworks.engine.processes import run
+from trainworks.engine.scratch import private_folder
+from trainworks.errors import LockError, OutputError
+from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
+from trainworks.host.pip import uv_configuration
+from trainworks.host.settings import HostSettings
+from trainworks.inputs.sizes import file_sizes
+from trainworks.plan.locks import own_wheels, requirements_of
+
+HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
+
+SECONDS = 600.0
+"""How long one resolution may take."""
+
+ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
+
+
+def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> str:
+    """Resolve one target and return the text of its lock.
+
+    Raises:
+        LockError: When no set of versions fits, or the index does not answer; with uv's own words.
+    """
+    platform = _Platform(glibc=facts.base_by_name[row.base].glibc, python=facts.python_of(row))
+    packages: list[LockedPackage] = []
+    for build in (False, True):
+        wanted = [str(requirement) for requirement in requirements_of(row, facts) if requirement.build == build]
+        wheels = () if build else own_wheels(row, facts)
+        packages += _resolve(wanted, wheels, platform, row, settings, environment, build=build)
+    return HEADER + "".join(map(_as_toml, packages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Platform:
+    """What wheels are chosen for: the newest level of the C library, and Python's ``MAJOR.MINOR``."""
+
+    glibc: str
+    python: str
+
+
+def _tags(platform: _Platform) -> list[Tag]:
+    """Return the wheel tags that a platform can load, best first: from its own C library down to the oldest one."""
+    major, minor = (int(part) for part in platform.glibc.split("."))
+    platforms = [f"manylinux_{major}_{number}_x86_64" for number in range(minor, 4, -1)]
+    for number, legacy in ((17, "manylinux2014_x86_64"), (12, "manylinux2010_x86_64"), (5, "manylinux1_x86_64")):
+        platforms.insert(platforms.index(f"manylinux_{major}_{number}_x86_64") + 1, legacy)
+    version = tuple(int(part) for part in platform.python.split("."))
+    interpreter = f"cp{platform.python.replace('.', '')}"
+    tags = list(cpython_tags(version, platforms=[*platforms, "linux_x86_64"]))
+    tags.append(Tag(interpreter, "none", "any"))
+    tags += [Tag(f"py3{number}", "none", "any") for number in range(version[1], -1, -1)]
+    tags += [Tag("py3", "none", "any"), Tag("py2.py3", "none", "any")]
+    tags += [Tag("py3", "none", each) for each in platforms]
+    return tags
+
+
+def _resolve(
+    requirements: Sequence[str],
+    wheels: Sequence[Artifact],
+    platform: _Platform,
+    row: TargetRow,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    *,
+    build: bool,
+) -> list[LockedPackage]:
+    tags = {tag: rank for rank, tag in enumerate(_tags(platform))}
+    with private_folder() as folder:
+        (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
+        limits = () if build else row.limits
+        (folder / "constraints.in").write_text("".join(f"{limit}\n" for limit in limits), encoding="utf-8")
+        local = [str(path) for path in settings.pip.local_folders]
+        configuration = uv_configuration(settings.pip, vendor_index=row.wheel_index, folders=local)
+        metadata = "".join(map(_metadata, wheels))
+        (folder / "uv.toml").write_text(configuration + metadata, encoding="utf-8")
+        arguments = (
+            *("pip", "compile", "requirements.in", "--quiet", "--no-header"),
+            *("--python-version", platform.python),
+            *("--python-platform", f"x86_64-manylinux_{platform.glibc.replace('.', '_')}"),
+            *("--config-file", "uv.toml", "--constraints", "constraints.in"),
+        )
+        lock_path = folder / "pylock.toml"
+        what = f"{row.framework} {row.version} {row.cuda} on {row.base}"
+        run_uv((*arguments, "--format", "pylock.toml", "--output-file", lock_path.name), folder, what, environment)
+        edges = run_uv((*arguments, "--annotation-style", "line"), folder, what, environment)
+        content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
+    requires: dict[str, list[str]] = {}
+    for line in edges.splitlines():
+        match = ANNOTATION.match(line)
+        if match:
+            for parent in match["via"].split(", "):
+                requires.setdefault(canonicalize_name(parent), []).append(canonicalize_name(match["name"]))
+    found, urls = [], []
+    for package in content["packages"]:
+        name = canonicalize_name(package["name"])
+        url, sha256 = _best_file(package, tags)
+        urls.append(url)
+        found.append(
+            LockedPackage(
+                name=name,
+                version=package["version"],
+                file=unquote(url).rsplit("/", 1)[-1],
+                sha256=sha256,
+                requires=tuple(sorted(requires.get(name, ()))),
+                build=build,
+            )
+        )
+    sizes = file_sizes(urls, settings)
+    return [replace(package, size=sizes.get(url, 0)) for package, url in zip(found, urls, strict=True)]
+
+
+def _metadata(wheel: Artifact) -> str:
+    """Return what uv is told of a wheel that requires something else than the index's file of the same version."""
+    if not wheel.requires_dist:
+        return ""
+    required = ", ".join(f'"{requirement}"' for requirement in wheel.requires_dist)
+    return (
+        f'\n[[dependency-metadata]]\nname = "{wheel.name}"\nversion = "{Version(wheel.version).public}"\n'
+        f"requires-dist = [{required}]\n"
+    )
+
+
+def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mapping[str, str]) -> str:
+    """Run uv in a folder and return what it prints; raises ``LockError`` that says ``what`` cannot be resolved."""
+    # pip's own variables would be read a second time, and differently, by uv.
+    clean = {name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))}
+    # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
+    clean["UV_PYTHON_DOWNLOADS"] = "never"
+    try:
+        # The one that was installed with the builder, whatever PATH has.
+        words = (find_uv_bin(), "--directory", str(folder), *arguments)
+        done = run(words, timeout=SECONDS, environment=clean)
+    except FileNotFoundError as error:
+        raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
+    if done.status != 0:
+        said = f"no answer within {SECONDS:.0f} s" if done.timed_out else done.words
+        raise LockError(f"{what} cannot be resolved:\n{said}")
+    return done.output.decode()
+
+
+def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
+    """Return URL and hash of the file that an installer on the base would take: the best wheel, else the source."""
+    ranked: list[tuple[int, str, str, str]] = []
+    for wheel in package.get("wheels", ()):
+        file = unquote(wheel["url"]).rsplit("/", 1)[-1]
+        try:
+            ranks = [tags[tag] for tag in parse_wheel_filename(file)[3] if tag in tags]
+        except InvalidWheelFilename:
+            continue
+        ranked += [(min(ranks), file, wheel["url"], wheel["hashes"]["sha256"])] if ranks else []
+    if ranked:
+        return min(ranked)[2:]
+    source = package.get("sdist")
+    if source is None:
+        raise LockError(f"{package['name']} {package['version']} has no file for this Python and C library")
+    return source["url"], source["hashes"]["sha256"]
+
+
+def _as_toml(package: LockedPackage) -> str:
+    requires = ", ".join(f'"{name}"' for name in package.requires)
+    return (
+        f'\n[[package]]\nname = "{package.name}"\nversion = "{package.version}"\nfile = "{package.file}"\n'
+        f'sha256 = "{package.sha256}"\n'
+        + (f"size = {package.size}\n" if package.size else "")
+        + (f"requires = [{requires}]\n" if requires else "")
+        + ("build = true\n" if package.build else "")
+    )
+
+
+def write_python_lock(
+    row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str], root: Path
+) -> Path:
+    """Lock the Python files of a target into ``images/lock`` below ``root``; raises ``LockError``, ``OutputError``."""
+    path = root / "images" / "lock" / f"{facts.name_of(row)}.toml"
+    write_lock(path, lock_target(row, facts, settings, environment))
+    return path
+
+
+def write_lock(path: Path, text: str) -> None:
+    """Write a lock: all of it, or nothing. Raises ``OutputError``."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

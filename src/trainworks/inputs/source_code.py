@@ -1,0 +1,101 @@
+"""What a build does about sources that are not on this machine: download them, or leave out what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from trainworks.errors import HostError
+from trainworks.facts.rows import Facts
+from trainworks.host.settings import HostSettings
+from trainworks.inputs.sources import Places, Unreachable, download_sources, drop_spoiled, missing_sources
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
+from trainworks.terminal.output import say
+
+TO_GET_IT = "on a connected machine `python build.py mirror DIR` fills a folder, then build with `--mirror DIR`"
+
+
+def reachable_plan(
+    request: Request,
+    plan: ImagePlan,
+    facts: Facts,
+    places: Places,
+    settings: HostSettings,
+    *,
+    strict: bool,
+    mirror: str | None = None,
+) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
+    """Download the sources of a plan; return the plan of what can be built of them, and what was left out.
+
+    Args:
+        request: What was asked for.
+        plan: Its plan.
+        facts: The rows.
+        places: Where sources are looked for.
+        settings: This machine's.
+        strict: Whether a source that cannot be reached is an error.
+        mirror: What ``--mirror`` named, for the error.
+
+    Raises:
+        HostError: A source cannot be reached, and the image cannot or must not be built without it.
+        LockError: A source is not what its row says.
+    """
+    row = select_row(request, facts)
+    needed = {component.name for component in facts.fitting_components(row).values() if component.required or strict}
+    left_out = download_missing(plan, places, settings, needed={*needed, *request.with_components}, mirror=mirror)
+    if not left_out:
+        return plan, ()
+    names = dict.fromkeys(each.component for each in left_out)
+    less = make_plan(leave_out(request, names, row, facts), facts)
+    chosen = select_components(request, row, facts)
+    implied = {name for name in names if name in dependents_of([each for each in names if each != name], chosen)}
+    marked = (replace(each, implied=each.component in implied) for each in left_out)
+    return less, tuple(sorted(marked, key=lambda each: each.implied))
+
+
+def download_missing(
+    plan: ImagePlan,
+    places: Places,
+    settings: HostSettings,
+    *,
+    needed: Container[str] | None = None,
+    mirror: str | None = None,
+) -> tuple[Unreachable, ...]:
+    """Download the sources of a plan that are not on this machine; return those that cannot be reached.
+
+    Args:
+        plan: Whose sources.
+        places: Where they are looked for.
+        settings: This machine's.
+        needed: Components that the image cannot be built without; default: all.
+        mirror: What ``--mirror`` named, for the error.
+
+    Raises:
+        HostError: With every source of a needed component that cannot be reached.
+        LockError: A source is not what its row says.
+    """
+    drop_spoiled(plan, places)
+    missing = missing_sources(plan, places)
+    if not missing:
+        return ()
+    from trainworks.host.downloads import Client, Limits
+
+    with Client(settings, limits=Limits(attempts=2)) as client:
+        unreachable = download_sources(missing, places, client, say)
+    if problems := [each for each in unreachable if needed is None or each.component in needed]:
+        lines = "".join(f"\n  {each.component}: {each.file}: {each.reason}" for each in problems)
+        where = f"{mirror} has not and that " if mirror else ""
+        raise HostError(f"{plan.target.name} needs sources that {where}cannot be downloaded:{lines}", hint=TO_GET_IT)
+    return unreachable
+
+
+def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
+    """Return the line that says what an image lacks because a source could not be reached, and what that costs."""
+    names = ", ".join(dict.fromkeys(each.component for each in left_out))
+    costs = {missing.component: missing.cost for missing in plan.missing}
+    telling = [each.component for each in left_out if not each.implied and costs.get(each.component)]
+    cost = "; ".join(dict.fromkeys(costs[name] for name in telling))
+    reasons = "; ".join(dict.fromkeys(each.reason for each in left_out))
+    return f"warning: {plan.tags[0]} is built without {names} ({reasons}): {cost}. To get it: {TO_GET_IT}"

@@ -1,0 +1,110 @@
+"""Attaches a proof to an image in a registry (OCI referrers), and reads it from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainworks.engine.protocol import BuiltImage
+from trainworks.errors import ProofError
+from trainworks.proof.verify import ATTESTATIONS_FILE, CYCLONEDX_FILE, PROVENANCE_FILE, SPDX_FILE
+from trainworks.registry.client import Descriptor, Registries, Repository, split_repository
+
+TYPES = {
+    CYCLONEDX_FILE: "application/vnd.cyclonedx+json",
+    SPDX_FILE: "application/spdx+json",
+    PROVENANCE_FILE: "application/vnd.in-toto+json",
+    ATTESTATIONS_FILE: "application/vnd.in-toto.bundle",
+}
+"""What each file is attached as, by the names that the formats give themselves."""
+
+VEX_FILE = "vex.cdx.json"
+"""What a report on vulnerabilities is attached as; its type is that of a bill of materials, and it is no proof."""
+
+TITLE = "org.opencontainers.image.title"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushedImage:
+    """An image in a registry: where, and its manifest's descriptor."""
+
+    repository: Repository
+    descriptor: Descriptor
+
+    @property
+    def address(self) -> str:
+        """Its name with its digest."""
+        return f"{self.repository}@{self.descriptor['digest']}"
+
+    @property
+    def sha256(self) -> str:
+        """The hash of its manifest."""
+        return str(self.descriptor["digest"]).removeprefix("sha256:")
+
+
+def find_pushed(address: str, registries: Registries) -> PushedImage:
+    """Return the image that ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG`` is in its registry.
+
+    Raises:
+        RegistryError: There is none, or the registry does not let us see it.
+    """
+    name, at, digest = address.partition("@")
+    tag = "latest"
+    if ":" in name.rpartition("/")[2]:
+        name, _, tag = name.rpartition(":")
+    split_repository(name)
+    repository = registries.repository(name)
+    return PushedImage(repository=repository, descriptor=repository.descriptor(digest if at else tag))
+
+
+def check_same(pushed: PushedImage, image: BuiltImage) -> None:
+    """See that what is in the registry is this image; raises ``ProofError`` where it is another one."""
+    manifest = pushed.repository.get_manifest(str(pushed.descriptor["digest"]))
+    configuration = str(manifest.value().get("config", {}).get("digest", "")) if manifest else ""
+    if configuration != image.identifier:
+        raise ProofError(
+            [f"{pushed.address} is another image ({configuration or 'no configuration'}), not {image.identifier}"],
+            hint="push this one first (`build.py push`)",
+        )
+
+
+def attach(pushed: PushedImage, texts: Mapping[str, str]) -> dict[str, str]:
+    """Attach files to an image; return the digest of what each became. What is there already stays as it is."""
+    return {
+        name: pushed.repository.attach(pushed.descriptor, TYPES[name], {name: text.encode()})
+        for name, text in texts.items()
+    }
+
+
+def attach_vex(pushed: PushedImage, text: str) -> str:
+    """Attach a report on an image's vulnerabilities; return the digest of what it became."""
+    return pushed.repository.attach(pushed.descriptor, TYPES[CYCLONEDX_FILE], {VEX_FILE: text.encode()})
+
+
+def attached(pushed: PushedImage) -> dict[str, bytes]:
+    """Return the files of a proof that are attached to an image.
+
+    Raises:
+        ProofError: A file is attached twice, with different contents.
+        RegistryError: The registry does not give them.
+    """
+    found: dict[str, bytes] = {}
+    problems = []
+    names = {kind: name for name, kind in TYPES.items()}
+    for each in pushed.repository.referrers(str(pushed.descriptor["digest"])):
+        name = names.get(str(each.get("artifactType", "")))
+        manifest = pushed.repository.get_manifest(str(each["digest"])) if name else None
+        if name is None or manifest is None:
+            continue
+        for layer in manifest.value().get("layers", ()):
+            content = pushed.repository.get_bytes(str(layer["digest"]))
+            if layer.get("annotations", {}).get(TITLE) != name:
+                continue
+            if name == ATTESTATIONS_FILE:
+                # Lines of several bundles are one bundle.
+                found[name] = found.get(name, b"") + content
+            elif found.setdefault(name, content) != content:
+                problems.append(f"{pushed.address}: {name} is attached twice, with different contents")
+    if problems:
+        raise ProofError(problems, hint="keep one of them: `build.py verify --proof DIR` checks a copy")
+    return found

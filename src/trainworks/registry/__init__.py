@@ -1,0 +1,1 @@
+"""Registries: the client, logins, Amazon ECR, push and promote."""

@@ -1,0 +1,1 @@
+"""What people see: results on stdout, messages and progress on stderr."""
