@@ -264,7 +264,7 @@ def test_no_page_is_wider_than_the_screen(reader: Browser, site: Path, width: in
     names = ["index", "README", "search", "commands/index", "commands/build", "commands/train", "launcher/README"]
     names += [path.relative_to(site).with_suffix("").as_posix() for path in sorted((site / "docs").glob("*.html"))]
     names += ["reference/components", "reference/instances", "reference/files", "reference/exit-statuses"]
-    names += ["reference/targets/index", "reference/targets/tensorflow-2.12.0-cu118-py310-ubuntu20.04-vendor"]
+    names += ["reference/targets/index", "reference/targets/tensorflow-2.21.0-cu129-py312-amzn2023-vendor"]
     wide = []
     for name in names:
         reader.open((site / f"{name}.html").as_uri())

@@ -46,7 +46,7 @@ DAMAGES = (
         "images/cuda.toml",
         'version = "12.1"',
         "version = 12.1",
-        "images/cuda.toml: cuda 9 (name = 'cu121', version = 12.1): key 'version': input should be a valid string",
+        "images/cuda.toml: cuda 5 (name = 'cu121', version = 12.1): key 'version': input should be a valid string",
     ),
     Damage(
         "a text for a number",

@@ -55,8 +55,8 @@ def test_two_versions_of_pytorch(facts: Facts) -> None:
 
 
 def test_a_vendors_target_names_what_it_downloads(facts: Facts) -> None:
-    old = plan("pytorch-2.1.0-cu118-py310-ubuntu20.04-vendor", facts)
-    found = plan_difference(old, plan("pytorch-2.9.0-cu130-py312-ubuntu22.04-vendor", facts))
+    old = plan("pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor", facts)
+    found = plan_difference(old, plan("pytorch-2.12.1-cu130-py312-amzn2023-vendor", facts))
     assert {"efa-installer", "nccl"} <= {change.name for change in found.artifacts}
     assert Change(name="Python", before="3.10", after="3.12") in found.base
 

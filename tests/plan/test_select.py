@@ -99,6 +99,12 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
             ["--sources packages has it"],
             id="a cell that other sources have",
         ),
+        pytest.param(
+            replace(ask("cu113", version="1.11.0"), sources="vendor"),
+            "unknown --framework-version for pytorch with cu113: '1.11.0'",
+            ["did you mean 1.10.2?", "--list"],
+            id="a version that has no row",
+        ),
     ],
 )
 def test_unknown_names_get_the_nearest_and_all_there_is(

@@ -56,12 +56,6 @@ def list_text(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_markdown(facts: Facts) -> str:
-    """Return the table for the documentation."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *_table(facts)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def summary_markdown(facts: Facts) -> str:
     """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
     current = current_builds(facts)

@@ -31,7 +31,7 @@ def _common_prefix(one: str, other: str) -> int:
 LIKE_ENOUGH = 0.4
 """Below this share of common letters a suggestion confuses more than it helps."""
 
-LISTED = 30
+LISTED = 20
 """Of more names than these only the most alike are shown: nobody reads the others in an error."""
 
 SHOWN = 5
