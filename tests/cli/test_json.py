@@ -19,8 +19,8 @@ from documented import DOCUMENTED, PAGE
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks.cli.grammar import CPU_TARGET, TARGET
-from trainworks.inspect.difference import Difference
-from trainworks.inspect.sizes import SizeReport
+from trainworks.inspect.image_difference import Difference
+from trainworks.inspect.size_report import SizeReport
 from trainworks.proof.verify import Verified
 from trainworks.registry.push import Pushed
 

@@ -11,7 +11,7 @@ from trainworks.cli.main import main
 from trainworks.errors import UnknownNameError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.inspect.image_contents import plan_of_target
+from trainworks.inspect.inspected_image import plan_of_target
 from trainworks.plan.difference import Change, PlanDifference, plan_difference
 from trainworks.plan.model import ImagePlan
 

@@ -18,10 +18,10 @@ from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import inventory, questions
-from trainworks.inspect.difference import FileChange, as_text, changelog, difference, folder_of
-from trainworks.inspect.image_contents import Contents, File, plan_of_target
-from trainworks.inspect.sizes import as_text as size_text
-from trainworks.inspect.sizes import (
+from trainworks.inspect.image_difference import FileChange, as_text, changelog, difference, folder_of
+from trainworks.inspect.inspected_image import Contents, File, plan_of_target
+from trainworks.inspect.size_report import as_text as size_text
+from trainworks.inspect.size_report import (
     growth_of,
     growth_text,
     instruction_of,

@@ -48,8 +48,8 @@ def run(options: Namespace, root: Path) -> int:
     """Write a changelog."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.difference import changelog
-    from trainworks.inspect.image_contents import read_contents, reference_of
+    from trainworks.inspect.image_difference import changelog
+    from trainworks.inspect.inspected_image import read_contents, reference_of
 
     existing = ""
     if options.file is not None and options.file.exists():

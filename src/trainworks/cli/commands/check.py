@@ -34,7 +34,7 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Check targets."""
     from trainworks.facts.load import load
-    from trainworks.inspect.check import as_json, as_text, check, exit_status_of
+    from trainworks.inspect.matrix_check import as_json, as_text, check, exit_status_of
 
     findings = check(load(root), options.only)
     put(as_json(findings) if options.format == "json" else as_text(findings))

@@ -61,8 +61,8 @@ def run(options: Namespace, root: Path) -> int:
     """Compare two images."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.difference import as_text, difference, planned_as_text
-    from trainworks.inspect.image_contents import plans_of_targets, read_contents, reference_of
+    from trainworks.inspect.image_difference import as_text, difference, planned_as_text
+    from trainworks.inspect.inspected_image import plans_of_targets, read_contents, reference_of
     from trainworks.plan.difference import plan_difference
 
     facts = load(root)

@@ -57,8 +57,8 @@ def run(options: Namespace, root: Path) -> int:
     """Report on an image."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.image_contents import plan_of_target, read_contents, reference_of
-    from trainworks.inspect.sizes import SizeReport, as_text, growth_of, read_report, remember, size_report
+    from trainworks.inspect.inspected_image import plan_of_target, read_contents, reference_of
+    from trainworks.inspect.size_report import SizeReport, as_text, growth_of, read_report, remember, size_report
 
     facts = load(root)
     engine = choose(options.engine)

@@ -15,7 +15,7 @@ from trainworks.engine.protocol import HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
-from trainworks.inspect.image_contents import Contents, File
+from trainworks.inspect.inspected_image import Contents, File
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.words import amount, megabytes, readable, signed

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainworks.inspect.image_contents import Contents, File
+from trainworks.inspect.inspected_image import Contents, File
 from trainworks.plan.difference import Change, PlanDifference, changes
 from trainworks.terminal.words import amount, megabytes, readable, signed
 
