@@ -19,7 +19,7 @@ from documented import DOCUMENTED, PAGE
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks.cli.grammar import CPU_TARGET, TARGET
-from trainworks.inspect.image_difference import Difference
+from trainworks.inspect.image_difference import ImageDifference
 from trainworks.inspect.size_report import SizeReport
 from trainworks.proof.verify import Verified
 from trainworks.registry.push import Pushed
@@ -139,7 +139,7 @@ def test_results_of_engines_and_registries_are_as_documented() -> None:
     def fields(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}
 
-    assert DOCUMENTED["diff"][1] == fields(Difference) | {"folders"}
+    assert DOCUMENTED["diff"][1] == fields(ImageDifference) | {"folders"}
     assert DOCUMENTED["report"][1] == fields(SizeReport) | {"schema", "growth"}
     assert DOCUMENTED["verify"][1] == fields(Verified) | {"image"}
     pushed = re.search(r"`push` .*a list with ((?:`\w+` ?)+)", PAGE)

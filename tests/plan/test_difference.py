@@ -1,4 +1,4 @@
-"""What is another between two plans of the real rows: what an upgrade would change."""
+"""What differs between two plans of the real rows: what an upgrade would change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainworks.cli.main import main
 from trainworks.errors import UnknownNameError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.inspect.inspected_image import plan_of_target
+from trainworks.inspect.targets import plan_of_target
 from trainworks.plan.difference import Change, PlanDifference, plan_difference
 from trainworks.plan.model import ImagePlan
 
@@ -79,7 +79,7 @@ def test_the_command_needs_no_engine(capsys: pytest.CaptureFixture[str], monkeyp
     assert out.startswith(f"{OLD}\n  -> {NEW}, as planned\n")
     assert "\n  ~ torch 2.4.1 -> 2.6.0\n" in out
     assert main(["diff", "--planned", OLD, OLD], ROOT) == 0
-    assert capsys.readouterr().out.endswith("\n\nnothing is another\n")
+    assert capsys.readouterr().out.endswith("\n\nno differences\n")
 
 
 def test_an_image_that_is_no_target_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from trainworks.errors import CompatibilityError, LockError, OutputError, Unknow
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
 from trainworks.imagetest.questions import list_packages
-from trainworks.inspect.inspected_image import plan_of_target, reference_of
+from trainworks.inspect.targets import plan_of_target, reference_of
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.components import (
     Component,

@@ -1,4 +1,4 @@
-"""``build.py diff`` and ``build.py changelog``: what is another between two images, and that for a family of images."""
+"""``build.py diff`` and ``build.py changelog``: what differs between two images, and across a series of images."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainworks.inspect.inspected_image import Contents, File
+from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.difference import Change, PlanDifference, changes
 from trainworks.terminal.words import amount, megabytes, readable, signed
 
 SHOWN = 15
-"""How many folders and files a text names."""
+"""How many folders and files the text shows."""
 
 INPUTS_LABEL = "trainworks.inputs"
-"""Says which inputs an image was built from; another one with every change, so no news."""
+"""The label with the digest of an image's inputs. It changes with every build, so a changelog leaves it out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A file that is new, gone or another; sizes in bytes, ``None`` where it is not there."""
+    """A file that was added, removed or changed; sizes in bytes, ``None`` on the side that lacks the file."""
 
     path: str
     before: int | None
@@ -30,7 +30,7 @@ class FileChange:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderChange:
-    """What happened in a folder: how many files, and by how many bytes it grew."""
+    """How many files of a folder were added, removed and changed, and by how many bytes it grew."""
 
     folder: str
     added: int
@@ -50,8 +50,8 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Everything that is another between two images.
+class ImageDifference:
+    """Everything that differs between two images.
 
     Attributes:
         before: The first image.
@@ -62,8 +62,8 @@ class Difference:
         settings: Entry point and default arguments.
         environment: Variables.
         labels: Labels.
-        files: Every file that is new, gone or another (in content, mode or target), by path.
-        layers: Instructions whose layers are another size in bytes, or that only one image has; in their order.
+        files: Every file that was added, removed or changed (in content, mode or target), by path.
+        layers: Instructions whose layers differ in size, or that only one image has; in their order.
     """
 
     before: Side
@@ -79,7 +79,7 @@ class Difference:
 
     @property
     def folders(self) -> tuple[FolderChange, ...]:
-        """The changes of files, summed up by folder, the largest growth or loss first."""
+        """The changes of files by folder, the largest growth or loss first."""
         counts: dict[str, Counter[str]] = {}
         for file in self.files:
             counter = counts.setdefault(folder_of(file.path), Counter())
@@ -103,14 +103,14 @@ class Difference:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder that a file is counted under: a Python package's own, or the third level."""
+    """Return the folder that a file is counted under: that of its Python package, or the third level."""
     found = re.match(r"(.*/(?:site|dist)-packages/[^/]+)/", path)
     return found[1] if found else "/".join(path.split("/")[:-1][:4]) or "/"
 
 
-def difference(before: Contents, after: Contents) -> Difference:
-    """Return everything that is another between two images."""
-    return Difference(
+def difference(before: InspectedImage, after: InspectedImage) -> ImageDifference:
+    """Return everything that differs between two images."""
+    return ImageDifference(
         before=_side(before),
         after=_side(after),
         components=changes(before.components, after.components),
@@ -124,16 +124,16 @@ def difference(before: Contents, after: Contents) -> Difference:
     )
 
 
-def _side(contents: Contents) -> Side:
+def _side(contents: InspectedImage) -> Side:
     image = contents.image
     return Side(reference=image.reference, identifier=image.identifier, created=image.created, size=image.size)
 
 
-def _settings(contents: Contents) -> dict[str, str]:
+def _settings(contents: InspectedImage) -> dict[str, str]:
     return {"entry point": " ".join(contents.image.entry_point), "arguments": " ".join(contents.image.command)}
 
 
-def _files(before: Mapping[str, File], after: Mapping[str, File]) -> tuple[FileChange, ...]:
+def _files(before: Mapping[str, ImageFile], after: Mapping[str, ImageFile]) -> tuple[FileChange, ...]:
     found = []
     for path in sorted({**before, **after}):
         old, new = before.get(path), after.get(path)
@@ -143,8 +143,8 @@ def _files(before: Mapping[str, File], after: Mapping[str, File]) -> tuple[FileC
     return tuple(found)
 
 
-def _layers(before: Contents, after: Contents) -> tuple[FileChange, ...]:
-    # Two layers of one instruction (`COPY /opt/venv /opt/venv`) are told apart by their number.
+def _layers(before: InspectedImage, after: InspectedImage) -> tuple[FileChange, ...]:
+    # Two layers may have the same instruction (`COPY /opt/venv /opt/venv`): number them.
     sides = []
     for contents in (before, after):
         seen: Counter[str] = Counter()
@@ -164,7 +164,7 @@ def _layers(before: Contents, after: Contents) -> tuple[FileChange, ...]:
     )
 
 
-def as_text(found: Difference) -> str:
+def as_text(found: ImageDifference) -> str:
     """Return a difference for people."""
     growth = signed(found.after.size - found.before.size)
     lines = [_head(found.before), f"  -> {_head(found.after)}: {growth}"]
@@ -175,14 +175,14 @@ def as_text(found: Difference) -> str:
             counts = f"+{folder.added} -{folder.removed} ~{folder.changed}"
             lines.append(f"  {signed(folder.growth):>9}  {folder.folder} ({counts})")
         if len(found.folders) > SHOWN:
-            lines.append(f"  and {len(found.folders) - SHOWN} folders more")
-        lines += ["", "largest of them"]
+            lines.append(f"  and {len(found.folders) - SHOWN} more folders")
+        lines += ["", "largest changes"]
         largest = sorted(found.files, key=lambda file: (-abs((file.after or 0) - (file.before or 0)), file.path))
         lines += [f"  {_sizes(file)}  {file.path}" for file in largest[:SHOWN]]
     if found.layers:
         lines += ["", "layers", *(f"  {_sizes(layer)}  {layer.path[:100]}" for layer in found.layers)]
     if len(lines) == HEAD_LINES:
-        lines += ["", "nothing is another"]
+        lines += ["", "no differences"]
     return "\n".join(lines) + "\n"
 
 
@@ -192,7 +192,7 @@ HEAD_LINES = 2
 def planned_as_text(found: PlanDifference) -> str:
     """Return the difference of two plans for people."""
     groups = [
-        ("stands on", found.base),
+        ("base", found.base),
         ("components", found.components),
         ("Python packages", found.python),
         ("packages of the distribution", found.packages),
@@ -201,7 +201,7 @@ def planned_as_text(found: PlanDifference) -> str:
         ("labels", found.labels),
     ]
     lines = _listed([(title, rows) for title, rows in groups if rows])
-    return "\n".join([found.before, f"  -> {found.after}, as planned", *(lines or ["", "nothing is another"])]) + "\n"
+    return "\n".join([found.before, f"  -> {found.after}, as planned", *(lines or ["", "no differences"])]) + "\n"
 
 
 def _listed(groups: Sequence[tuple[str, tuple[Change, ...]]]) -> list[str]:
@@ -216,7 +216,7 @@ def _head(side: Side) -> str:
     return f"{side.reference} ({side.identifier[7:19]}, {megabytes(side.size)})"
 
 
-def _groups(found: Difference) -> list[tuple[str, tuple[Change, ...]]]:
+def _groups(found: ImageDifference) -> list[tuple[str, tuple[Change, ...]]]:
     groups = [
         ("components", found.components),
         ("Python packages", found.python),
@@ -254,12 +254,12 @@ def _sizes(row: FileChange) -> str:
 # --- changelog -------------------------------------------------------------------------------------------------------
 
 
-def changelog(images: Sequence[Contents], existing: str = "") -> str:
-    """Return the Markdown of a family of images, the newest first.
+def changelog(images: Sequence[InspectedImage], existing: str = "") -> str:
+    """Return the changelog of a series of images as Markdown, the newest first.
 
     Args:
-        images: The images, the oldest first. The first one is told what it has only where it is new to the changelog.
-        existing: The changelog so far: an image that it has keeps its entry, new ones are put before it.
+        images: The images, the oldest first. The first one is listed in full if the changelog does not have it yet.
+        existing: The changelog so far. Its entries stay as they are; new ones come before them.
     """
     entries = []
     for number, contents in enumerate(images):
@@ -270,15 +270,15 @@ def changelog(images: Sequence[Contents], existing: str = "") -> str:
     return "\n".join([(head.strip() or "# Changelog") + "\n", *reversed(entries), *older])
 
 
-def _mark(contents: Contents) -> str:
+def _mark(contents: InspectedImage) -> str:
     return f"<!-- {contents.image.identifier} -->"
 
 
-def _entry(contents: Contents, before: Contents | None) -> str:
+def _entry(contents: InspectedImage, before: InspectedImage | None) -> str:
     image = contents.image
     lines = [f"## {image.reference} ({image.created[:10]})", _mark(contents), ""]
     if before is None:
-        lines += [f"The first image here: {megabytes(image.size)}.", ""]
+        lines += [f"First image: {megabytes(image.size)}.", ""]
         lines += [f"- {name} {version}" for name, version in contents.components.items()]
         return "\n".join(lines).rstrip() + "\n"
     found = difference(before, contents)
@@ -289,7 +289,7 @@ def _entry(contents: Contents, before: Contents | None) -> str:
         if rows:
             lines += [f"### {title[0].upper()}{title[1:]}", *(_item(row) for row in rows), ""]
     if not any(rows for _, rows in groups):
-        lines += [f"No package and no setting is another (files: {_summed(found.files) or 'none'})."]
+        lines += [f"No package or setting changed (files: {_summed(found.files) or 'none'})."]
     return "\n".join(lines).rstrip() + "\n"
 
 

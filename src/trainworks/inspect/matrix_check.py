@@ -1,4 +1,4 @@
-"""``build.py check``: plans every target of the matrix, and says all that stands against building it."""
+"""``build.py check``: plan every target, and report each reason why one cannot be built."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trainworks.render.builds import current_builds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """What is known of one target before anything is built.
+class TargetCheck:
+    """What a plan shows about one target before anything is built.
 
     Attributes:
         target: Its name.
-        broken: Rules of ``images/compatibility.toml`` that refuse it.
-        unfit: Components that have no artifact for it, or need others that it has not.
-        lock: What is wrong with its lock, ``""`` if nothing is.
-        advice: Rules that only advise.
-        unlocked: Inputs without a recorded hash: ``build.py lock`` has to be run before it can be built.
-        built: Whether it was built for real from today's recipe.
+        broken: Rules of ``images/compatibility.toml`` that reject it.
+        unfit: Components without an artifact for this target, or whose needs are not in it.
+        lock: What is wrong with its lock; ``""`` if nothing is.
+        advice: Rules that only warn.
+        unlocked: Inputs without a recorded hash. ``build.py lock`` records them; a build needs them.
+        built: Whether a build of the present recipe is recorded.
     """
 
     target: str
@@ -41,16 +41,16 @@ class Finding:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing stands against building it but what ``build.py lock`` records."""
+        """Whether it can be built, once its inputs are locked."""
         return not (self.broken or self.unfit or self.lock)
 
 
-def check(facts: Facts, only: Sequence[str] = ()) -> tuple[Finding, ...]:
-    """Return what is known of every target, or of some.
+def check_targets(facts: Facts, only: Sequence[str] = ()) -> tuple[TargetCheck, ...]:
+    """Check every target, or some.
 
     Raises:
         UnknownNameError: ``only`` names a target that does not exist.
-        FactsError: A promise in a recipe's front matter is malformed.
+        FactsError: A check in a recipe's front matter is malformed.
     """
     rows = {facts.name_of(row): row for row in facts.targets}
     for name in only:
@@ -61,23 +61,23 @@ def check(facts: Facts, only: Sequence[str] = ()) -> tuple[Finding, ...]:
     return tuple(_find(row, facts, built=name in current) for name, row in chosen.items())
 
 
-def _find(row: TargetRow, facts: Facts, *, built: bool) -> Finding:
+def _find(row: TargetRow, facts: Facts, *, built: bool) -> TargetCheck:
     name = facts.name_of(row)
     try:
         components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
     except UnknownNameError as error:
         unfit = tuple(error.message.splitlines())
-        return Finding(target=name, broken=(), unfit=unfit, lock="", advice=(), unlocked=(), built=built)
+        return TargetCheck(target=name, broken=(), unfit=unfit, lock="", advice=(), unlocked=(), built=built)
     parts = parts_of(row, components, facts)
     lock = ""
     unlocked: tuple[str, ...] = ()
-    # Without its artifacts nobody knows what a target takes from its lock.
+    # What a target takes from its lock depends on its artifacts.
     if not parts.unfit:
         try:
             unlocked = assemble(row, components, parts, facts).unlocked
         except LockError as error:
             lock = str(error)
-    return Finding(
+    return TargetCheck(
         target=name,
         broken=parts.broken,
         unfit=parts.unfit,
@@ -88,20 +88,20 @@ def _find(row: TargetRow, facts: Facts, *, built: bool) -> Finding:
     )
 
 
-def exit_status_of(findings: Sequence[Finding]) -> int:
-    """Return the exit status: that of the worst that was found."""
+def exit_status_of(findings: Sequence[TargetCheck]) -> int:
+    """Return the exit status of the worst finding."""
     if any(finding.broken or finding.unfit for finding in findings):
         return CompatibilityError.exit_status
     return 0 if all(finding.fits for finding in findings) else LockError.exit_status
 
 
-def as_json(findings: Sequence[Finding]) -> str:
+def as_json(findings: Sequence[TargetCheck]) -> str:
     """Return the findings for programs."""
     return json.dumps([{**asdict(finding), "fits": finding.fits} for finding in findings], indent=2) + "\n"
 
 
-def as_text(findings: Sequence[Finding]) -> str:
-    """Return the findings for people: each target that does not fit, each piece of advice once, and the sums."""
+def as_text(findings: Sequence[TargetCheck]) -> str:
+    """Return the findings for people: each target that fails, each warning once, and the totals."""
     lines: list[str] = []
     for finding in findings:
         if not finding.fits:

@@ -1,4 +1,4 @@
-"""``build.py report``: whose an image's bytes are, how that stands against its budget, and why it grew."""
+"""``build.py report``: the size of an image by component, against its budget, and what grew."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from trainworks.engine.protocol import HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
-from trainworks.inspect.inspected_image import Contents, File
+from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.words import amount, megabytes, readable, signed
 
 SCHEMA = 1
 SHOWN = 10
-"""How many of the largest packages and files a text has."""
+"""How many of the largest packages and files the text shows."""
 
 MENTIONED_BYTES = 100_000
-"""A component that changed by less is no reason for anything."""
+"""Smaller changes of a component are not mentioned."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A component of an image: its bytes, and those of its packages (``python NAME`` or ``package NAME``)."""
+class ComponentSize:
+    """The size of a component in bytes, and of its packages (``python NAME`` or ``package NAME``)."""
 
     component: str
     size: int
@@ -47,11 +47,11 @@ class SizeReport:
         identifier: ``sha256:...`` of its configuration.
         created: When it was made.
         size: All its layers.
-        budget: The most it may weigh; 0 where no row says it.
+        budget: Its limit; 0 if the image is not a target's.
         parts: Its components, largest first.
-        overwritten: What layers have and the image shows no more: written again, or removed, by a later layer.
+        overwritten: Bytes of lower layers that a later layer replaced or removed.
         largest_files: Path and bytes.
-        layers: Component (``""`` where it is not known), instruction and bytes, lowest first.
+        layers: Component (``""`` if unknown), instruction and bytes, lowest first.
     """
 
     reference: str
@@ -59,7 +59,7 @@ class SizeReport:
     created: str
     size: int
     budget: int
-    parts: tuple[Part, ...]
+    parts: tuple[ComponentSize, ...]
     overwritten: int
     largest_files: tuple[tuple[str, int], ...]
     layers: tuple[tuple[str, str, int], ...]
@@ -69,11 +69,11 @@ class SizeReport:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def size_report(contents: Contents, plan: ImagePlan | None, facts: Facts) -> SizeReport:
-    """Return whose the bytes of an image are.
+def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
+    """Return the size of an image by component.
 
-    A file belongs to the component that its package came with, by the plan; a file of no package to the component whose
-    recipe says that it adds it. Of an image without a plan, packages are all that is known.
+    A file of a package belongs to the component that the plan installs the package for. Any other file belongs to the
+    component whose recipe owns its path. Without a plan, only the packages are known.
     """
     component_of = _owners(plan, facts)
     sizes: Counter[str] = Counter()
@@ -90,7 +90,7 @@ def size_report(contents: Contents, plan: ImagePlan | None, facts: Facts) -> Siz
         **{f"python {name}": version for name, version in contents.python.items()},
     }
     parts = tuple(
-        Part(
+        ComponentSize(
             component=component,
             size=size,
             files=files[component],
@@ -116,9 +116,9 @@ def size_report(contents: Contents, plan: ImagePlan | None, facts: Facts) -> Siz
 
 
 def _layers(history: Sequence[HistoryEntry], plan: ImagePlan | None, facts: Facts) -> tuple[tuple[str, str, int], ...]:
-    """Return the layers that have any bytes; whose they are follows from the order of the Dockerfile's last stage.
+    """Return the layers that are not empty, with their components by the order of the Dockerfile's last stage.
 
-    Where the steps of the history are others (an extension, a variant), nobody is named.
+    The components stay unknown if the history has other steps (an extension, a variant).
     """
     components = [""] * len(history)
     if plan:
@@ -139,7 +139,7 @@ def _layers(history: Sequence[HistoryEntry], plan: ImagePlan | None, facts: Fact
 
 
 def instruction_of(created_by: str) -> str:
-    """Return ``RUN`` or ``COPY`` where a step of an image's history is one, in BuildKit's words or in buildah's."""
+    """Return ``RUN`` or ``COPY`` if a step of the history is one, as BuildKit or buildah writes it; else ``""``."""
     shell = "/bin/sh -c "
     text = created_by.removeprefix(f"{shell}#(nop) ")
     if text == created_by and created_by.startswith(shell):
@@ -149,7 +149,7 @@ def instruction_of(created_by: str) -> str:
 
 
 def last_stage(plan: ImagePlan, rendering: Rendering) -> list[tuple[str, str]]:
-    """Return the steps of the image itself that make layers: the component that each is for, and its first word."""
+    """Return the steps of the last stage that make layers: component and instruction of each."""
     text = rendering.dockerfile.partition("\nFROM system AS image\n")[2]
     steps = [step.component for step in plan.steps if step.in_image]
     found = []
@@ -157,20 +157,20 @@ def last_stage(plan: ImagePlan, rendering: Rendering) -> list[tuple[str, str]]:
     for line in text.splitlines():
         word = line.split(" ", 1)[0]
         if word in {"RUN", "COPY"}:
-            # Recipes come in the order of the steps, so a line that several have is that of the nearest one.
+            # Several recipes may have the same line. They come in the order of the steps: take the next one with it.
             while line not in rendering.texts[steps[position]].splitlines():
                 position += 1
             found.append((steps[position], word))
     return found
 
 
-def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[File], str]:
+def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
     steps = plan.steps if plan else ()
     by_distribution = {package.name: step.component for step in steps if step.in_image for package in step.python}
     patterns = [(step.component, pattern_of(facts.recipes[step.recipe].owns)) for step in steps]
     generated = pattern_of(path for row in facts.generated_files for path in row.paths)
 
-    def component_of(file: File) -> str:
+    def component_of(file: ImageFile) -> str:
         kind, _, name = file.owner.partition(" ")
         if kind == "python":
             return by_distribution.get(name, "other Python distributions")
@@ -185,7 +185,7 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[File], str]:
 
 
 def as_text(report: SizeReport, before: SizeReport | None) -> str:
-    """Return a report for people; ``before`` is an earlier one, or another image's, that it is compared with."""
+    """Return a report for people, compared with ``before``: an earlier report, or that of another image."""
     of_budget = f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}" if report.budget else ""
     lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
     width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
@@ -215,7 +215,7 @@ def as_text(report: SizeReport, before: SizeReport | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A component that grew or shrank by so many bytes, and the packages that it is due to."""
+    """A component that grew or shrank, by how many bytes, and the packages that did."""
 
     component: str
     growth: int
@@ -238,10 +238,10 @@ class Growth:
 
 
 def growth_of(before: SizeReport, after: SizeReport) -> Growth:
-    """Return by how much an image grew, and why."""
+    """Return by how much an image grew, by component."""
     old = {part.component: part for part in before.parts}
     new = {part.component: part for part in after.parts}
-    nothing = Part(component="", size=0, files=0, packages={})
+    nothing = ComponentSize(component="", size=0, files=0, packages={})
     causes = [
         Cause(component=name, growth=right.size - left.size, reasons=_reasons(left, right) or ("its own files",))
         for name in {**old, **new}
@@ -258,8 +258,8 @@ def growth_of(before: SizeReport, after: SizeReport) -> Growth:
     )
 
 
-OVERWRITTEN = "written again or removed later"
-"""What the bytes are called that a later layer hides."""
+OVERWRITTEN = "replaced or removed by a later layer"
+"""Name of the bytes that a later layer hides."""
 
 
 def growth_text(growth: Growth) -> list[str]:
@@ -272,7 +272,7 @@ def growth_text(growth: Growth) -> list[str]:
     return lines
 
 
-def _reasons(before: Part, after: Part) -> tuple[str, ...]:
+def _reasons(before: ComponentSize, after: ComponentSize) -> tuple[str, ...]:
     found = []
     for owner in {**before.packages, **after.packages}:
         old, size = before.packages.get(owner, ("", 0))
@@ -280,30 +280,30 @@ def _reasons(before: Part, after: Part) -> tuple[str, ...]:
         if abs(weight - size) < MENTIONED_BYTES and old == new:
             continue
         if owner not in before.packages:
-            words = f"{owner} {new} is new"
+            words = f"{owner} {new} added"
         elif owner not in after.packages:
-            words = f"{owner} {old} is gone"
+            words = f"{owner} {old} removed"
         else:
             words = f"{owner} {old}" + (f" -> {new}" if old != new else "")
         found.append((abs(weight - size), f"{words} ({signed(weight - size)})"))
     found.sort(key=lambda pair: -pair[0])
-    more = (f"{len(found) - SHOWN} packages more",) if len(found) > SHOWN else ()
+    more = (f"{len(found) - SHOWN} more packages",) if len(found) > SHOWN else ()
     return (*(words for _, words in found[:SHOWN]), *more)
 
 
 def read_report(path: Path) -> SizeReport:
-    """Read what ``build.py report --format json`` wrote.
+    """Read a report that ``build.py report --format json`` wrote.
 
     Raises:
-        OutputError: It cannot be read, or is something else.
+        OutputError: The file cannot be read, or is not such a report.
     """
     try:
         return _from_values(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise OutputError(f"{path}: {error.strerror}") from error
+        raise OutputError(f"cannot read {path} ({error.strerror})") from error
     except (KeyError, TypeError, ValueError) as error:
         raise OutputError(
-            f"{path} is no report of an image", hint="`build.py report IMAGE --format json > FILE` writes one"
+            f"{path} is not a size report", hint="write one with `build.py report IMAGE --format json > FILE`"
         ) from error
 
 
@@ -320,7 +320,7 @@ def _from_values(values: Mapping[str, Any]) -> SizeReport:
         budget=numbers["budget"],
         overwritten=numbers["overwritten"],
         parts=tuple(
-            Part(
+            ComponentSize(
                 component=str(row["component"]),
                 size=int(row["size"]),
                 files=int(row["files"]),
@@ -334,9 +334,9 @@ def _from_values(values: Mapping[str, Any]) -> SizeReport:
 
 
 def remember(report: SizeReport, engine: str, cache: Path) -> SizeReport | None:
-    """Keep a report on this machine, and return that of the image which had this name in this engine before.
+    """Store a report in the cache, and return the last one of another image with the same name in this engine.
 
-    A cache that cannot be read or written costs the comparison only.
+    If the cache cannot be read or written, only the comparison is lost.
     """
     key = hashlib.sha256(f"{engine} {report.reference}".encode()).hexdigest()[:32]
     path = cache / "trainworks" / "reports" / f"{key}.json"
