@@ -32,8 +32,8 @@ docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/write_buildspec.py
 	$(BIN)/python build.py schema
 
-site: setup  ## write the documentation as a site, build/site/index.html, and as manual pages, build/site/man
-	$(BIN)/python tools/write-site
+site: setup  ## write the documentation as a site, build/site/docs/index.html
+	$(BIN)/sphinx-build -W -b html -c docs . build/site
 
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher

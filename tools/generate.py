@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Write everything in this repository that follows from the facts: `tools/generate.py`, or `--check` to compare only.
 
-- Tables of targets, versions, components, instance types and rules, and the command line's help. Each stands between
-  two marks in README.md or in a page of docs/.
+- Tables of targets, versions, components, instance types, rules and exit statuses, and the command line's help. Each
+  stands between two marks in README.md or in a page of docs/.
 - The table of instance types that the launcher's preflight reads.
 
 The JSON schemas of images/schema are written by `build.py schema`.
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402 - the path has to be set first
+from trainworks.errors import TrainworksError  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import SUBJECTS  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
@@ -139,6 +140,20 @@ def usage() -> str:
     return "".join(f"```text\n{grammar_of(name).format_help()}```\n\n" for name in COMMANDS)
 
 
+def exit_statuses() -> str:
+    """Return what each exit status of build.py means, and which commands can end with it."""
+    ends: dict[int, list[str]] = {}
+    for name in COMMANDS:
+        for status, _ in grammar_of(name).exit_statuses:
+            ends.setdefault(status, []).append(f"`{name}`")
+    lines = ["| status | meaning | commands |", "|---|---|---|"]
+    for error in sorted(TrainworksError.__subclasses__(), key=lambda error: error.exit_status):
+        commands = ends.get(error.exit_status, [])
+        cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
+        lines.append(f"| {error.exit_status} | {error.meaning} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def lint_rules() -> str:
     """Return the reference of lint's rules, the severe ones first."""
     lines = ["| rule | severity | finds | why | instead |", "|---|---|---|---|---|"]
@@ -167,6 +182,7 @@ def main() -> int:
         "subjects": subjects(),
         "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
+        "exit-statuses": exit_statuses(),
         "lint-rules": lint_rules(),
     }
     wanted = {
