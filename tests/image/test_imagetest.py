@@ -88,10 +88,10 @@ IMAGE = BuiltImage(
 # --- the probe -------------------------------------------------------------------------------------------------------
 
 
-def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.Answer:
+def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.ProbeAnswer:
     """Run the probe as it runs in an image, in a child, with a folder as the image's root."""
     request = questions.request_of((), IMAGE, python=sys.executable)
-    request.update(typing.cast("probe.Request", {"root": str(root), **parts}))
+    request.update(typing.cast("probe.ProbeRequest", {"root": str(root), **parts}))
     child = subprocess.run(
         questions.command_of(request, interpreter=sys.executable),
         env={"PATH": "/usr/bin:/bin", **(environment or {})},

@@ -1,8 +1,8 @@
 """Lists what is installed in an image, from inside: packages of the distribution, Python distributions, licences.
 
 Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
-only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``Request`` and prints one
-line, ``MARKER`` followed by an ``Answer`` as JSON.
+only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``PackagesRequest`` and
+prints one line, ``MARKER`` followed by a ``PackagesAnswer`` as JSON.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
@@ -25,7 +25,7 @@ OWN_FOLDER = "/usr/lib/python3/dist-packages"
 """Where the distribution's packages have their Python distributions: they are in its list already."""
 
 
-class Request(TypedDict):
+class PackagesRequest(TypedDict):
     """The folder that is the image's root."""
 
     root: str
@@ -53,7 +53,7 @@ class PythonDistribution(TypedDict):
     classifiers: list[str]
 
 
-class Answer(TypedDict):
+class PackagesAnswer(TypedDict):
     """What is installed; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` are of ``os-release``."""
 
     kind: str
@@ -181,7 +181,7 @@ def python_distributions(root: str) -> list[PythonDistribution]:
     return found
 
 
-def answer_request(request: Request) -> Answer:
+def answer_request(request: PackagesRequest) -> PackagesAnswer:
     """Return everything, sorted by name and place."""
     root = request["root"].rstrip("/")
     system = release(root)

@@ -1,8 +1,8 @@
 """Asks an image, from inside, everything that its checks want to know; run once for all of them.
 
 The source of this file is sent into a container and run there by the image's ``/usr/bin/python3``, which may be as old
-as 3.8 and has only the standard library: import nothing else here, and use no newer syntax. It reads a ``Request`` and
-prints one line, ``MARKER`` followed by an ``Answer`` as JSON.
+as 3.8 and has only the standard library: import nothing else, and use no newer syntax. It reads a ``ProbeRequest``
+and prints one line, ``MARKER`` followed by a ``ProbeAnswer`` as JSON.
 """
 
 # ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH119, PTH120, PTH123, PTH207, PTH208
@@ -52,7 +52,7 @@ class ElfNeedsQuestion(TypedDict):
     libraries: list[str]
 
 
-class Request(TypedDict):
+class ProbeRequest(TypedDict):
     """All questions of one run.
 
     ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the image's environment.
@@ -122,7 +122,7 @@ class ElfNeedsAnswer(TypedDict):
     others: list[OtherNeed]
 
 
-class Distribution(TypedDict):
+class ProbedDistribution(TypedDict):
     """A Python distribution that the environment finds, under its normalised name."""
 
     name: str
@@ -130,7 +130,7 @@ class Distribution(TypedDict):
     folder: str
 
 
-class Answer(TypedDict):
+class ProbeAnswer(TypedDict):
     """The answers, in the order of the questions or by their text."""
 
     shared_libraries: list[SharedLibrariesAnswer]
@@ -141,7 +141,7 @@ class Answer(TypedDict):
     loadable_libraries: list[LoadableLibraryAnswer]
     elf_needs: list[ElfNeedsAnswer]
     library_majors: dict[str, dict[str, list[str]]]
-    distributions: list[Distribution]
+    distributions: list[ProbedDistribution]
     distributions_error: str
     sizes: list[tuple[str, int]]
 
@@ -835,7 +835,7 @@ def loaded_library(python: str, question: LoadedLibraryQuestion) -> LoadedLibrar
     return answer
 
 
-def installed_distributions(python: str) -> tuple[list[Distribution], str]:
+def installed_distributions(python: str) -> tuple[list[ProbedDistribution], str]:
     """Ask the environment's Python for all distributions on its search path, ``PYTHONPATH`` too."""
     try:
         child = subprocess.run(
@@ -849,7 +849,7 @@ def installed_distributions(python: str) -> tuple[list[Distribution], str]:
         return [], str(error)
     if child.returncode != 0:
         return [], child.stderr.decode("utf-8", "replace").strip()[-2000:]
-    found: list[Distribution] = json.loads(child.stdout.splitlines()[-1])
+    found: list[ProbedDistribution] = json.loads(child.stdout.splitlines()[-1])
     return found, ""
 
 
@@ -860,8 +860,8 @@ def matching(root: str, pattern: str) -> list[str]:
     return sorted(path[len(root) :] for path in found if os.path.lexists(path))
 
 
-def answer_request(request: Request) -> Answer:
-    """Answer everything."""
+def answer_request(request: ProbeRequest) -> ProbeAnswer:
+    """ProbeAnswer everything."""
     root = request["root"].rstrip("/")
     python = request["python"]
     loader = Loader(root, os.environ.get("LD_LIBRARY_PATH", ""))

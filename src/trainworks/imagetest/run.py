@@ -62,7 +62,7 @@ def run_checks(
     if not distinct:
         return ()
     plugin = _Plugin(
-        test_promises.Subject(engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base),
+        test_promises.ImageUnderTest(engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base),
         report,
     )
     module = Path(test_promises.__file__)
@@ -112,7 +112,7 @@ def _pytest_environment() -> Iterator[None]:
 class _Plugin:
     """Gives pytest the promises as parameters and takes the results."""
 
-    def __init__(self, subject: test_promises.Subject, report: Callable[[CheckResult], None]) -> None:
+    def __init__(self, subject: test_promises.ImageUnderTest, report: Callable[[CheckResult], None]) -> None:
         self._subject = subject
         self._report = report
         self._reasons: dict[Check, list[str]] = {}

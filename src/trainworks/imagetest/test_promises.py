@@ -24,7 +24,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
-from trainworks.imagetest.probe import Answer, Request
+from trainworks.imagetest.probe import ProbeAnswer, ProbeRequest
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -57,7 +57,7 @@ _LINE_LIMIT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ImageUnderTest:
     """What is tested: an image in an engine's store, against promises, forbidden strings and the image it extends."""
 
     engine: Engine
@@ -67,18 +67,18 @@ class Subject:
     base: BuiltImage | None = None
 
 
-SUBJECT = pytest.StashKey[Subject]()
+SUBJECT = pytest.StashKey[ImageUnderTest]()
 """Where ``run_checks`` leaves the subject in pytest's configuration."""
 
 
 @pytest.fixture(scope="session")
-def subject(pytestconfig: pytest.Config) -> Subject:
+def subject(pytestconfig: pytest.Config) -> ImageUnderTest:
     """Return what is tested."""
     return pytestconfig.stash[SUBJECT]
 
 
 @pytest.fixture(scope="session")
-def container(subject: Subject) -> Iterator[Container]:
+def container(subject: ImageUnderTest) -> Iterator[Container]:
     """Run one container of the image for all checks that need one."""
     with subject.engine.container(subject.image.reference) as started:
         yield started
@@ -94,19 +94,19 @@ def host(container: Container) -> Host:
 
 
 @pytest.fixture(scope="session")
-def request_to_image(subject: Subject) -> Request:
+def request_to_image(subject: ImageUnderTest) -> ProbeRequest:
     """Return all questions to the probe."""
     return questions.request_of(subject.checks, subject.image)
 
 
 @pytest.fixture(scope="session")
-def answer(container: Container, request_to_image: Request) -> Answer:
+def answer(container: Container, request_to_image: ProbeRequest) -> ProbeAnswer:
     """Ask the probe, once."""
     return questions.ask(container, request_to_image)
 
 
 @pytest.fixture(scope="session")
-def stock(subject: Subject) -> inventory.Answer:
+def stock(subject: ImageUnderTest) -> inventory.InventoryAnswer:
     """Take the inventory, once, of the image as it is: in another container the checks leave files (keras in HOME)."""
     with subject.engine.container(subject.image.reference) as untouched:
         found = questions.take_inventory(untouched, questions.inventory_request_of(subject.checks))
@@ -132,7 +132,7 @@ def _lines(lines: list[str]) -> str:
 def test_path(check: PathCheck, request: pytest.FixtureRequest) -> None:
     """A path exists as promised, or does not."""
     if check.state == "absent":
-        answer: Answer = request.getfixturevalue("answer")
+        answer: ProbeAnswer = request.getfixturevalue("answer")
         found = answer["absent"][check.path]
         if found:
             _broken(f"{_lines(found)}\nmust not be in the image: remove it in the step that brings it")
@@ -184,7 +184,7 @@ def test_python_imports(check: PythonImportsCheck, container: Container) -> None
         _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
 
 
-def test_python_package(check: PythonPackageCheck, answer: Answer) -> None:
+def test_python_package(check: PythonPackageCheck, answer: ProbeAnswer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
     if answer["distributions_error"]:
         _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
@@ -266,7 +266,7 @@ def rpm_versions(listing: str) -> dict[str, str]:
     return {name: version for name, tab, version in lines if tab}
 
 
-def test_loadable_library(check: LoadableLibraryCheck, answer: Answer, request_to_image: Request) -> None:
+def test_loadable_library(check: LoadableLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """A library can be loaded, or would be if the driver were there."""
     position = request_to_image["loadable_libraries"].index(questions.loadable_library_question(check))
     found = answer["loadable_libraries"][position]
@@ -282,7 +282,7 @@ def test_loadable_library(check: LoadableLibraryCheck, answer: Answer, request_t
         _broken(found["error"])
 
 
-def test_elf_needs(check: ElfNeedsCheck, answer: Answer, request_to_image: Request) -> None:
+def test_elf_needs(check: ElfNeedsCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """Nothing was built against another major version of a library, and no wheel is for another CUDA."""
     position = request_to_image["elf_needs"].index(questions.elf_needs_question(check))
     found = answer["elf_needs"][position]
@@ -317,7 +317,9 @@ def other_cuda(name: str, version: str, cuda: str) -> str:
     return ""
 
 
-def test_duplicate_packages(check: DuplicatePackagesCheck, answer: Answer, stock: inventory.Answer) -> None:
+def test_duplicate_packages(
+    check: DuplicatePackagesCheck, answer: ProbeAnswer, stock: inventory.InventoryAnswer
+) -> None:
     """No distribution, no Debian package and no library twice."""
     if answer["distributions_error"]:
         _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
@@ -338,7 +340,7 @@ def test_duplicate_packages(check: DuplicatePackagesCheck, answer: Answer, stock
         _broken(f"{_lines(problems)}\nwhich one is used depends on who comes first: keep one and remove the others")
 
 
-def test_owned_files(check: OwnedFilesCheck, stock: inventory.Answer) -> None:  # noqa: ARG001
+def test_owned_files(check: OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
     """No file that nobody knows of."""
     if stock["unowned"]:
         _broken(
@@ -347,7 +349,7 @@ def test_owned_files(check: OwnedFilesCheck, stock: inventory.Answer) -> None:  
         )
 
 
-def test_world_writable(check: WorldWritableCheck, stock: inventory.Answer) -> None:
+def test_world_writable(check: WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:
     """Nobody can change what belongs to another."""
     problems = []
     for path, mode in stock["open"]:
@@ -358,7 +360,7 @@ def test_world_writable(check: WorldWritableCheck, stock: inventory.Answer) -> N
         _broken(f"{_lines(problems)}\nwho runs as any user there can change it: `chmod o-w` in the step that makes it")
 
 
-def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.Answer) -> None:
+def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.InventoryAnswer) -> None:
     """No program with the rights of another user but the known ones."""
     problems = [
         f"{one['path']} has {one['rights']} (package: {one['package'] or 'none'})"
@@ -372,7 +374,7 @@ def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.Answer) 
         )
 
 
-def test_loaded_library(check: LoadedLibraryCheck, answer: Answer, request_to_image: Request) -> None:
+def test_loaded_library(check: LoadedLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """A module's process has the library mapped from the declared file, and no other of its name."""
     position = request_to_image["loaded_libraries"].index(questions.loaded_library_question(check))
     found = answer["loaded_libraries"][position]
@@ -386,7 +388,7 @@ def test_loaded_library(check: LoadedLibraryCheck, answer: Answer, request_to_im
         _broken(f"it also loads {', '.join(others)}: two of one library in a process fail sooner or later")
 
 
-def test_shared_libraries(check: SharedLibrariesCheck, answer: Answer, request_to_image: Request) -> None:
+def test_shared_libraries(check: SharedLibrariesCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """Every ELF file finds what it needs."""
     position = request_to_image["shared_libraries"].index(questions.shared_libraries_question(check))
     found = answer["shared_libraries"][position]
@@ -405,21 +407,21 @@ def test_shared_libraries(check: SharedLibrariesCheck, answer: Answer, request_t
         )
 
 
-def test_single_library(check: SingleLibraryCheck, answer: Answer) -> None:
+def test_single_library(check: SingleLibraryCheck, answer: ProbeAnswer) -> None:
     """No second library of this name."""
     found = answer["single_libraries"][check.soname]
     if len(found) > 1:
         _broken(f"{_lines(found)}\nwhich one is loaded depends on who comes first: keep one and remove the others")
 
 
-def test_search_path(check: SearchPathCheck, answer: Answer) -> None:
+def test_search_path(check: SearchPathCheck, answer: ProbeAnswer) -> None:
     """A search path has only folders that exist."""
     problems = answer["search_paths"][check.variable]
     if problems:
         _broken(f"{_lines(problems)}\ncorrect {check.variable} in the image's environment")
 
 
-def test_secrets(check: SecretsCheck, subject: Subject) -> None:  # noqa: ARG001  (the promise says it all)
+def test_secrets(check: SecretsCheck, subject: ImageUnderTest) -> None:  # noqa: ARG001  (the promise says it all)
     """Nothing in a layer, the history, a label or the environment that must not leave the build host."""
     found = secrets.scan(subject.engine, subject.image, subject.forbidden)
     if found and subject.base is not None:
@@ -428,20 +430,20 @@ def test_secrets(check: SecretsCheck, subject: Subject) -> None:  # noqa: ARG001
         _broken(secrets.summary(found))
 
 
-def test_size(check: SizeCheck, subject: Subject, request: pytest.FixtureRequest) -> None:
+def test_size(check: SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest) -> None:
     """The image is not larger than promised."""
     if not questions.oversized(check, subject.image):
         return
     reason = f"it has {subject.image.size / 1e6:,.0f} MB; the largest parts:"
     try:
-        answer: Answer = request.getfixturevalue("answer")
+        answer: ProbeAnswer = request.getfixturevalue("answer")
         parts = [f"{size / 1e6:>8,.0f} MB  {component}" for component, size in answer["sizes"]]
     except TrainworksError as error:
         parts = [f"(not known: {error})"]
     _broken("\n".join([reason, *parts]))
 
 
-def test_label(check: LabelCheck, subject: Subject) -> None:
+def test_label(check: LabelCheck, subject: ImageUnderTest) -> None:
     """A label has the declared value."""
     value = subject.image.labels.get(check.label)
     if value is None:

@@ -14,7 +14,7 @@ from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import BaseImage, locked_hashes
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.packages import Answer, PythonDistribution, SystemPackage
+from trainworks.imagetest.packages import PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
@@ -24,7 +24,7 @@ LAUNCHER = "launcher/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Component:
+class ListedComponent:
     """One thing in an image.
 
     Attributes:
@@ -54,7 +54,7 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class BillOfMaterials:
     """An image and everything in it.
 
     Attributes:
@@ -66,11 +66,11 @@ class Contents:
 
     reference: str
     sha256: str
-    components: tuple[Component, ...]
+    components: tuple[ListedComponent, ...]
     pushed: tuple[str, str] | None = None
 
     @property
-    def extended(self) -> Component | None:
+    def extended(self) -> ListedComponent | None:
         """The image that this one was made from by ``extend``."""
         return self.components[0] if self.components[0].kind == "image" else None
 
@@ -81,16 +81,16 @@ class Contents:
         return str(PackageURL("oci", None, name, f"sha256:{self.sha256}", {"tag": tag}))
 
 
-def contents_of(
+def target_bill(
     plan: ImagePlan,
     rendering: Rendering,
     image: BuiltImage,
-    found: Answer,
+    found: PackagesAnswer,
     *,
     base_identifier: str,
     launcher_version: str,
     launcher_license: str,
-) -> Contents:
+) -> BillOfMaterials:
     """Return what is in an image.
 
     Args:
@@ -116,7 +116,7 @@ def contents_of(
         *(artifact_component(each) for each in artifacts_of(plan, installed=True)),
         _launcher(rendering, launcher_version, launcher_license),
     )
-    return Contents(
+    return BillOfMaterials(
         reference=plan.tags[0],
         sha256=image.identifier.removeprefix("sha256:"),
         components=(base_component(plan, base_identifier), *in_order(components)),
@@ -124,8 +124,8 @@ def contents_of(
 
 
 def package_components(
-    reference: str, found: Answer, locked: Mapping[tuple[str, str], LockedPackage]
-) -> tuple[Component, ...]:
+    reference: str, found: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
+) -> tuple[ListedComponent, ...]:
     """Return the packages that an image says are installed, of the distribution and of Python.
 
     Args:
@@ -148,7 +148,7 @@ def package_components(
     )
 
 
-def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
+def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ...]:
     """Return components as documents list them: each once, by kind, name and version."""
     unique = {(each.kind, each.purl, each.properties): each for each in components}
     return tuple(
@@ -156,9 +156,9 @@ def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
     )
 
 
-def extension_contents(
-    plan: ExtensionPlan, image: BuiltImage, found: Answer, inherited: Sequence[Component]
-) -> Contents:
+def extension_bill(
+    plan: ExtensionPlan, image: BuiltImage, found: PackagesAnswer, inherited: Sequence[ListedComponent]
+) -> BillOfMaterials:
     """Return what is in an extended image, and what of it came with the image that it was made from.
 
     Args:
@@ -178,7 +178,7 @@ def extension_contents(
         *(each for each in inherited if each.kind not in _PACKAGES),
         *(there[_place(each)] for each in packages if _place(each) in there),
     ]
-    return Contents(
+    return BillOfMaterials(
         reference=plan.tag,
         sha256=image.identifier.removeprefix("sha256:"),
         components=(
@@ -201,18 +201,18 @@ _PACKAGES = ("deb", "rpm", "python")
 """What an image says itself that it has."""
 
 
-def _place(each: Component) -> tuple[str, str]:
+def _place(each: ListedComponent) -> tuple[str, str]:
     """Return by what a package is the same one in two images: what it is, and for Python, where it is."""
     return each.purl, dict(each.properties).get("path", "")
 
 
-def _extended(base: BaseImage) -> Component:
+def _extended(base: BaseImage) -> ListedComponent:
     path, _, tag = base.reference.partition("@")[0].rpartition(":")
     if not path or "/" in tag:
         path, tag = base.reference.partition("@")[0], ""
     version = base.digest.rpartition("@")[2] or base.identifier
     qualifiers = {"repository_url": path if base.digest else "", "tag": tag}
-    return Component(
+    return ListedComponent(
         kind="image",
         name=path,
         version=tag or version,
@@ -222,7 +222,7 @@ def _extended(base: BaseImage) -> Component:
     )
 
 
-def _required(each: Component, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> Component:
+def _required(each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> ListedComponent:
     """Return what was installed, with the hash of its file, or of all files that the lock allows: pip chose one."""
     allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if each.kind == "python" else ()
     if len(allowed) == 1:
@@ -230,11 +230,11 @@ def _required(each: Component, hashes: Mapping[tuple[str, str], tuple[str, ...]]
     return replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed)))) if allowed else each
 
 
-def _file(file: SourceFile) -> Component:
+def _file(file: SourceFile) -> ListedComponent:
     path = f"{CODE_FOLDER}/{file.path}"
     digest = hashlib.sha256(file.content).hexdigest()
     folder, _, name = path.rpartition("/")
-    return Component(
+    return ListedComponent(
         kind="file",
         name=path,
         version="",
@@ -253,7 +253,7 @@ def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
     return tuple(found.values())
 
 
-def base_component(plan: ImagePlan, identifier: str) -> Component:
+def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
     """Return the base image: by its digest, or by what the engine knows it by where it was made on this machine."""
     name, _, digest = plan.image.partition("@")
     path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "")
@@ -263,7 +263,7 @@ def base_component(plan: ImagePlan, identifier: str) -> Component:
     if identifier:
         properties.append(("image-id", identifier))
     version = digest or identifier
-    return Component(
+    return ListedComponent(
         kind="base",
         name=path,
         version=tag or version,
@@ -273,13 +273,13 @@ def base_component(plan: ImagePlan, identifier: str) -> Component:
     )
 
 
-def artifact_component(artifact: Artifact) -> Component:
+def artifact_component(artifact: Artifact) -> ListedComponent:
     """Return a download, with its hash and where it comes from."""
     origin = artifact.url or f"git+{artifact.git}@{artifact.commit}"
     qualifiers = {"vcs_url": origin} if artifact.git else {"download_url": origin}
     if artifact.sha256:
         qualifiers["checksum"] = f"sha256:{artifact.sha256}"
-    return Component(
+    return ListedComponent(
         kind="artifact",
         name=artifact.name,
         version=artifact.version,
@@ -294,14 +294,14 @@ def python_purl(name: str, version: str) -> str:
     return str(PackageURL("pypi", None, str(canonicalize_name(name)), version))
 
 
-def _system(row: SystemPackage, found: Answer) -> Component:
+def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
     epoch, _, version = row["version"].rpartition(":") if found["kind"] == "rpm" else ("", "", row["version"])
     qualifiers = {"arch": row["architecture"], "distro": f"{found['distribution']}-{found['version']}"}
     if epoch:
         qualifiers["epoch"] = epoch
     if (row["source"], row["source_version"]) != (row["name"], row["version"]):
         qualifiers["upstream"] = f"{row['source']}@{row['source_version']}"
-    return Component(
+    return ListedComponent(
         kind=found["kind"],
         name=row["name"],
         version=row["version"],
@@ -315,11 +315,11 @@ def _system(row: SystemPackage, found: Answer) -> Component:
     )
 
 
-def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]) -> Component:
+def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]) -> ListedComponent:
     properties = [("path", row["path"])]
     if locked is not None:
         properties.append(("file", locked.file))
-    return Component(
+    return ListedComponent(
         kind="python",
         name=row["name"],
         version=row["version"],
@@ -335,12 +335,12 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
     )
 
 
-def _launcher(rendering: Rendering, version: str, name: str) -> Component:
+def _launcher(rendering: Rendering, version: str, name: str) -> ListedComponent:
     digest = hashlib.sha256()
     for file in rendering.files:
         if file.path.startswith(LAUNCHER):
             digest.update(f"\0{file.path}\0{len(file.content)}\0".encode() + file.content)
-    return Component(
+    return ListedComponent(
         kind="launcher",
         name="trainworks-launcher",
         version=version,

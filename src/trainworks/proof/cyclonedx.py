@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from trainworks.proof.components import Component, Contents
+from trainworks.proof.components import BillOfMaterials, ListedComponent
 from trainworks.proof.licenses import joined, spdx_expression
 
 SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
@@ -17,37 +17,37 @@ TYPES = {"base": "operating-system", "launcher": "application", "image": "contai
 """The format's words for what is no library."""
 
 
-def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
-    """Return the document: same contents, same bytes.
+def cyclonedx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict[str, object]:
+    """Return the document: the same bill of materials gives the same bytes.
 
     Args:
-        contents: The image.
+        bill: What the image contains.
         builder_version: Of this program.
         time: What to give as its time, in seconds since 1970.
     """
-    references = references_of(contents.components)
-    components = [_component(each, reference) for each, reference in zip(contents.components, references, strict=True)]
+    references = references_of(bill.components)
+    components = [_component(each, reference) for each, reference in zip(bill.components, references, strict=True)]
     by_purl: dict[str, str] = {}
-    for each, reference in zip(contents.components, references, strict=True):
+    for each, reference in zip(bill.components, references, strict=True):
         by_purl.setdefault(each.purl, reference)
-    own = [name for each, name in zip(contents.components, references, strict=True) if not each.inherited]
-    dependencies: list[object] = [{"ref": contents.purl, "dependsOn": sorted(own)}]
+    own = [name for each, name in zip(bill.components, references, strict=True) if not each.inherited]
+    dependencies: list[object] = [{"ref": bill.purl, "dependsOn": sorted(own)}]
     image: dict[str, object] = {
         "type": "container",
-        "bom-ref": contents.purl,
-        "name": contents.reference.rsplit(":", 1)[0],
-        "version": contents.reference.rsplit(":", 1)[1],
-        "purl": contents.purl,
-        "hashes": [{"alg": "SHA-256", "content": contents.sha256}],
+        "bom-ref": bill.purl,
+        "name": bill.reference.rsplit(":", 1)[0],
+        "version": bill.reference.rsplit(":", 1)[1],
+        "purl": bill.purl,
+        "hashes": [{"alg": "SHA-256", "content": bill.sha256}],
     }
-    if contents.extended:
+    if bill.extended:
         dependencies.append({"ref": references[0], "dependsOn": sorted(set(references) - set(own))})
-        ancestor = _component(contents.extended, references[0])
+        ancestor = _component(bill.extended, references[0])
         del ancestor["bom-ref"]
         image["pedigree"] = {"ancestors": [ancestor]}
     dependencies += [
         {"ref": reference, "dependsOn": sorted({by_purl[purl] for purl in each.requires})}
-        for each, reference in zip(contents.components, references, strict=True)
+        for each, reference in zip(bill.components, references, strict=True)
         if each.requires
     ]
     document: dict[str, object] = {
@@ -77,7 +77,7 @@ def content_uuid(document: Mapping[str, object]) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_OID, digest)
 
 
-def references_of(components: Sequence[Component]) -> list[str]:
+def references_of(components: Sequence[ListedComponent]) -> list[str]:
     """Return a name within the document for each component: its package URL, told apart where two have the same."""
     seen: dict[str, int] = {}
     references = []
@@ -87,7 +87,7 @@ def references_of(components: Sequence[Component]) -> list[str]:
     return references
 
 
-def _component(each: Component, reference: str) -> dict[str, object]:
+def _component(each: ListedComponent, reference: str) -> dict[str, object]:
     content: dict[str, object] = {
         "type": TYPES.get(each.kind, "library"),
         "bom-ref": reference,

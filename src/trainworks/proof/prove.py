@@ -19,13 +19,13 @@ from trainworks.host.bootstrap import EPOCH
 from trainworks.host.settings import read_host_settings
 from trainworks.proof import verify as verifying
 from trainworks.proof.attach import attach, attached, check_same, find_pushed
-from trainworks.proof.components import Contents
+from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.envelope import SigningKey, key_identifier, sign
 from trainworks.proof.keys import signing_key, verifying_key
+from trainworks.proof.provable_image import extended_image, target_image
 from trainworks.proof.provenance import CYCLONEDX, LOCAL_BUILDER, PROVENANCE, SPDX, Builder, statement
 from trainworks.proof.spdx import spdx
-from trainworks.proof.subjects import extension_subject, target_subject
 from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, PROVENANCE_FILE, Verified
 from trainworks.registry.client import Registries
 from trainworks.terminal.output import say
@@ -37,14 +37,14 @@ class Proof:
 
     Attributes:
         name: Of which target, or of which extended image.
-        contents: Of which image, and what is in it.
+        bill: The image and its components.
         files: The files.
         key: The public key's hash; ``""``: unsigned.
         attached: File name to the digest of what it became in the registry.
     """
 
     name: str
-    contents: Contents
+    bill: BillOfMaterials
     files: tuple[Path, ...]
     key: str
     attached: Mapping[str, str]
@@ -65,26 +65,26 @@ def prove(options: Namespace, root: Path, environment: Mapping[str, str]) -> Pro
     # The key first: a wrong one is known before anything is asked or written.
     key = signing_key(options.key, environment) if options.key else None
     time = _time(environment)
-    subject = extension_subject(options, root, environment) if options.base else target_subject(options, root)
+    subject = extended_image(options, root, environment) if options.base else target_image(options, root)
     with ExitStack() as stack:
         pushed = None
         if options.attach:
             registries = stack.enter_context(Registries(read_host_settings(environment), report=say))
             pushed = find_pushed(options.attach, registries)
             check_same(pushed, subject.image)
-        contents = subject.look()
+        bill = subject.look()
         if pushed is not None:
-            contents = replace(contents, pushed=(pushed.address, pushed.sha256))
+            bill = replace(bill, pushed=(pushed.address, pushed.sha256))
         builder = Builder(
             identifier=options.builder or LOCAL_BUILDER,
             version=metadata.version("trainworks"),
             engine=subject.engine.probe(),
         )
-        texts = texts_of(contents, partial(subject.provenance, contents, builder), builder=builder, key=key, time=time)
+        texts = texts_of(bill, partial(subject.provenance, bill, builder), builder=builder, key=key, time=time)
         files = _write(options.output, texts)
         return Proof(
             name=subject.name,
-            contents=contents,
+            bill=bill,
             files=files,
             key=key_identifier(key.public_key()) if key else "",
             attached=attach(pushed, texts) if pushed else {},
@@ -103,7 +103,7 @@ def _check_choice(options: Namespace) -> None:
 
 
 def texts_of(
-    contents: Contents,
+    bill: BillOfMaterials,
     provenance: Callable[[Mapping[str, str]], Mapping[str, object]],
     *,
     builder: Builder,
@@ -113,20 +113,20 @@ def texts_of(
     """Return the files of a proof: name to text. The same values give the same texts.
 
     Args:
-        contents: The image and what is in it.
+        bill: The image and its components.
         provenance: Returns the predicate that says what it was built from; is given the other files' hashes.
         builder: Who vouches for it.
         key: Signs, if there is one; one of KMS gives other signatures each time.
         time: What the documents give as their time, in seconds since 1970.
     """
     predicates: dict[str, Mapping[str, object]] = {
-        CYCLONEDX: cyclonedx(contents, builder_version=builder.version, time=time),
-        SPDX: spdx(contents, builder_version=builder.version, time=time),
+        CYCLONEDX: cyclonedx(bill, builder_version=builder.version, time=time),
+        SPDX: spdx(bill, builder_version=builder.version, time=time),
     }
     texts = {DOCUMENTS[kind]: text_of(predicate) for kind, predicate in predicates.items()}
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     predicates[PROVENANCE] = provenance(digests)
-    statements = {kind: statement(contents, kind, predicates[kind]) for kind in DOCUMENTS}
+    statements = {kind: statement(bill, kind, predicates[kind]) for kind in DOCUMENTS}
     texts[PROVENANCE_FILE] = text_of(statements[PROVENANCE])
     if key is not None:
         texts[ATTESTATIONS_FILE] = "".join(f"{sign(each, key)}\n" for each in statements.values())

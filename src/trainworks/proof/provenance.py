@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from trainworks.engine.protocol import EngineInformation
 from trainworks.extend.plan import ExtensionPlan
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.proof.components import Contents, artifacts_of, python_purl
+from trainworks.proof.components import BillOfMaterials, artifacts_of, python_purl
 from trainworks.render.dockerfile import Rendering
 from trainworks.render.forecast import inputs_of
 
@@ -56,9 +56,9 @@ class Builder:
     engine: EngineInformation
 
 
-def statement(contents: Contents, predicate_type: str, predicate: Mapping[str, object]) -> dict[str, object]:
+def statement(bill: BillOfMaterials, predicate_type: str, predicate: Mapping[str, object]) -> dict[str, object]:
     """Return a statement about an image: its configuration, and its manifest where it was pushed."""
-    subjects = [(contents.reference, contents.sha256), *([contents.pushed] if contents.pushed else [])]
+    subjects = [(bill.reference, bill.sha256), *([bill.pushed] if bill.pushed else [])]
     return {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
@@ -71,7 +71,7 @@ def provenance(
     plan: ImagePlan,
     request: Request,
     rendering: Rendering,
-    contents: Contents,
+    bill: BillOfMaterials,
     *,
     checkout: Checkout,
     builder: Builder,
@@ -83,14 +83,14 @@ def provenance(
         plan: What was built.
         request: What was asked for.
         rendering: The build context.
-        contents: The image and what is in it.
+        bill: The image and its components.
         checkout: The files of ours that it was built from.
         builder: Who built it.
         documents: What was written beside this: name to hash.
     """
     dependencies = [
         *_own_inputs(checkout, rendering),
-        _base(contents),
+        _base(bill),
         *(_artifact(plan)),
         *(_python(plan)),
     ]
@@ -109,7 +109,7 @@ def provenance(
 def extension_provenance(
     plan: ExtensionPlan,
     rendering: Rendering,
-    contents: Contents,
+    bill: BillOfMaterials,
     *,
     checkout: Checkout,
     builder: Builder,
@@ -120,16 +120,16 @@ def extension_provenance(
     Args:
         plan: What was built.
         rendering: The build context.
-        contents: The image and what is in it.
+        bill: The image and its components.
         checkout: The files of ours that it was built from.
         builder: Who built it.
         documents: What was written beside this: name to hash.
     """
-    dependencies = [*_own_inputs(checkout, rendering), _base(contents)]
+    dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.requirements:
         dependencies.append(_named(LOCK, hashlib.sha256(plan.requirements.encode()).hexdigest()))
     dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in plan.commits.items()]
-    dependencies += [_named(each.name, each.sha256) for each in contents.components if each.kind == "file"]
+    dependencies += [_named(each.name, each.sha256) for each in bill.components if each.kind == "file"]
     definition = {
         "buildType": EXTEND_TYPE,
         "externalParameters": {
@@ -179,8 +179,8 @@ def _checkout(checkout: Checkout) -> dict[str, object]:
     return content
 
 
-def _base(contents: Contents) -> dict[str, object]:
-    base = contents.components[0]
+def _base(bill: BillOfMaterials) -> dict[str, object]:
+    base = bill.components[0]
     content: dict[str, object] = {"name": "base image", "uri": base.purl}
     if base.sha256:
         content["digest"] = {"sha256": base.sha256}

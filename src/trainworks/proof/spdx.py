@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from trainworks.proof.components import Component, Contents
+from trainworks.proof.components import BillOfMaterials, ListedComponent
 from trainworks.proof.cyclonedx import content_uuid, references_of, utc
 from trainworks.proof.licenses import joined, spdx_expression
 
@@ -18,24 +18,24 @@ NONE = "NOASSERTION"
 IMAGE = "SPDXRef-image"
 
 
-def spdx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
-    """Return the document: same contents, same bytes.
+def spdx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict[str, object]:
+    """Return the document: the same bill of materials gives the same bytes.
 
     Args:
-        contents: The image.
+        bill: What the image contains.
         builder_version: Of this program.
         time: What to give as its time, in seconds since 1970; the format requires one.
     """
-    references = references_of(contents.components)
+    references = references_of(bill.components)
     identifiers = {
-        reference: _identifier(each, reference) for each, reference in zip(contents.components, references, strict=True)
+        reference: _identifier(each, reference) for each, reference in zip(bill.components, references, strict=True)
     }
     names: dict[str, str] = {}
-    packages = [_image(contents)]
+    packages = [_image(bill)]
     relationships = [_relation("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
-    for each, reference in zip(contents.components, references, strict=True):
+    for each, reference in zip(bill.components, references, strict=True):
         packages.append(_package(each, identifiers[reference], names))
-        if each is contents.extended:
+        if each is bill.extended:
             relationships.append(_relation(IMAGE, "DESCENDANT_OF", identifiers[reference]))
         else:
             holder = identifiers[references[0]] if each.inherited else IMAGE
@@ -45,7 +45,7 @@ def spdx(contents: Contents, *, builder_version: str, time: int) -> dict[str, ob
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": contents.reference,
+        "name": bill.reference,
         "creationInfo": {"created": utc(time), "creators": [f"Tool: trainworks-{builder_version}"]},
         "packages": packages,
         "relationships": relationships,
@@ -66,14 +66,14 @@ def _relation(one: str, kind: str, other: str) -> dict[str, str]:
     return {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
 
 
-def _identifier(each: Component, reference: str) -> str:
+def _identifier(each: ListedComponent, reference: str) -> str:
     """Return a name within the document: letters, digits, dots and hyphens only, told apart by a hash."""
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", each.name)
     return f"SPDXRef-{each.kind}-{readable}-{hashlib.sha256(reference.encode()).hexdigest()[:8]}"
 
 
-def _image(contents: Contents) -> dict[str, object]:
-    name, _, tag = contents.reference.rpartition(":")
+def _image(bill: BillOfMaterials) -> dict[str, object]:
+    name, _, tag = bill.reference.rpartition(":")
     return {
         "SPDXID": IMAGE,
         "name": name,
@@ -81,15 +81,15 @@ def _image(contents: Contents) -> dict[str, object]:
         "downloadLocation": NONE,
         "filesAnalyzed": False,
         "primaryPackagePurpose": "CONTAINER",
-        "checksums": [{"algorithm": "SHA256", "checksumValue": contents.sha256}],
-        "externalRefs": [_purl(contents.purl)],
+        "checksums": [{"algorithm": "SHA256", "checksumValue": bill.sha256}],
+        "externalRefs": [_purl(bill.purl)],
         "licenseConcluded": NONE,
         "licenseDeclared": NONE,
         "copyrightText": NONE,
     }
 
 
-def _package(each: Component, identifier: str, names: dict[str, str]) -> dict[str, object]:
+def _package(each: ListedComponent, identifier: str, names: dict[str, str]) -> dict[str, object]:
     content: dict[str, object] = {
         "SPDXID": identifier,
         "name": each.name,
@@ -113,7 +113,7 @@ def _purl(purl: str) -> dict[str, str]:
     return {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": purl}
 
 
-def _declared(each: Component, names: dict[str, str]) -> str:
+def _declared(each: ListedComponent, names: dict[str, str]) -> str:
     """Return what a package declares; a name that is no SPDX expression is explained in the document (``names``)."""
     found: dict[str, None] = {}
     for name in each.licenses:

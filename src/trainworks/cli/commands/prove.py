@@ -115,9 +115,9 @@ def run(options: Namespace, root: Path) -> int:
     proof = prove(options, root, os.environ)
     content = {
         "name": proof.name,
-        "image": proof.contents.reference,
-        "identifier": f"sha256:{proof.contents.sha256}",
-        "components": len(proof.contents.components),
+        "image": proof.bill.reference,
+        "identifier": f"sha256:{proof.bill.sha256}",
+        "components": len(proof.bill.components),
         "key": proof.key,
         "files": [str(path) for path in proof.files],
         "attached": dict(proof.attached),

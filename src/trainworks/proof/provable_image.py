@@ -17,12 +17,18 @@ from trainworks.errors import OutputError, ProofError, UnknownNameError
 from trainworks.extend.image import TITLE_LABEL, plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.facts.load import BUILT, load
-from trainworks.imagetest.packages import Answer
+from trainworks.imagetest.packages import PackagesAnswer
 from trainworks.imagetest.questions import list_packages
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for, rows_named
-from trainworks.proof.components import Component, Contents, contents_of, extension_contents, package_components
+from trainworks.proof.components import (
+    BillOfMaterials,
+    ListedComponent,
+    extension_bill,
+    package_components,
+    target_bill,
+)
 from trainworks.proof.provenance import Builder, Checkout, extension_provenance, provenance
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
 from trainworks.terminal.output import say
@@ -35,7 +41,7 @@ GIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ProvableImage:
     """An image that was built from what is here now.
 
     Attributes:
@@ -43,18 +49,18 @@ class Subject:
         engine: Which has it.
         image: The image.
         look: Asks the image, and returns what is in it; raises ``ProofError`` where it cannot say.
-        provenance: Returns what it was built from: the predicate, given its contents, who builds, and the hashes of the
-            files beside it.
+        provenance: Returns the predicate of its provenance, given its bill of materials, the builder, and the hashes
+            of the files beside it.
     """
 
     name: str
     engine: Engine
     image: BuiltImage
-    look: Callable[[], Contents]
-    provenance: Callable[[Contents, Builder, Mapping[str, str]], dict[str, object]]
+    look: Callable[[], BillOfMaterials]
+    provenance: Callable[[BillOfMaterials, Builder, Mapping[str, str]], dict[str, object]]
 
 
-def target_subject(options: Namespace, root: Path) -> Subject:
+def target_image(options: Namespace, root: Path) -> ProvableImage:
     """Return a target's image.
 
     Raises:
@@ -73,18 +79,18 @@ def target_subject(options: Namespace, root: Path) -> Subject:
     engine = choose(options.engine)
     image = _built(engine, plan.tags[0], rendering, "build.py")
 
-    def look() -> Contents:
-        return _target_contents(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
+    def look() -> BillOfMaterials:
+        return _target_bill(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
 
-    def predicate(contents: Contents, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
+    def predicate(bill: BillOfMaterials, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
         names = [f"images/lock/{name}.toml" for name in (plan.target.name, "artifacts", "base-images")]
         checkout = read_checkout(root, names)
-        return provenance(plan, request, rendering, contents, checkout=checkout, builder=builder, documents=documents)
+        return provenance(plan, request, rendering, bill, checkout=checkout, builder=builder, documents=documents)
 
-    return Subject(name=plan.target.name, engine=engine, image=image, look=look, provenance=predicate)
+    return ProvableImage(name=plan.target.name, engine=engine, image=image, look=look, provenance=predicate)
 
 
-def extension_subject(options: Namespace, root: Path, environment: Mapping[str, str]) -> Subject:
+def extended_image(options: Namespace, root: Path, environment: Mapping[str, str]) -> ProvableImage:
     """Return an image that ``extend`` made.
 
     Raises:
@@ -98,15 +104,15 @@ def extension_subject(options: Namespace, root: Path, environment: Mapping[str, 
     engine, plan, rendering = extension.engine, extension.plan, extension.rendering
     image = _built(engine, plan.tag, rendering, "build.py extend")
 
-    def look() -> Contents:
+    def look() -> BillOfMaterials:
         inherited = _base_components(plan.base.reference, extension.image, engine, root)
-        return extension_contents(plan, image, _ask(engine, plan.tag), inherited)
+        return extension_bill(plan, image, _ask(engine, plan.tag), inherited)
 
-    def predicate(contents: Contents, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
+    def predicate(bill: BillOfMaterials, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
         checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
-        return extension_provenance(plan, rendering, contents, checkout=checkout, builder=builder, documents=documents)
+        return extension_provenance(plan, rendering, bill, checkout=checkout, builder=builder, documents=documents)
 
-    return Subject(name=plan.tag, engine=engine, image=image, look=look, provenance=predicate)
+    return ProvableImage(name=plan.tag, engine=engine, image=image, look=look, provenance=predicate)
 
 
 def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
@@ -122,18 +128,18 @@ def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -
     return image
 
 
-def _ask(engine: Engine, reference: str) -> Answer:
+def _ask(engine: Engine, reference: str) -> PackagesAnswer:
     say(f"asking {reference} what is in it")
     with DISPLAY.task("reading", log=False), engine.container(reference) as container:
         return list_packages(container)
 
 
-def _target_contents(
-    plan: ImagePlan, rendering: Rendering, image: BuiltImage, found: Answer, engine: Engine, root: Path
-) -> Contents:
+def _target_bill(
+    plan: ImagePlan, rendering: Rendering, image: BuiltImage, found: PackagesAnswer, engine: Engine, root: Path
+) -> BillOfMaterials:
     launcher = tomllib.loads(_text(root / "launcher" / "pyproject.toml"))["project"]
     base = engine.inspect(plan.image)
-    return contents_of(
+    return target_bill(
         plan,
         rendering,
         image,
@@ -144,7 +150,7 @@ def _target_contents(
     )
 
 
-def _base_components(reference: str, image: BuiltImage, engine: Engine, root: Path) -> tuple[Component, ...]:
+def _base_components(reference: str, image: BuiltImage, engine: Engine, root: Path) -> tuple[ListedComponent, ...]:
     """Return what is in an image that was extended; hashes and downloads only where this checkout built it."""
     found = _ask(engine, reference)
     facts = load(root)
@@ -153,7 +159,7 @@ def _base_components(reference: str, image: BuiltImage, engine: Engine, root: Pa
             plan = make_plan(request_for(row, facts), facts)
             rendering = render(plan, facts)
             if image.labels.get(INPUTS_LABEL) == rendering.digest:
-                return _target_contents(plan, rendering, image, found, engine, root).components
+                return _target_bill(plan, rendering, image, found, engine, root).components
     say(f"  {reference} was not built from this checkout as it is now: its files' hashes are not known here")
     return package_components(reference, found, {})
 
