@@ -145,7 +145,6 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
         (("--plan", "--host"), "--host needs a value: --host NAME"),
         (("--plan", "algo-1"), "--plan has no word 'algo-1'"),
         (("--plan", "--show-secrets=yes"), "--show-secrets takes no value"),
-        (("preflight",), "preflight needs --entry-point"),
         (("--plan", "--host", "a", "--host", "b"), "--host is given twice"),
     ],
 )
@@ -156,7 +155,7 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, wor
     assert "Traceback" not in made.text
 
 
-@pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("preflight", "--help"), ("explain", "-h")])
+@pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("explain", "-h")])
 def test_the_help_has_every_command_option_and_mode(tmp_path: Path, words: tuple[str, ...]) -> None:
     with Launcher(tmp_path, *words) as made:
         assert made.wait() == 0

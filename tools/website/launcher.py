@@ -29,10 +29,6 @@ EXAMPLES = (
     ("train --plan", "Show what would be run on this host, as JSON; nothing is started"),
     ("train --plan --host algo-2", "The same for another host of the job"),
     ("train explain", "Show each flag and variable with its value, its origin and its reason"),
-    (
-        "train preflight --distribution distribution.txt --entry-point train.py --instance-type TYPE",
-        "Check a job before a cluster is paid for; in a checkout `train` is `python -m trainworks_launcher`",
-    ),
     ("docker run --rm -v JOB:/opt/ml IMAGE", "Run a job on this machine: the image's entry point is `train`"),
     ("docker run --rm -it IMAGE bash", "Execute anything else as it is given"),
 )

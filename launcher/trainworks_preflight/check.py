@@ -27,14 +27,15 @@ from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import Parsed, value_of
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
-from trainworks_launcher.preflight.distribution import Group, Translation, translate
-from trainworks_launcher.preflight.facts import Facts, InstanceFacts
-from trainworks_launcher.preflight.inputs import Inputs
-from trainworks_launcher.preflight.script import Finding, check_script, read_script
 from trainworks_launcher.values import Json, readable
+from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
+from trainworks_preflight.distribution import Group, Translation, translate
+from trainworks_preflight.facts import Facts, InstanceFacts
+from trainworks_preflight.inputs import Inputs
+from trainworks_preflight.script import Finding, check_compiler, check_script, read_script
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
+_COMPILER = "compiler"  # the image manifest's name of that component
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
@@ -145,6 +146,9 @@ def _plan(
         torchrun = job.mode == "torch_distributed"
         parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
         findings = check_script(parsed, job.mode, job.instance_type, row.smp_loader_workers, torchrun, tuple(user))
+        for missing in environment.manifest.missing:
+            if missing.component == _COMPILER:
+                findings += check_compiler(parsed, missing.cost)
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
