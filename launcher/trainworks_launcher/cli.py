@@ -173,7 +173,7 @@ def _train() -> int:
     """Run this host's part."""
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
-    from trainworks_launcher.job import JobRefusedError, make_job
+    from trainworks_launcher.job import Job, JobRefusedError, make_job
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.plan import first_lines, plan_of_refusal
@@ -183,17 +183,17 @@ def _train() -> int:
 
     environment = read_environment(os.environ)
     masker = Masker(environment.variables, environment.hyperparameters)
-    membership = None
+    known: Job | JobRefusedError | None = None
     try:
-        job = make_job(environment)
-        membership = job.membership
+        known = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
         text = masker.text(str(refusal))
         output.log(text)
-        membership = refusal.membership if isinstance(refusal, JobRefusedError) else membership
-        outcome = Outcome(FAILED, refusal.status, membership.host if membership else environment.hostname, text)
-        telling = plan_of_refusal(membership, environment.base_directory) if membership else None
+        known = refusal if isinstance(refusal, JobRefusedError) else known
+        outcome = Outcome(FAILED, refusal.status, known.placement.host if known else environment.hostname, text)
+        base = environment.base_directory
+        telling = plan_of_refusal(known.placement, known.network, base) if known else None
         if telling is not None:
             return run_plan(telling, environment, outcome)
         output.clear_outcome_files(environment.base_directory)

@@ -16,7 +16,8 @@ from trainworks_launcher.explain import explain, to_json, to_table
 from trainworks_launcher.job import make_job
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import COMMANDS, UsageError, find_command, parse
-from trainworks_launcher.plan import ORIGINS, first_lines
+from trainworks_launcher.origins import Origin
+from trainworks_launcher.plan import first_lines
 from trainworks_launcher.registry import SWITCHES
 from trainworks_launcher.values import Json
 
@@ -30,7 +31,7 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
     made = SCENARIOS[name]()
     inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": made.env["SM_NUM_CPUS"]}
     rows = explain(made, inherited)
-    unexplained = [row.name for row in rows if not row.why or row.origin not in ORIGINS]
+    unexplained = [row.name for row in rows if not row.why or row.origin not in [origin.word for origin in Origin]]
     assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
     variables = {row.name: row.value for row in rows if row.kind == "variable"}
     assert variables == {name: value for name, value in made.env.items() if inherited.get(name) != value}

@@ -101,7 +101,8 @@ PURE = [
     "supervise/reports",
     *("elsewhere", "explain", "options"),
     *(f"../trainworks_preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
-    *("masking", "model_parallel", "placement", "names", "plan", "registry", "values"),
+    *("masking", "model_parallel", "network", "origins", "placement", "program", "names", "plan"),
+    *("registry", "settings", "values"),
     *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]
 
