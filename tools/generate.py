@@ -3,7 +3,7 @@
 
 - Tables of targets, versions, components, instance types, rules and exit statuses, and the command line's help. Each
   stands between two marks in README.md or in a page of docs/.
-- The table of instance types that the launcher's preflight reads.
+- The table of instance types that `trainworks-preflight` reads.
 
 The JSON schemas of images/schema are written by `build.py schema`.
 """
@@ -106,7 +106,7 @@ def compatibility_rules(facts: Facts) -> str:
 
 
 def launcher_facts(facts: Facts) -> str:
-    """Return what the launcher's preflight knows of instance types and file systems, as JSON, one row per line."""
+    """Return what `trainworks-preflight` knows of instance types and file systems, as JSON, one row per line."""
     instances = {
         row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
         for row in facts.instances
@@ -175,7 +175,7 @@ def main() -> int:
         path: filled(path.read_text(encoding="utf-8"), parts)
         for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     }
-    wanted[ROOT / "launcher" / "trainworks_launcher" / "preflight" / "facts.json"] = launcher_facts(facts)
+    wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

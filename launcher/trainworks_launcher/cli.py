@@ -3,7 +3,6 @@
 ``train``                       run this host's part of the job
 ``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
 ``train explain``               the same as a table: each flag and variable, its value, its origin, its reason
-``train preflight``             check a job on a laptop
 ``train --version``, ``--help``
 anything else                   executed as given: ``docker run IMAGE bash``
 """
@@ -23,7 +22,6 @@ _HELP = """\
 usage: train                        run this host's part of the training job
        train --plan                 print what would be run, as JSON; run nothing
        train explain                print every flag and variable with its origin and reason; run nothing
-       train preflight              check a job on a laptop, before a cluster is paid for
        train --version | --help
        PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
 
@@ -38,10 +36,7 @@ A distribution is switched on by a hyperparameter, which the SDK makes of its `d
 Try it:  mkdir -p ml/code && echo 'print("hello")' > ml/code/train.py
          SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train
          SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train explain
-Before you pay for a cluster, without a container (python -m trainworks_launcher is train):
-         echo '{{"torch_distributed": {{"enabled": True}}}}' > distribution.txt
-         python -m trainworks_launcher preflight --distribution distribution.txt --entry-point ml/code/train.py \\
-             --instance-type TYPE --instance-count 2
+To check a job on a laptop, before you pay for a cluster, use trainworks-preflight (docs/jobs.md).
 
 {options}
 Exit status: the script's own; 128 + N after signal N. The launcher's own refusals:
@@ -55,7 +50,12 @@ Settings (variables; launcher/README.md says what each means):
 
 
 _OWN_WORDS = frozenset(("explain", "preflight"))
-"""Commands of ours that could be taken for programs to execute; the options module has their rows."""
+"""Words that are commands of the launcher, not programs to execute; ``options`` has their rows."""
+
+_PREFLIGHT = """\
+trainworks: preflight is not part of the image: it checks a job on a laptop or in CI. In a checkout of trainworks:
+    pip install ./launcher && trainworks-preflight --help
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = words[1:]
     elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
         return _execute(words)
+    if words[:1] == ["preflight"]:
+        sys.stderr.write(_PREFLIGHT)
+        return names.EXIT_NOT_STARTED
     if words and not {"--help", "-h"}.isdisjoint((words[0], words[-1])):
         sys.stdout.write(_help())
         return 0
@@ -84,12 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except options.UsageError as error:
         sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
         return names.EXIT_NOT_STARTED
-    if command.name == "preflight":
-        from trainworks_launcher.preflight.check import preflight
-
-        status, text = preflight(parsed, _columns())
-        sys.stdout.write(text)
-        return status
     return _show(command.name, parsed)
 
 
@@ -176,7 +173,7 @@ def _train() -> int:
     """Run this host's part."""
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
-    from trainworks_launcher.job import JobRefusedError, make_job
+    from trainworks_launcher.job import Job, JobRefusedError, make_job
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.plan import first_lines, plan_of_refusal
@@ -186,17 +183,17 @@ def _train() -> int:
 
     environment = read_environment(os.environ)
     masker = Masker(environment.variables, environment.hyperparameters)
-    membership = None
+    known: Job | JobRefusedError | None = None
     try:
-        job = make_job(environment)
-        membership = job.membership
+        known = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
         text = masker.text(str(refusal))
         output.log(text)
-        membership = refusal.membership if isinstance(refusal, JobRefusedError) else membership
-        outcome = Outcome(FAILED, refusal.status, membership.host if membership else environment.hostname, text)
-        telling = plan_of_refusal(membership, environment.base_directory) if membership else None
+        known = refusal if isinstance(refusal, JobRefusedError) else known
+        outcome = Outcome(FAILED, refusal.status, known.placement.host if known else environment.hostname, text)
+        base = environment.base_directory
+        telling = plan_of_refusal(known.placement, known.network, base) if known else None
         if telling is not None:
             return run_plan(telling, environment, outcome)
         output.clear_outcome_files(environment.base_directory)

@@ -15,32 +15,40 @@ from typing import Mapping, Sequence
 from trainworks_launcher import names
 from trainworks_launcher.dialects import FOREIGN, INSTEAD, KEYED, MCA_OPTIONS, OURS, Dialect
 from trainworks_launcher.errors import Problem, nearest
-
-ORIGINS = ("default", "platform", "image", "user")
-"""From weakest to strongest. "image" is what the container's environment sets."""
+from trainworks_launcher.origins import Origin
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One named value with its origin and the reason for it (empty for what needs none).
+    """One named value.
 
-    option: the option that introduces it, "" for the dialect's.
+    Attributes:
+        name: Name of the parameter.
+        value: Its value.
+        origin: Who decided on it.
+        why: The reason; ``""`` where none is needed.
+        option: The option that introduces it; ``""`` for the dialect's.
     """
 
     name: str
     value: str
-    origin: str
+    origin: Origin
     why: str = ""
     option: str = ""
 
 
 @dataclass(frozen=True)
 class UserOptions:
-    """The user's words, sorted: MCA parameters, exported variables, options with a fixed meaning, the rest.
+    """The user's words, sorted.
 
-    parameters: (name, value, option), in the order given. exports: name -> value. forwarded: variables of which only
-    the name was given; a "*" at the end stands for any ending. keyed: canonical option -> words. left_out: our options
-    that cannot stand beside the user's. rest: everything else, in order. warnings: what a person should know.
+    Attributes:
+        parameters: MCA parameters in the order given: name, value, option.
+        exports: Variables with a value: name, value.
+        forwarded: Variables without a value; a ``*`` at the end stands for any ending.
+        keyed: Options that can stand once: canonical option, its words.
+        left_out: Options of ours that cannot stand beside the user's.
+        rest: Everything else, in order.
+        warnings: Lines for the log.
     """
 
     parameters: tuple[tuple[str, str, str], ...] = ()
@@ -260,7 +268,7 @@ def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     merged: dict[str, Setting] = {}
     for setting in settings:
         held = merged.get(setting.name)
-        if held is None or ORIGINS.index(setting.origin) >= ORIGINS.index(held.origin):
+        if held is None or setting.origin >= held.origin:
             merged[setting.name] = setting
     return tuple(merged.values())
 
@@ -288,7 +296,9 @@ def merge_parameters(
             text = f"MCA parameter {canonical} is given as {held.value!r} and, as {name}, as {value!r}"
             problems.append(Problem(text, where, "give it once"))
             continue
-        theirs[canonical] = Setting(canonical, value, "user", renamed or "from the job's custom_mpi_options", option)
+        theirs[canonical] = Setting(
+            canonical, value, Origin.USER, renamed or "from the job's custom_mpi_options", option
+        )
     problems.extend(
         Problem(f"MCA parameters {name} and {_opposite(name)} are both given", where, "Open MPI accepts one of them")
         for name in theirs
@@ -315,7 +325,7 @@ def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[st
             name = variable[len(prefix) :]
             if variable.startswith(prefix) and name not in dialect.gone:
                 name = dialect.canonical(name)
-                found[name] = Setting(name, value, "image", f"the container's environment sets {variable}")
+                found[name] = Setting(name, value, Origin.IMAGE, f"the container's environment sets {variable}")
     return found
 
 

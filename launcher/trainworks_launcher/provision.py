@@ -10,7 +10,7 @@ from trainworks_launcher import names
 from trainworks_launcher.entry import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.environment import BOTO3, Environment
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.exported import region_of
+from trainworks_launcher.settings import region_of
 from trainworks_launcher.values import Json
 
 _ARN = (
@@ -58,7 +58,7 @@ def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems:
         advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
         problems.append(Problem("the endpoint has credentials in it", f"variable {where}", advice))
     program = _program(environment, "fetch.py", f"the code is at {code.archive}", problems)
-    words = (code.archive, endpoint, region_of(environment, reserved), _command_line(environment))
+    words = (code.archive, endpoint, region_of(environment.variables, reserved), _command_line(environment))
     return replace(code, fetch=(*program, *words))
 
 

@@ -81,6 +81,13 @@ def compact(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
+def text_form(value: Json) -> str:
+    """Return a value as the text of an environment variable: a string as it is, null as ``""``, else compact JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else compact(value)
+
+
 def text(value: Json, default: str = "") -> str:
     """The value if it is a string, else ``default``."""
     return value if isinstance(value, str) else default

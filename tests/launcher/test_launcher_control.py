@@ -23,7 +23,7 @@ from launcher_support import TIME_OUT, Launcher, environment, free_port, plan, w
 
 from trainworks_launcher.environment import read_environment
 from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import Limits
+from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.supervise.control import Events, Role, proof
 from trainworks_launcher.supervise.control.leader import Leader

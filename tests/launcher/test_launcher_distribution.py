@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pytest
 from launcher_support import LAUNCHER, REPOSITORY
 
-from trainworks_launcher.preflight.distribution import Group, translate
-from trainworks_launcher.preflight.facts import FILE, parse_facts
 from trainworks_launcher.values import Json
+from trainworks_preflight.distribution import Group, translate
+from trainworks_preflight.facts import FILE, parse_facts
 
-FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / "preflight" / FILE).read_text(encoding="utf-8"))
+FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 P4D = "ml.p4d.24xlarge"
 PEER = REPOSITORY / ".cache" / "peers" / "sdk-v2" / "bin" / "python"
 SMP: Json = {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}

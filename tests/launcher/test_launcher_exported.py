@@ -12,6 +12,7 @@ from launcher_support import environment, plan, write_inputs
 
 from trainworks_launcher.environment import Devices, read_environment
 from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import make_job
 from trainworks_launcher.values import NESTING_LIMIT, Json, decode
 
@@ -29,7 +30,8 @@ GROUPS: dict[str, Json] = {
 
 
 def variables(config: Mapping[str, Json], host: str = "", **hyperparameters: Json) -> Mapping[str, str]:
-    return make_job(environment(hyperparameters, resource_config=MappingProxyType(dict(config))), host).variables
+    made = environment(hyperparameters, resource_config=MappingProxyType(dict(config)))
+    return exported_variables(make_job(made, host))
 
 
 def problems(hyperparameters: Mapping[str, Json], **changes: object) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from launcher_support import environment, plan
 from trainworks_launcher.dialects import FOREIGN, KEYED, OPEN_MPI_4, OPEN_MPI_5, OURS, dialect_of
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.flags import Setting, merge, parse_user_options
+from trainworks_launcher.origins import Origin
 
 MPI = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
 OPTIONS = "sagemaker_mpi_custom_mpi_options"
@@ -151,7 +152,7 @@ def test_the_containers_environment_wins_over_ours_and_the_options_over_it() -> 
     assert found["pml"] == "ucx"
     assert found["prte_if_include"] == "eth1"
     assert "btl_tcp_if_include" not in found
-    assert [reason.origin for reason in made.why if reason.subject == "--mca pml"] == ["image"]
+    assert [reason.origin for reason in made.why if reason.subject == "--mca pml"] == [Origin.IMAGE]
     made = plan(environment({**MPI, OPTIONS: "--mca pml cm"}, hosts=HOSTS, variables=variables))
     assert dict(parameters(made.argv))["pml"] == "cm"
 
@@ -217,8 +218,8 @@ def test_contradictions_are_refused_by_name(options: str, what: str) -> None:
 
 
 def test_origins_from_weak_to_strong() -> None:
-    rows = [Setting("a", "1", "user"), Setting("a", "2", "default"), Setting("b", "3", "default")]
-    rows += [Setting("b", "4", "platform"), Setting("c", "5", "default")]
+    rows = [Setting("a", "1", Origin.USER), Setting("a", "2", Origin.DEFAULT), Setting("b", "3", Origin.DEFAULT)]
+    rows += [Setting("b", "4", Origin.PLATFORM), Setting("c", "5", Origin.DEFAULT)]
     assert [(row.name, row.value) for row in merge(rows)] == [("a", "1"), ("b", "4"), ("c", "5")]
 
 

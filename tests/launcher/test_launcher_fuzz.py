@@ -283,7 +283,7 @@ def outcome(
     environment = read_environment({**given, names.BASE_DIRECTORY_VARIABLE: str(base)})
     try:
         job = make_job(environment)
-        return [plan_host(make_job(environment, host)) for host in (job.host, *job.hosts)]
+        return [plan_host(make_job(environment, host)) for host in (job.placement.host, *job.placement.hosts)]
     except RefusalError as refusal:
         return refusal
 

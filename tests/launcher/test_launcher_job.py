@@ -72,7 +72,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 def test_switches_that_are_off_change_nothing() -> None:
     off: dict[str, Json] = dict.fromkeys(SWITCHES, "false")
-    assert make_job(environment({**off, "mp_parameters": {}})).mode == "none"
+    assert make_job(environment({**off, "mp_parameters": {}})).placement.mode == "none"
 
 
 def test_an_unknown_switch_is_not_ignored() -> None:
@@ -85,7 +85,7 @@ def test_an_unknown_switch_is_not_ignored() -> None:
 )
 def test_processes_per_host(asked: Json, gpus: int, expected: int) -> None:
     made = environment({TORCH: True, PER_HOST: asked}, devices=Devices(gpus=gpus))
-    assert make_job(made).processes_per_host == expected
+    assert make_job(made).placement.processes_per_host == expected
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
@@ -150,7 +150,7 @@ def test_no_entry_point_offers_what_is_there() -> None:
 
 def test_the_variable_wins_over_the_hyperparameter() -> None:
     made = environment({"sagemaker_program": "absent.py"}, variables={"SAGEMAKER_PROGRAM": "train.py"})
-    assert make_job(made).entry.name == "train.py"
+    assert make_job(made).program.entry.name == "train.py"
 
 
 def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_missing_interface_is_replaced_and_said() -> None:
 
 def test_no_resource_config_is_one_host() -> None:
     job = make_job(environment(host="laptop"))
-    assert (job.hosts, job.host, job.leader) == (("laptop",), "laptop", "laptop")
+    assert (job.placement.hosts, job.placement.host, job.placement.leader) == (("laptop",), "laptop", "laptop")
 
 
 def test_exported_variables_have_their_compatible_text_forms() -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Callable
 
 from trainworks_launcher.job import Job
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.provision import why_kept
 from trainworks_launcher.registry import MODES
@@ -26,6 +27,6 @@ def plan_host(job: Job) -> NodePlan:
 
     A host that takes no part in the distribution runs the program once, by itself (TT).
     """
-    plan = planner(job.mode if job.takes_part else "none")(job)
+    plan = planner(job.placement.mode if job.placement.takes_part else "none")(job)
     kept = why_kept(job.environment) if plan.requirements else ""
-    return replace(plan, why=(*plan.why, Reason("requirements", kept, "image"))) if kept else plan
+    return replace(plan, why=(*plan.why, Reason("requirements", kept, Origin.IMAGE))) if kept else plan

@@ -16,7 +16,7 @@ from trainworks.errors import ImageTestError, OutputError, UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
 from trainworks.imagetest.questions import list_packages
-from trainworks.inspect.inspected_image import reference_of
+from trainworks.inspect.targets import reference_of
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 

@@ -10,7 +10,7 @@ from typing import Iterable, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.job import Limits
+from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.supervise.control import Events, Peer, proof
 from trainworks_launcher.supervise.control.connection import Connection, listen

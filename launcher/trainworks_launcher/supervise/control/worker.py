@@ -7,7 +7,7 @@ import socket
 import time
 
 from trainworks_launcher import names
-from trainworks_launcher.job import Limits
+from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.supervise.control import Events, proof
 from trainworks_launcher.supervise.control.connection import Connection

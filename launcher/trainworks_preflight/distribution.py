@@ -18,8 +18,8 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.preflight.facts import Facts
 from trainworks_launcher.values import Json, mapping, texts
+from trainworks_preflight.facts import Facts
 
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

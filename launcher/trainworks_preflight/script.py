@@ -72,6 +72,9 @@ def read_script(text: str) -> Script:
         modules.setdefault(whole, line)
     calls: list[Call] = []
     for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            plain = [each for each in node.decorator_list if not isinstance(each, ast.Call)]
+            calls += [Call(_whole_name(each, names), each.lineno, {}) for each in plain]
         if isinstance(node, ast.Call):
             keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
             if any(keyword.arg is None for keyword in node.keywords):
@@ -148,6 +151,19 @@ def check_script(
         found += _torch_distributed(script)
     found += _undeclared(script, arguments)
     return tuple(sorted(found, key=lambda finding: finding.line))
+
+
+def check_compiler(script: Script, cost: str) -> tuple[Finding, ...]:
+    """Find what calls a C compiler while the job runs, for an image without one.
+
+    Args:
+        script: The training script.
+        cost: What does not work without a compiler, as the image manifest says it.
+    """
+    why = f"the image has no compiler: {cost}"
+    found = [Finding("torch.compile", why, call.line) for call in script.calls if call.name == "torch.compile"]
+    lines = [line for name, line in script.modules.items() if name.partition(".")[0] == "triton"]
+    return (*found, *(Finding("triton", why, line) for line in lines[:1]))
 
 
 def _model_parallel(script: Script, instance_type: str, loader_workers: bool, torchrun: bool) -> Iterator[Finding]:

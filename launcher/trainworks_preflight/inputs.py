@@ -9,10 +9,10 @@ from pathlib import Path
 from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.options import Parsed, value_of
 from trainworks_launcher.placement import unknown_type
-from trainworks_launcher.preflight.advice import Data
-from trainworks_launcher.preflight.distribution import Group
-from trainworks_launcher.preflight.facts import FILE, parse_facts
 from trainworks_launcher.values import Json, decode, mapping
+from trainworks_preflight.advice import Data
+from trainworks_preflight.distribution import Group
+from trainworks_preflight.facts import FILE, parse_facts
 
 _HOSTS_LIMIT = 4096  # a number typed wrong must not fill the memory
 

@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence
 
-from trainworks_launcher.preflight.facts import Facts, InstanceFacts, Storage
-from trainworks_launcher.preflight.script import Finding
 from trainworks_launcher.registry import MODES
 from trainworks_launcher.values import Json, mapping
+from trainworks_preflight.facts import Facts, InstanceFacts, Storage
+from trainworks_preflight.script import Finding
 
 SMDDP_MODES = ("smdistributed.dataparallel", "pytorchddp")
 SMP_MODE = "smdistributed.modelparallel"

@@ -27,14 +27,15 @@ from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import Parsed, value_of
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
-from trainworks_launcher.preflight.distribution import Group, Translation, translate
-from trainworks_launcher.preflight.facts import Facts, InstanceFacts
-from trainworks_launcher.preflight.inputs import Inputs
-from trainworks_launcher.preflight.script import Finding, check_script, read_script
 from trainworks_launcher.values import Json, readable
+from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
+from trainworks_preflight.distribution import Group, Translation, translate
+from trainworks_preflight.facts import Facts, InstanceFacts
+from trainworks_preflight.inputs import Inputs
+from trainworks_preflight.script import Finding, check_compiler, check_script, read_script
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
+_COMPILER = "compiler"  # the image manifest's name of that component
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
 
@@ -121,20 +122,21 @@ def _plan(
     """The plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
     try:
         job = make_job(environment)
-        job = make_job(environment, job.leader)
-        others = [*job.distribution_hosts[1:2], *_first_of_each(groups)]
-        hosts = dict.fromkeys((job.leader, *others))
+        job = make_job(environment, job.placement.leader)
+        others = [*job.placement.distribution_hosts[1:2], *_first_of_each(groups)]
+        hosts = dict.fromkeys((job.placement.leader, *others))
         plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
     except RefusalError as refusal:
         return Result(problems=refusal.problems, warnings=translation.warnings)
+    placement = job.placement
     user = split_reserved(environment.hyperparameters)[0]
-    row = _row(facts, environment.manifest, job.instance_type)
+    row = _row(facts, environment.manifest, placement.instance_type)
     situation = Situation(
-        mode=job.mode,
-        hosts=len(job.distribution_hosts),
-        per_host=job.processes_per_host,
-        processes=job.processes if job.mode != "none" else 1,
-        instance_type=job.instance_type,
+        mode=placement.mode,
+        hosts=len(placement.distribution_hosts),
+        per_host=placement.processes_per_host,
+        processes=placement.processes if placement.mode != "none" else 1,
+        instance_type=placement.instance_type,
         row=row,
         hyperparameters=user,
         data=data,
@@ -142,9 +144,14 @@ def _plan(
     )
     findings: tuple[Finding, ...] = ()
     if script.suffix == ".py":
-        torchrun = job.mode == "torch_distributed"
+        torchrun = placement.mode == "torch_distributed"
         parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
-        findings = check_script(parsed, job.mode, job.instance_type, row.smp_loader_workers, torchrun, tuple(user))
+        findings = check_script(
+            parsed, placement.mode, placement.instance_type, row.smp_loader_workers, torchrun, tuple(user)
+        )
+        for missing in environment.manifest.missing:
+            if missing.component == _COMPILER:
+                findings += check_compiler(parsed, missing.cost)
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
@@ -323,11 +330,13 @@ def _wrapped(text: str, width: int, first: str = "", following: str = "") -> lis
 
 
 def _headline(job: Job) -> str:
-    hosts, total = len(job.hosts), len(job.distribution_hosts)
+    placement = job.placement
+    hosts, total = len(placement.hosts), len(placement.distribution_hosts)
     part = f"{total} of {hosts} hosts" if total != hosts else f"{hosts} host(s)"
-    each = f"{job.processes_per_host} process(es) on each, " if job.mode != "none" else ""
-    count = job.processes if job.mode != "none" else hosts
-    return f"{job.mode} on {part} of {job.instance_type}: {each}{count} in all, {job.entry.name}"
+    each = f"{placement.processes_per_host} process(es) on each, " if placement.mode != "none" else ""
+    count = placement.processes if placement.mode != "none" else hosts
+    name = job.program.entry.name
+    return f"{placement.mode} on {part} of {placement.instance_type}: {each}{count} in all, {name}"
 
 
 def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
