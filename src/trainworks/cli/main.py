@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     Returns:
         The exit status; see the end of ``--help``.
     """
+    if "_ARGCOMPLETE" in os.environ and arguments is None:
+        from trainworks.cli.complete import complete
+
+        complete(root or Path.cwd())
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = _wants_json(words)
     previous: Any = signal.signal(signal.SIGTERM, _interrupt)
