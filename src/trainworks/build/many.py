@@ -34,8 +34,8 @@ from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.render.forecast import stage_keys
 from trainworks.terminal.output import put, say
-from trainworks.terminal.progress import DISPLAY, RELAY, Task
-from trainworks.terminal.words import clock, megabytes
+from trainworks.terminal.progress import DISPLAY, Task
+from trainworks.terminal.words import megabytes
 
 STOP_SECONDS: Final = 3 * GRACE
 """How long a target's process has to stop what it started: its engine's client may take ``GRACE`` seconds itself."""
@@ -228,7 +228,7 @@ class Runner:
 
     def _follow(self, job: Job) -> tuple[int, bytes, str]:
         """Run a job to its end; returns exit status, stdout, and the last line of stderr that says something."""
-        environment = {**os.environ, "PYTHONPATH": PACKAGES, RELAY: "1"}
+        environment = {**os.environ, "PYTHONPATH": PACKAGES}
         child = Child(job.argv, environment=environment, grace=STOP_SECONDS)
         with contextlib.ExitStack() as stack:
             with self._lock:
@@ -323,7 +323,7 @@ class Block:
     def __init__(self, *, verbose: bool) -> None:
         """Start with nothing running; ``verbose`` shows all that they say on a terminal too."""
         self._quiet = DISPLAY.live and not verbose
-        self._running: dict[str, tuple[float, str]] = {}
+        self._running: dict[str, Task] = {}
         self._lines: dict[str, deque[str]] = {}
         self._counts: Counter[str] = Counter()
         self._task: Task | None = None
@@ -331,7 +331,7 @@ class Block:
     @contextlib.contextmanager
     def shown(self, ended: Sequence[Result], total: int) -> Iterator[None]:
         """Show it for the time of the ``with`` block, with targets that have ended before."""
-        with DISPLAY.task("running", total, "targets", log=False, rows=self._rows) as self._task:
+        with DISPLAY.task("running", total, "targets", log=False) as self._task:
             for result in ended:
                 self._count(result)
             yield
@@ -346,12 +346,14 @@ class Block:
 
     def moved(self, target: str, state: str) -> None:
         """Take what a target does now."""
-        began, _ = self._running.get(target, (DISPLAY.clock(), ""))
-        self._running[target] = (began, state)
+        if target not in self._running:
+            self._running[target] = DISPLAY.add(target, log=False)
+        self._running[target].note = state
 
     def ended(self, result: Result) -> None:
         """Say how a target ended; of one that failed also what it said last."""
-        self._running.pop(result.target, None)
+        if (task := self._running.pop(result.target, None)) is not None:
+            DISPLAY.remove(task)
         for line in self._lines.pop(result.target, ()) if self._quiet and result.exit_status else ():
             say(f"{result.target}: {line}")
         say(f"{result.target}: {result.outcome}{f': {result.cause}' if result.cause else ''}")
@@ -362,10 +364,6 @@ class Block:
         if self._task is not None:
             self._task.note = said_counts(self._counts)
             self._task.advance()
-
-    def _rows(self) -> list[str]:
-        now = DISPLAY.clock()
-        return [f"  {clock(now - began):>7}  {name}  {state}" for name, (began, state) in tuple(self._running.items())]
 
 
 TAIL: Final = 20
