@@ -11,7 +11,6 @@ import json
 import os
 import re
 import time
-from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -48,6 +47,7 @@ from trainworks.extend.plan import (
     make_extension,
 )
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
+from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import (
     BaseImage,
     Distribution,
@@ -140,11 +140,11 @@ class _Inputs:
     apt: tuple[str, ...]
 
 
-def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Extended:
+def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> Extended:
     """Run ``build.py extend``.
 
     Args:
-        options: The command line.
+        request: What is asked for.
         root: The checkout: recipes and facts.
         environment: The process's environment.
 
@@ -155,12 +155,12 @@ def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Ex
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
     """
     settings = read_host_settings(environment)
-    inputs = _read_inputs(options, settings)
-    for text in _notes(options, inputs):
+    inputs = _read_inputs(request, settings)
+    for text in _notes(request, inputs):
         say(text)
-    engine = choose(options.engine)
+    engine = choose(request.engine)
     information = engine.probe()
-    extension = _plan(inputs, engine, root, settings, environment, options)
+    extension = _plan(inputs, engine, root, settings, environment, request)
     image, plan, rendering, lock_path = extension.image, extension.plan, extension.rendering, extension.lock
     base, locked = plan.base, plan.locked
     report: dict[str, object] = {
@@ -181,15 +181,15 @@ def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Ex
         "code": {"files": len(plan.files), "size": inputs.source.size, "left_out": inputs.source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,
     }
-    if options.until == "render":
-        if options.output is not None:
-            replace_output(rendering, options.output)
-            write_context(rendering, options.output)
+    if request.until == "render":
+        if request.output is not None:
+            replace_output(rendering, request.output)
+            write_context(rendering, request.output)
         files = [file.path for file in rendering.files]
         return Extended(report={**report, "dockerfile": rendering.dockerfile, "files": files})
     say(f"{plan.tag}: building with {information.name} {information.version}")
     started = time.monotonic()
-    built = _build(plan, rendering, engine, extension.settings, options)
+    built = _build(plan, rendering, engine, extension.settings, request)
     seconds = time.monotonic() - started
     grown = f"{megabytes(built.size - image.size)} more than {base.reference}"
     say(
@@ -201,9 +201,9 @@ def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Ex
         "seconds": round(seconds, 2),
         "engine": asdict(information),
     }
-    if options.until == "build":
+    if request.until == "build":
         return Extended(report=report)
-    results = _check(plan, built, image, engine, settings, options.junit)
+    results = _check(plan, built, image, engine, settings, request.junit)
     report["checks"] = [asdict(outcome) for outcome in results]
     failed = [outcome for outcome in results if not outcome.passed]
     broken = ImageTestError(
@@ -214,14 +214,14 @@ def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Ex
     return Extended(report=report, broken=broken if failed else None)
 
 
-def plan_extension(options: Namespace, root: Path, environment: Mapping[str, str]) -> Extension:
+def plan_extension(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> Extension:
     """Return what an extension that was made already was made from; raises as ``extend`` does.
 
     Its lock has to be there: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
-    inputs = _read_inputs(options, settings)
-    return _plan(inputs, choose(options.engine), root, settings, environment, options, resolving=False)
+    inputs = _read_inputs(request, settings)
+    return _plan(inputs, choose(request.engine), root, settings, environment, request, resolving=False)
 
 
 def _plan(
@@ -230,14 +230,14 @@ def _plan(
     root: Path,
     settings: HostSettings,
     environment: Mapping[str, str],
-    options: Namespace,
+    request: ExtendRequest,
     *,
     resolving: bool = True,
 ) -> Extension:
     """Find the base image, and plan and render what is made of it; ``resolving``: requirements get a lock if needed."""
     recipes = _recipes(root)
     companions = frozenset(name for component in load(root).components for name in component.companions)
-    image, base = find_base(options.base, engine)
+    image, base = find_base(request.base, engine)
     problems = _unfit(base, inputs)
     if problems:
         raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
@@ -263,8 +263,8 @@ def _plan(
             _secrets(settings, base, inputs.apt),
             settings,
             environment,
-            verbose=options.verbose,
-            no_cache=options.no_cache,
+            verbose=request.verbose,
+            no_cache=request.no_cache,
         )
         there = {canonicalize_name(row.name): row.version for row in base.distributions}
         problems = [
@@ -294,7 +294,7 @@ def _plan(
             environment,
             with_index=with_index_of(image, root, settings),
             companions=companions,
-            output=options.output,
+            output=request.output,
             resolving=resolving,
         )
     requirements += "".join(f"{wheel.pin}\n" for wheel in built)
@@ -304,7 +304,7 @@ def _plan(
     if any(name in companions for name, _ in locked):
         settings = with_index_of(image, root, settings)
     plan = make_extension(
-        tag=options.tag,
+        tag=request.tag,
         base=base,
         requirements=requirements,
         locked=locked,
@@ -351,35 +351,35 @@ def _secrets(settings: HostSettings, base: BaseImage, apt: tuple[str, ...]) -> t
     return tuple(Secret(identifier=name, content=content[name]) for name in names)
 
 
-def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
-    problems = [*check_names(options.base, options.tag), *check_packages(options.apt)]
+def _read_inputs(request: ExtendRequest, settings: HostSettings) -> _Inputs:
+    problems = [*check_names(request.base, request.tag), *check_packages(request.apt)]
     wanted, source, entry_point = Wanted(), SourceTree(), None
-    file: Path | None = options.requirements
-    if file is None and options.source is not None and (options.source / REQUIREMENTS).is_file():
-        file = options.source / REQUIREMENTS
-    if file is None and options.source is None and not options.apt:
+    file: Path | None = request.requirements
+    if file is None and request.source is not None and (request.source / REQUIREMENTS).is_file():
+        file = request.source / REQUIREMENTS
+    if file is None and request.source is None and not request.apt:
         problems.append("none of --requirements, --source and --apt is given: there is nothing to extend the base with")
     if file is not None:
         wanted, wrong = read_wanted(file)
         problems += wrong
     own = False
-    if options.source is not None:
-        own = file is not None and file.resolve() == (options.source / REQUIREMENTS).resolve()
-        places = [file] if file is not None and file.parent.resolve() == options.source.resolve() else []
+    if request.source is not None:
+        own = file is not None and file.resolve() == (request.source / REQUIREMENTS).resolve()
+        places = [file] if file is not None and file.parent.resolve() == request.source.resolve() else []
         # Ours, not the user's: they come and go, and must not make another image each time.
-        ignored = [name for place in (*places, *_project_files(options.source)) for name in locks_of(place)]
-        source = read_source(options.source, ignored=ignored, forbidden=settings.forbidden_texts(""))
+        ignored = [name for place in (*places, *_project_files(request.source)) for name in locks_of(place)]
+        source = read_source(request.source, ignored=ignored, forbidden=settings.forbidden_texts(""))
         problems += source.problems
     project = _project_file(source)
-    if options.entry_point is not None:
-        if options.source is None:
+    if request.entry_point is not None:
+        if request.source is None:
             problems.append("--entry-point is a path below --source, which is not given")
         elif source.files:
             executable = {file.path: file.mode == 0o755 for file in source.files}
             try:
-                entry_point = find_entry_point(options.entry_point, executable, project=bool(project))
+                entry_point = find_entry_point(request.entry_point, executable, project=bool(project))
             except ValueError as error:
-                problems.append(f"--entry-point: {error} (--source {options.source}, {CODE_FOLDER} in the image)")
+                problems.append(f"--entry-point: {error} (--source {request.source}, {CODE_FOLDER} in the image)")
     if problems:
         secrets = any("secret" in problem or "key" in problem for problem in source.problems)
         advice = "name files that must stay outside in a .trainworksignore in the root of --source; " if secrets else ""
@@ -390,12 +390,12 @@ def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
     installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
     return _Inputs(
         wanted=wanted,
-        file=file or (options.source / project if project else None),
+        file=file or (request.source / project if request.source is not None and project else None),
         source=source,
         project=project,
         installed=tuple(name for name in installed if name in {each.path for each in source.files}),
         entry_point=entry_point,
-        apt=tuple(sorted(set(options.apt))),
+        apt=tuple(sorted(set(request.apt))),
     )
 
 
@@ -413,9 +413,9 @@ def _project_file(source: SourceTree) -> str:
     return PROJECT_FILES[1] if found else ""
 
 
-def _notes(options: Namespace, inputs: _Inputs) -> Iterable[str]:
+def _notes(request: ExtendRequest, inputs: _Inputs) -> Iterable[str]:
     """Yield what a person should know of the code that is copied."""
-    if options.source is None:
+    if request.source is None:
         return
     source = inputs.source
     largest = max(source.files, key=lambda file: len(file.content))
@@ -423,11 +423,11 @@ def _notes(options: Namespace, inputs: _Inputs) -> Iterable[str]:
     yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
-    own = options.source / REQUIREMENTS
+    own = request.source / REQUIREMENTS
     if own.is_file() and REQUIREMENTS not in inputs.installed:
         yield f"  {own} is installed when a job starts, on each host: --requirements names another file"
     if (project := _project_file(source)) and not inputs.project:
-        yield f"  {project} is not installed: {options.entry_point} may install the project in its own way"
+        yield f"  {project} is not installed: {request.entry_point} may install the project in its own way"
 
 
 def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
@@ -501,20 +501,20 @@ def _unfit(base: BaseImage, inputs: _Inputs) -> list[str]:
 
 
 def _build(
-    plan: ExtensionPlan, rendering: Rendering, engine: Engine, settings: HostSettings, options: Namespace
+    plan: ExtensionPlan, rendering: Rendering, engine: Engine, settings: HostSettings, request: ExtendRequest
 ) -> BuiltImage:
-    progress = BuildProgress(verbose=options.verbose)
-    existing = None if options.no_cache or options.output else engine.inspect(plan.tag)
+    progress = BuildProgress(verbose=request.verbose)
+    existing = None if request.no_cache or request.output else engine.inspect(plan.tag)
     if existing is not None and existing.labels.get(INPUTS_LABEL) == rendering.digest:
         progress.line(f"  nothing changed since this image was built: {plan.tag}")
         return existing
     with ExitStack() as stack:
-        if options.output is None:
+        if request.output is None:
             name = re.sub(r"[^a-z0-9.-]+", "-", f"extend-{plan.tag}".lower())
             folder = stack.enter_context(context_folder(name, os.environ))
         else:
-            replace_output(rendering, options.output)
-            folder = options.output
+            replace_output(rendering, request.output)
+            folder = request.output
         write_context(rendering, folder)
         found = _add_local_wheels(plan, settings.pip, folder)
         if found:
@@ -530,7 +530,7 @@ def _build(
                 arguments=settings.proxies,
                 labels={INPUTS_LABEL: rendering.digest},
                 stage_components=rendering.stage_components,
-                no_cache=options.no_cache,
+                no_cache=request.no_cache,
             ),
             progress,
         )
