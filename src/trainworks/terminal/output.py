@@ -6,12 +6,13 @@ import json
 import os
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
 from trainworks.errors import OutputError
-from trainworks.terminal.progress import DISPLAY
+from trainworks.terminal.progress import DISPLAY, LABEL
 
 
 def silence(stream: TextIO) -> None:
@@ -61,3 +62,13 @@ def write_file(path: Path, text: str) -> None:
 def say(text: str) -> None:
     """Write a line for people; results for programs go to stdout instead."""
     DISPLAY.say(text)
+
+
+@contextmanager
+def labelled(name: str) -> Iterator[None]:
+    """Put a name before each line and each task of this thread while the ``with`` block runs."""
+    before = LABEL.set(name)
+    try:
+        yield
+    finally:
+        LABEL.reset(before)

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Final, TextIO, cast
 
 from trainworks.terminal.words import amount, clock, row
@@ -43,6 +44,16 @@ RELAY: Final = "TRAINWORKS_PROGRESS"
 carriage return, each line one that ends in a newline."""
 
 
+LABEL: Final[ContextVar[str]] = ContextVar("label", default="")
+"""The name that stands before each line and each task of this thread (``output.labelled``)."""
+
+
+def labelled_text(text: str) -> str:
+    """Return a text after the label of this thread, if it has one."""
+    label = LABEL.get()
+    return f"{label}: {text}" if label else text
+
+
 class Task:
     """One piece of work that takes long.
 
@@ -69,7 +80,8 @@ class Task:
         left: Callable[[], float | None] | None,
     ) -> None:
         """Begin; see ``Display.task``."""
-        self.title, self.total, self.unit = title, total, unit
+        self.title, self.total, self.unit = labelled_text(title), total, unit
+        self._name = title
         self.done = self.there = 0
         self.about = False
         self.note = self.present = ""
@@ -145,7 +157,7 @@ class Task:
             f"about {clock(left)} left" if left else "",
             self.note,
         )
-        return f"  {self.title}: {', '.join(filter(None, parts))}"
+        return f"  {self._name}: {', '.join(filter(None, parts))}"
 
     def lines(self, width: int) -> list[str]:
         """Return where it is, for a terminal of so many columns; lines below the first one may be longer."""
@@ -228,6 +240,7 @@ class Display:
 
     def say(self, text: str, *, one_row: bool = False) -> None:
         """Write a line for people; a long one goes on in the next row of a terminal, or is cut."""
+        text = labelled_text(text)
         with self._lock:
             if self._live is None:
                 self.stream.write(f"{text[:LONGEST_LINE] if one_row else text}\n")
