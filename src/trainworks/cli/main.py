@@ -89,8 +89,7 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
     from trainworks.terminal.words import describe
 
     if as_json and not error.reported:
-        content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        put_json({**content, "exit_status": error.exit_status})
+        put_json(error.as_values())
     said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
     try:
         sys.stderr.write(said + "\n")

@@ -1,29 +1,25 @@
-"""``build.py extend``: a base image, requirements and code become an image, built and tested.
+"""``build.py extend``: base, requirements and code become a plan, its rendering and an image (``build.image``).
 
-What can be wrong is looked for in two rounds, each of which tells everything at once: first what this machine's files
-say, with no engine; then what the base image says, before anything is built.
+Problems are looked for in two rounds, and each round reports all of them at once: first what this machine's files say,
+without an engine; then what the base image says, before anything is built.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from trainworks.build.context import context_folder, replace_output, write_context
-from trainworks.build.image import reported_checks
+from trainworks.build.context import replace_output, write_context
+from trainworks.build.image import ImageSpec, build_image
 from trainworks.engine import choose
-from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
+from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, ImageTestError, OutputError, UnknownNameError
 from trainworks.extend.lock import (
     Resolvable,
@@ -63,14 +59,9 @@ from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest import interpreter
-from trainworks.imagetest.results import CheckResult
-from trainworks.imagetest.run import run_checks
-from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
-from trainworks.render.steps import build_steps
-from trainworks.terminal.build_progress import BuildProgress
+from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
-from trainworks.terminal.words import megabytes
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
@@ -104,17 +95,20 @@ class Extension:
         engine: Which has the base image.
         image: The base image.
         plan: What is made of it.
-        rendering: The build context.
         lock: The file with the hash-locked requirements, where it is ours and not the user's own.
-        settings: This machine's, with the package index that the base was built from.
+        spec: The image that is built.
     """
 
     engine: Engine
     image: BuiltImage
     plan: ExtensionPlan
-    rendering: Rendering
     lock: Path | None
-    settings: HostSettings
+    spec: ImageSpec
+
+    @property
+    def rendering(self) -> Rendering:
+        """The build context."""
+        return self.spec.rendering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +152,8 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
     inputs = _read_inputs(request, settings)
     for text in _notes(request, inputs):
         say(text)
-    engine = choose(request.engine)
-    information = engine.probe()
-    extension = _plan(inputs, engine, root, settings, environment, request)
-    image, plan, rendering, lock_path = extension.image, extension.plan, extension.rendering, extension.lock
-    base, locked = plan.base, plan.locked
+    extension = _plan(inputs, choose(request.engine), root, settings, environment, request)
+    plan, base = extension.plan, extension.plan.base
     report: dict[str, object] = {
         "name": plan.tag,
         "tags": [plan.tag],
@@ -170,48 +161,26 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
             "name": base.reference,
             "identifier": base.identifier,
             "digest": base.digest,
-            "size": image.size,
+            "size": extension.image.size,
             "python": base.version,
             "launcher": base.launcher,
         },
-        "requirements": [f"{name}=={version}" for name, version in locked],
-        "lock": str(lock_path) if lock_path else "",
+        "requirements": [f"{name}=={version}" for name, version in plan.locked],
+        "lock": str(extension.lock) if extension.lock else "",
         "commits": plan.commits,
         "apt": list(plan.apt),
         "code": {"files": len(plan.files), "size": inputs.source.size, "left_out": inputs.source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,
     }
     if request.until == "render":
+        rendering = extension.rendering
         if request.output is not None:
             replace_output(rendering, request.output)
             write_context(rendering, request.output)
         files = [file.path for file in rendering.files]
         return Extended(report={**report, "dockerfile": rendering.dockerfile, "files": files})
-    say(f"{plan.tag}: building with {information.name} {information.version}")
-    started = time.monotonic()
-    built = _build(plan, rendering, engine, extension.settings, request)
-    seconds = time.monotonic() - started
-    grown = f"{megabytes(built.size - image.size)} more than {base.reference}"
-    say(
-        f"{plan.tag}  {built.identifier}  {megabytes(built.size)}, {grown}  built in {seconds:.1f} s with {engine.name}"
-    )
-    report |= {
-        "identifier": built.identifier,
-        "size": built.size,
-        "seconds": round(seconds, 2),
-        "engine": asdict(information),
-    }
-    if request.until == "build":
-        return Extended(report=report)
-    results = _check(plan, built, image, engine, settings, request.junit)
-    report["checks"] = [asdict(outcome) for outcome in results]
-    failed = [outcome for outcome in results if not outcome.passed]
-    broken = ImageTestError(
-        f"{plan.tag} was built and breaks {len(failed)} of its promises",
-        hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
-        reported=True,
-    )
-    return Extended(report=report, broken=broken if failed else None)
+    result = build_image(extension.spec, extension.engine, request)
+    return Extended(report={**report, **result.as_values()}, broken=result.broken)
 
 
 def plan_extension(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> Extension:
@@ -236,6 +205,7 @@ def _plan(
 ) -> Extension:
     """Find the base image, and plan and render what is made of it; ``resolving``: requirements get a lock if needed."""
     recipes = _recipes(root)
+    forbidden = settings.forbidden_texts("")
     companions = frozenset(name for component in load(root).components for name in component.companions)
     image, base = find_base(request.base, engine)
     problems = _unfit(base, inputs)
@@ -255,17 +225,10 @@ def _plan(
     built: tuple[Wheel, ...] = ()
     if sources:
         rendering = render_wheels(tuple(sources), base, inputs.apt, recipes)
-        built = build_wheels(
-            tuple(sources),
-            rendering,
-            base,
-            engine,
-            _secrets(settings, base, inputs.apt),
-            settings,
-            environment,
-            verbose=request.verbose,
-            no_cache=request.no_cache,
-        )
+        name = f"trainworks/wheels:{rendering.digest[-12:]}"
+        secrets = _secrets(settings, base, inputs.apt)
+        spec = ImageSpec(name=name, tags=(name,), rendering=rendering, settings=settings, secrets=secrets)
+        built = build_wheels(tuple(sources), spec, base, engine, request)
         there = {canonicalize_name(row.name): row.version for row in base.distributions}
         problems = [
             f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} has {wheel.name} "
@@ -317,8 +280,18 @@ def _plan(
         project=built[-1].name if inputs.project else "",
         installed=inputs.installed,
     )
-    rendering = render_extension(plan, recipes)
-    return Extension(engine=engine, image=image, plan=plan, rendering=rendering, lock=lock, settings=settings)
+    spec = ImageSpec(
+        name=request.tag,
+        tags=(request.tag,),
+        rendering=render_extension(plan, recipes),
+        settings=settings,
+        secrets=_secrets(settings, base, inputs.apt),
+        add_files=lambda folder: _add_local_wheels(plan, settings.pip, folder),
+        checks=plan.checks,
+        forbidden=forbidden,
+        extends=image,
+    )
+    return Extension(engine=engine, image=image, plan=plan, lock=lock, spec=spec)
 
 
 def _recipes(root: Path) -> dict[str, str]:
@@ -343,12 +316,12 @@ def with_index_of(image: BuiltImage, root: Path, settings: HostSettings) -> Host
     return replace(settings, pip=replace(settings.pip, extra_index_urls=indexes)) if indexes else settings
 
 
-def _secrets(settings: HostSettings, base: BaseImage, apt: tuple[str, ...]) -> tuple[Secret, ...]:
+def _secrets(settings: HostSettings, base: BaseImage, apt: tuple[str, ...]) -> dict[str, bytes]:
     """Return what of this machine's settings the steps read."""
     names = (*PIP_SECRETS, *(APT_SECRETS if apt else ()))
     # Archives of this machine serve another suite of Debian, and no Ubuntu.
     content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
-    return tuple(Secret(identifier=name, content=content[name]) for name in names)
+    return {name: content[name] for name in names}
 
 
 def _read_inputs(request: ExtendRequest, settings: HostSettings) -> _Inputs:
@@ -500,45 +473,9 @@ def _unfit(base: BaseImage, inputs: _Inputs) -> list[str]:
     return problems + conflicts(inputs.wanted.requirements, base)
 
 
-def _build(
-    plan: ExtensionPlan, rendering: Rendering, engine: Engine, settings: HostSettings, request: ExtendRequest
-) -> BuiltImage:
-    progress = BuildProgress(verbose=request.verbose)
-    existing = None if request.no_cache or request.output else engine.inspect(plan.tag)
-    if existing is not None and existing.labels.get(INPUTS_LABEL) == rendering.digest:
-        progress.line(f"  nothing changed since this image was built: {plan.tag}")
-        return existing
-    with ExitStack() as stack:
-        if request.output is None:
-            name = re.sub(r"[^a-z0-9.-]+", "-", f"extend-{plan.tag}".lower())
-            folder = stack.enter_context(context_folder(name, os.environ))
-        else:
-            replace_output(rendering, request.output)
-            folder = request.output
-        write_context(rendering, folder)
-        found = _add_local_wheels(plan, settings.pip, folder)
-        if found:
-            progress.line(f"  from this machine's own folders: {', '.join(found)}")
-        steps = build_steps(rendering.dockerfile, rendering.stage_components)
-        stack.enter_context(progress.following(StepTally(steps)))
-        return engine.build(
-            BuildRequest(
-                name=plan.tag,
-                context=folder,
-                tags=(plan.tag,),
-                secrets=_secrets(settings, plan.base, plan.apt),
-                arguments=settings.proxies,
-                labels={INPUTS_LABEL: rendering.digest},
-                stage_components=rendering.stage_components,
-                no_cache=request.no_cache,
-            ),
-            progress,
-        )
-
-
-def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> list[str]:
+def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
     """Copy locked wheels that this machine has in pip's folders into the context, where the installation looks."""
-    found = []
+    found: list[str] = []
     for path in sorted(path for local in settings.local_folders for path in local.glob("*.whl")):
         try:
             name, version, _, _ = parse_wheel_filename(path.name)
@@ -550,22 +487,4 @@ def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) 
             if hashlib.file_digest(stream, "sha256").hexdigest() in plan.requirements:
                 (folder / "wheels" / path.name).write_bytes(path.read_bytes())
                 found.append(path.name)
-    return found
-
-
-def _check(
-    plan: ExtensionPlan, built: BuiltImage, base: BuiltImage, engine: Engine, settings: HostSettings, junit: Path | None
-) -> tuple[CheckResult, ...]:
-    with reported_checks(plan.checks) as report:
-        results = run_checks(
-            engine,
-            built,
-            plan.checks,
-            forbidden=settings.forbidden_texts(""),
-            base=base,
-            report=report,
-            junit=junit,
-        )
-    failed = sum(not outcome.passed for outcome in results)
-    say(f"{len(results) - failed} checks passed, {failed} failed")
-    return results
+    return tuple(found)

@@ -32,7 +32,7 @@ class BuildProgress:
     def __call__(self, event: StepEvent) -> None:
         """Take one event of the build."""
         key, now = (event.component, event.step), self.display.clock()
-        self.tally.add(event, now)
+        self.tally.add(event)
         if event.state == "started":
             self.running[key] = now
         elif event.state == "output":
@@ -75,11 +75,9 @@ class BuildProgress:
             "steps",
             log=False,
             rows=self.rows,
-            left=lambda: tally.left(self.display.clock()),
         ) as self._task:
             try:
                 yield
-                tally.finish(self.display.clock())
             finally:
                 self._task = None
 
