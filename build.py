@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
 """The front door of a checkout: finds the builder and its dependencies, then hands over to ``trainworks.cli``."""
 
 import os
@@ -7,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
-DEPENDENCIES = ("docker", "jinja2", "packaging", "pydantic", "pytest", "testinfra", "tomli")
+DEPENDENCIES = ("argcomplete", "docker", "jinja2", "packaging", "pydantic", "pytest", "testinfra", "tomli")
 
 
 def missing_dependencies() -> list[str]:

@@ -388,7 +388,7 @@ def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: 
     program.write_bytes((root / "build.py").read_bytes())
     done = bare_run(bare_python, program, "--list")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: this Python lacks docker, jinja2, packaging, pydantic")
+    assert done.stderr.startswith("error: this Python lacks argcomplete, docker, jinja2, packaging, pydantic")
     assert done.stderr.endswith("hint: type `make setup`, then this again\n")
 
 

@@ -38,7 +38,6 @@ VALUES: Mapping[str, str] = {
     "PACKAGE": "a Debian package",
     "PYTHON": "a Python of the matrix: MAJOR.MINOR",
     "REPOSITORY": "a repository of a registry: HOST/NAME",
-    "SHELL": "a shell",
     "TAG": "a tag of an image",
     "TARGET": "a target of --list",
     "URI": "an address",

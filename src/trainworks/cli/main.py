@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from trainworks.cli.commands import BUILD, COMMANDS, command_named
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.plan.names import nearest
 from trainworks.terminal.output import put_json, silence
+from trainworks.terminal.progress import DISPLAY
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
@@ -26,6 +28,10 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     Returns:
         The exit status; see the end of ``--help``.
     """
+    if "_ARGCOMPLETE" in os.environ and arguments is None:
+        from trainworks.cli.complete import complete
+
+        complete(root or Path.cwd())
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = _wants_json(words)
     previous: Any = signal.signal(signal.SIGTERM, _interrupt)
@@ -34,8 +40,6 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         # One command's libraries are not loaded for another: a plan is there in half a second.
         command = command_named(name)
         options = command.parser().parse_args(words)
-        # For a command that hands its own words on to other processes.
-        options.words = tuple(words)
         return int(command.run(options, options.root or root or Path.cwd()))
     except TrainworksError as error:
         _say_error(error, as_json=as_json)
@@ -92,7 +96,7 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
         put_json(error.as_values())
     said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
     try:
-        sys.stderr.write(said + "\n")
+        DISPLAY.write(said)
     except BrokenPipeError:
-        # Nobody reads it; the exit status says it all the same.
+        # The exit status is all that is left to say.
         silence(sys.stderr)

@@ -24,7 +24,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "pin what goes in": ("lock", "mirror"),
     "look into images": ("report", "diff", "changelog", "vulnerabilities", "lint"),
     "deliver": ("push", "promote", "prove", "verify"),
-    "the builder itself": ("help", "completion", "schema"),
+    "the builder itself": ("help", "schema"),
 }
 """The commands by what one wants to do; a command is one file beside this one."""
 
