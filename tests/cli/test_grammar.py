@@ -152,7 +152,7 @@ def test_help_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> No
         ),
         pytest.param(
             ["--frame=pytorch", "-j", "0"],
-            ["did you mean --framework?", "argument -j/--jobs: '0' is no number from 1 on"],
+            ["did you mean --framework?", "argument -j/--jobs: must be a positive integer, got '0'"],
             id="with its value",
         ),
         pytest.param(["help", "extand"], ["invalid choice: 'extand'; did you mean extend?"], id="help of nothing"),
