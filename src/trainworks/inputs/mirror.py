@@ -22,7 +22,7 @@ from trainworks.host.index import file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.lock_artifacts import Report
-from trainworks.inputs.sources import Places, archives_of, cache_folder, fetch_source
+from trainworks.inputs.sources import Places, archives_of, fetch_source, sources_folder
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import downloads_of
 from trainworks.terminal.fetching import Fetching
@@ -53,7 +53,7 @@ class Mirror:
     def places(self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> Places:
         """Return where the sources of components are looked for."""
         return Places(
-            folders=self.folders(cache_folder(environment)),
+            folders=self.folders(sources_folder(environment)),
             address=self.address,
             offline=self.offline,
             archives=archives_of(facts.bases, settings.apt, settings.suite),

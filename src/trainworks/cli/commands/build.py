@@ -211,10 +211,10 @@ def _show_plan(plan: ImagePlan, rendering: Rendering, facts: Facts, options: Nam
 def _describe_sources(plan: ImagePlan, options: Namespace) -> str:
     """Return for people which sources the build would have to download; nothing is asked for."""
     from trainworks.inputs.mirror import read_mirror
-    from trainworks.inputs.sources import Places, cache_folder, missing_sources
+    from trainworks.inputs.sources import Places, missing_sources, sources_folder
 
     mirror = read_mirror(options.mirror, offline=options.offline)
-    places = Places(folders=mirror.folders(cache_folder(os.environ)))
+    places = Places(folders=mirror.folders(sources_folder(os.environ)))
     files = list(dict.fromkeys(artifact.file for _, artifact in missing_sources(plan, places)))
     if not files:
         return ""
