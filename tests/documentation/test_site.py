@@ -18,8 +18,8 @@ import pytest
 from documentation.conftest import TOOLS, write_site
 from reports.browser import Browser, browser
 from trainworks.cli.commands import COMMANDS, grammar_of
-from trainworks.facts.load import schemas
 from trainworks.facts.rows import Facts
+from trainworks.facts.schema import schemas
 from trainworks.lint.rules import RULES
 from trainworks.render.builds import current_builds
 from trainworks_launcher.options import COMMANDS as LAUNCHER_COMMANDS

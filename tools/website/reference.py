@@ -10,8 +10,8 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from trainworks.facts.load import schemas
 from trainworks.facts.rows import Component, Facts, Rule, TargetRow
+from trainworks.facts.schema import schemas
 from trainworks.inspect.catalogue import Entry
 from trainworks.inspect.listing import sorted_rows
 from trainworks.lint.findings import SEVERITIES

@@ -15,8 +15,8 @@ from trainworks.build.image import BuildResult
 from trainworks.engine.protocol import Engine
 from trainworks.errors import OutputError
 from trainworks.facts.load import BUILT
+from trainworks.facts.lockfile import write as write_facts
 from trainworks.facts.rows import Built, Facts
-from trainworks.inputs.lock_python import write_lock
 from trainworks.plan.model import ImagePlan
 from trainworks.render.builds import inputs_of_target
 from trainworks.render.dockerfile import Rendering
@@ -82,7 +82,7 @@ def record(built: Built, targets: Collection[str], root: Path, environment: Mapp
     path = root / "images" / BUILT
     with one_at_a_time(str(path.resolve()), environment):
         rows = {row.target: row for row in _read(path)} | {built.target: built}
-        write_lock(path, HEADER + "".join(_as_toml(rows[name]) for name in sorted(rows) if name in targets))
+        write_facts(path, HEADER + "".join(_as_toml(rows[name]) for name in sorted(rows) if name in targets))
     return path
 
 
