@@ -38,6 +38,42 @@ def test_what_is_written_is_what_is_read(
     assert locks["target"].packages == tuple(packages)
 
 
+EDITS = (
+    ("size = 1", "size = 1 # more", ""),
+    ('name = "b"', 'name = "b"\nbuild = false', ""),
+    ('name = "b"', 'name = "B"', "key 'name': 'B' is not a normalised name"),
+    ('version = "2"', 'version = "2 "', "key 'version': '2 ' is not a version"),
+    ("size = 1", "size = -1", "key 'size': -1 is negative"),
+    ("size = 1", 'size = "1"', "key 'size': must be an integer, got '1'"),
+    ("size = 1", "sise = 1", "unknown key 'sise'"),
+    ("build = true", "build = true\n[more]", "unknown key 'more'"),
+    ('["b"]', '["b", "c d"]', "key 'requires': 'c d' is not a normalised name"),
+    ('name = "b"', 'name = "a"', "package 'a' stands in two rows"),
+)
+
+
+@pytest.mark.parametrize(("old", "new", "said"), EDITS)
+def test_an_edited_lock_is_read_as_toml(old: str, new: str, said: str, tmp_path: Path) -> None:
+    digest = "0" * 64
+    packages = (
+        LockedPackage(name="a", version="1", file="a.whl", sha256=digest, requires=("b",)),
+        LockedPackage(name="b", version="2", file="b.whl", sha256=digest, size=1),
+        LockedPackage(name="c", version="3", file="c.whl", sha256=digest, build=True),
+    )
+    text = lockfile.as_toml(LockedPackage, packages)
+    assert text.count(old) == 1
+    (tmp_path / "images").mkdir()
+    lockfile.write(lockfile.lock_path(tmp_path, "target"), text.replace(old, new))
+    reader = Reader(tmp_path)
+    lock = lockfile.read_locks(reader)["target"]
+    if said:
+        (problem,) = reader.problems
+        assert problem.startswith("images/lock/target.toml: ")
+        assert said in problem
+    else:
+        assert (lock.packages, reader.problems) == (packages, [])
+
+
 def test_the_committed_locks_are_as_they_would_be_written(facts: Facts, root: Path) -> None:
     folder = root / lockfile.FOLDER
     for name, lock in facts.locks.items():
