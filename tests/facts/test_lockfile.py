@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainworks.facts import lockfile
@@ -25,6 +25,7 @@ PACKAGES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(packages=st.lists(PACKAGES, min_size=1, max_size=5, unique_by=lambda row: (row.name, row.build)))
 def test_what_is_written_is_what_is_read(
     packages: list[LockedPackage], tmp_path_factory: pytest.TempPathFactory
@@ -32,8 +33,8 @@ def test_what_is_written_is_what_is_read(
     root = tmp_path_factory.mktemp("root")
     (root / "images").mkdir()
     lockfile.write(lockfile.lock_path(root, "target"), lockfile.as_toml(LockedPackage, packages))
-    reader = Reader(root)
-    locks = lockfile.read_locks(reader)
+    reader = Reader(root / "images")
+    locks = lockfile.read_locks(reader, root / "images")
     assert reader.problems == []
     assert locks["target"].packages == tuple(packages)
 
@@ -64,8 +65,8 @@ def test_an_edited_lock_is_read_as_toml(old: str, new: str, said: str, tmp_path:
     assert text.count(old) == 1
     (tmp_path / "images").mkdir()
     lockfile.write(lockfile.lock_path(tmp_path, "target"), text.replace(old, new))
-    reader = Reader(tmp_path)
-    lock = lockfile.read_locks(reader)["target"]
+    reader = Reader(tmp_path / "images")
+    lock = lockfile.read_locks(reader, tmp_path / "images")["target"]
     if said:
         (problem,) = reader.problems
         assert problem.startswith("images/lock/target.toml: ")
@@ -75,7 +76,7 @@ def test_an_edited_lock_is_read_as_toml(old: str, new: str, said: str, tmp_path:
 
 
 def test_the_committed_locks_are_as_they_would_be_written(facts: Facts, root: Path) -> None:
-    folder = root / lockfile.FOLDER
+    folder = root / "images" / lockfile.LOCK
     for name, lock in facts.locks.items():
         written = lockfile.lock_path(root, name).read_text(encoding="utf-8")
         assert written == lockfile.as_toml(LockedPackage, lock.packages), name

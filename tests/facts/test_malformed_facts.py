@@ -11,6 +11,7 @@ import pytest
 
 from trainworks.errors import FactsError, OutputError
 from trainworks.facts.load import load
+from trainworks.facts.rows import Facts
 
 
 @dataclass(frozen=True)
@@ -480,9 +481,9 @@ def test_a_table_that_is_missing_is_one_problem(checkout: Path, problems_of: Cal
     assert problems_of() == ("images/bases.toml: cannot be read: No such file or directory",)
 
 
-def test_a_checkout_without_the_launcher_is_refused(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+def test_the_packages_own_folder_stands_in_for_one_that_is_missing(checkout: Path, facts: Facts) -> None:
     (checkout / "launcher").rmdir()
-    assert problems_of() == ("launcher is not a folder: every image has the launcher in it",)
+    assert load(checkout).files == facts.files
 
 
 def test_a_component_without_recipe(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
@@ -534,6 +535,6 @@ def test_the_error_is_one_paragraph_with_a_count(checkout: Path) -> None:
         load(checkout)
 
 
-def test_a_folder_without_images_is_no_checkout(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="images is not a folder"):
+def test_a_folder_without_any_facts_is_not_a_root(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"has no folder images, templates or launcher"):
         load(tmp_path)

@@ -14,6 +14,7 @@ from trainworks.build.context import one_at_a_time
 from trainworks.build.image import BuildResult
 from trainworks.engine.protocol import Engine
 from trainworks.errors import OutputError
+from trainworks.facts.data import writable_root
 from trainworks.facts.load import BUILT
 from trainworks.facts.lockfile import write as write_facts
 from trainworks.facts.rows import Built, Facts
@@ -35,6 +36,7 @@ def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Pat
     Raises:
         OutputError: The image is not the target's own, or the file cannot be written.
     """
+    writable_root(root, "`--record`")
     row = next(row for row in facts.targets if facts.name_of(row) == plan.target.name)
     if rendering.digest != inputs_of_target(row, facts):
         raise OutputError(

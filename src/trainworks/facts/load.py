@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainworks.errors import FactsError, OutputError
+from trainworks.errors import FactsError
 from trainworks.facts import lockfile
+from trainworks.facts.data import data_folder
 from trainworks.facts.patterns import FRONT_MATTER_PATTERNS, VARIABLE
 from trainworks.facts.reader import Reader, mismatches
 from trainworks.facts.relations import relate
@@ -49,33 +50,28 @@ class FrontMatter:
 
 
 def load(root: Path) -> Facts:
-    """Read and validate all facts of a checkout.
+    """Read and validate all facts.
 
     Args:
-        root: The checkout: the folder with ``images``, ``templates`` and ``launcher``.
+        root: The checkout: the folder with ``images``, ``templates`` and ``launcher``. The package's own folder stands
+            in for one that is missing.
 
     Raises:
         FactsError: With every malformed row, dangling name and missing recipe, all at once.
-        OutputError: When ``images`` is not there at all.
+        OutputError: ``root`` has none of these folders.
     """
-    images, templates = root / "images", root / "templates"
-    if not images.is_dir():
-        raise OutputError(
-            f"{images} is not a folder", hint="run from a checkout of trainworks, or name one with --root"
-        )
-    reader = Reader(root)
+    images, templates, launcher = (data_folder(root, name) for name in ("images", "templates", "launcher"))
+    reader = Reader(images, templates)
     facts = Facts(
         **{field: _rows(reader, images, table) for field, table in TABLES.items()},
         targets=_targets(reader, images),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
-        files=_files(root),
-        locks=lockfile.read_locks(reader),
-        locked_artifacts=lockfile.read_shared(reader, lockfile.ARTIFACTS, LockedArtifact),
-        locked_base_images=lockfile.read_shared(reader, lockfile.BASE_IMAGES, LockedBaseImage),
+        files=_files(templates / "files", launcher),
+        locks=lockfile.read_locks(reader, images),
+        locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
+        locked_base_images=lockfile.read_shared(reader, images, lockfile.BASE_IMAGES, LockedBaseImage),
     )
-    if not (root / "launcher").is_dir():
-        reader.problems.append("launcher is not a folder: every image has the launcher in it")
     # Each row that names a row of an unreadable file would be blamed for it.
     if not any(name.count("/") == 1 for name in reader.unreadable):
         relate(facts, reader.malformed, reader.problems)
@@ -143,10 +139,10 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
     return recipes
 
 
-def _files(root: Path) -> tuple[SourceFile, ...]:
+def _files(files: Path, launcher: Path) -> tuple[SourceFile, ...]:
     """Read the files that recipes copy: ``templates/files`` and the launcher, at their places in a build context."""
     found: list[SourceFile] = []
-    for folder, place in ((root / "templates" / "files", "files"), (root / "launcher", "launcher")):
+    for folder, place in ((files, "files"), (launcher, "launcher")):
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder)
             if path.is_file() and "__pycache__" not in relative.parts and ".egg-info" not in str(relative):

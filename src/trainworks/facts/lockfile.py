@@ -21,7 +21,8 @@ from trainworks.facts.rows import Lock, LockedArtifact, LockedBaseImage, LockedP
 
 Row = TypeVar("Row")
 
-FOLDER = "images/lock"
+LOCK = "lock"
+"""Their folder, in ``images``."""
 
 ARTIFACTS = "artifacts.toml"
 BASE_IMAGES = "base-images.toml"
@@ -67,13 +68,13 @@ sha256 = (?P<sha256>{_text("sha256")})
 
 def lock_path(root: Path, target: str) -> Path:
     """Return the file of a target's lock below a checkout."""
-    return root / FOLDER / f"{target}.toml"
+    return root / "images" / LOCK / f"{target}.toml"
 
 
-def read_locks(reader: Reader) -> dict[str, Lock]:
-    """Return the locks of all targets, by the target's name; what is wrong with them is in the reader."""
+def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
+    """Return the locks of all targets, by the target's name; the reader has their problems."""
     locks: dict[str, Lock] = {}
-    for path in sorted((reader.root / FOLDER).glob("*.toml")):
+    for path in sorted((images / LOCK).glob("*.toml")):
         if path.name not in {ARTIFACTS, BASE_IMAGES}:
             packages = tuple(_read_packages(reader, path))
             reader.problems += [f"{reader.name(path)}: {name} stands in two rows" for name in _repeated(packages)]
@@ -81,9 +82,9 @@ def read_locks(reader: Reader) -> dict[str, Lock]:
     return locks
 
 
-def read_shared(reader: Reader, name: str, row_type: type[Row]) -> tuple[Row, ...]:
+def read_shared(reader: Reader, images: Path, name: str, row_type: type[Row]) -> tuple[Row, ...]:
     """Return the rows of a lock that all targets share; it may not be there yet."""
-    path = reader.root / FOLDER / name
+    path = images / LOCK / name
     return tuple(_read(reader, path, row_type)) if os.path.lexists(path) else ()
 
 

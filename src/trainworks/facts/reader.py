@@ -1,4 +1,4 @@
-"""Reads TOML files below one folder into rows and collects every problem instead of stopping at the first."""
+"""Reads TOML files into rows and collects every problem instead of stopping at the first."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Row = TypeVar("Row")
 
 
 class Reader:
-    """Reads files below one folder.
+    """Reads files below some folders.
 
     Attributes:
-        root: The folder.
+        folders: The folders.
         problems: Everything that is wrong so far.
         unreadable: Files whose content is not known: what other files say about it can neither be right nor wrong.
         malformed: Kind and name of rows that are there and malformed: a row that names one is not wrong for that.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, *folders: Path) -> None:
         """Start without problems."""
-        self.root = root
+        self.folders = folders
         self.problems: list[str] = []
         self.unreadable: set[str] = set()
         self.malformed: set[tuple[str, str]] = set()
@@ -40,8 +40,9 @@ class Reader:
             return ""
 
     def name(self, path: Path) -> str:
-        """Return a file's path below the folder, for people."""
-        return path.relative_to(self.root).as_posix()
+        """Return a file's path for people: below its folder, with that folder's name."""
+        folder = next(each for each in self.folders if path.is_relative_to(each))
+        return path.relative_to(folder.parent).as_posix()
 
     def toml(self, path: Path) -> dict[str, Any]:
         """Return the content of a TOML file, nothing where it cannot be read."""

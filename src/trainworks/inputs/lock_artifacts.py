@@ -163,7 +163,7 @@ def _row_digest(name: str, facts: Facts) -> str:
 
 
 def _write(root: Path, name: str, row_type: type[Row], rows: Iterable[Row]) -> None:
-    lockfile.write(root / lockfile.FOLDER / name, lockfile.as_toml(row_type, rows))
+    lockfile.write(root / "images" / lockfile.LOCK / name, lockfile.as_toml(row_type, rows))
 
 
 def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], list[str]]:
