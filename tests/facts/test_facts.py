@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.facts.load import load, schemas
+from trainworks.facts.load import load
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
+from trainworks.facts.schema import schemas
 from trainworks.plan.shares import python_patterns
 from trainworks.plan.versions import artifact_rows, versions_of
 

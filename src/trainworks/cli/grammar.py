@@ -110,7 +110,7 @@ class Argument:
     group: str
 
 
-FACTS = Source("images/, templates/", "rows and recipes of the checkout: --root, else where build.py lies")
+FACTS = Source("images/, templates/", "rows and recipes: of --root, else of the checkout or of the installed package")
 HOST_SETTINGS = Source("pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexes, proxies, CA and logins")
 APT_SETTINGS = Source("/etc/apt", "where this machine's Debian packages come from")
 DOCKER_HOST = Source("DOCKER_HOST", "the Docker daemon to ask; default: the local one")
@@ -170,7 +170,9 @@ class Grammar(argparse.ArgumentParser):
         self._problems: list[str] = []
         general = self.add_argument_group("general")
         general.add_argument("-h", "--help", action="help", help="show this")
-        general.add_argument("--root", type=Path, metavar="DIR", help="the checkout; default: where build.py lies")
+        general.add_argument(
+            "--root", type=Path, metavar="DIR", help="a checkout, or a folder with an images/ or templates/ of your own"
+        )
 
     # What it says, as data.
 

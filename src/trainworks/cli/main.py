@@ -13,6 +13,7 @@ from typing import Any
 
 from trainworks.cli.commands import BUILD, COMMANDS, command_named
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
+from trainworks.facts.data import default_root
 from trainworks.plan.names import nearest
 from trainworks.terminal.output import put_json, silence
 from trainworks.terminal.progress import DISPLAY
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
 
     Args:
         arguments: Those of the command line, without the program; default: the process's own.
-        root: The checkout; default: the current folder.
+        root: The checkout; default: the current folder if it is one, else the data of the installed package.
 
     Returns:
         The exit status; see the end of ``--help``.
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         # One command's libraries are not loaded for another: a plan is there in half a second.
         command = command_named(name)
         options = command.parser().parse_args(words)
-        return int(command.run(options, options.root or root or Path.cwd()))
+        return int(command.run(options, options.root or root or default_root(Path.cwd())))
     except TrainworksError as error:
         _say_error(error, as_json=as_json)
         return error.exit_status

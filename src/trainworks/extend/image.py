@@ -55,6 +55,7 @@ from trainworks.extend.requirements import (
 )
 from trainworks.extend.source import SourceTree, read_source, some
 from trainworks.extend.wheels import build_wheels, find_sources, project_source
+from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
@@ -296,7 +297,7 @@ def _plan(
 
 def _recipes(root: Path) -> dict[str, str]:
     try:
-        return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+        return {name: (data_folder(root, "templates") / name).read_text(encoding="utf-8") for name in RECIPES}
     except OSError as error:
         raise OutputError(
             f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError
-from trainworks.facts.load import LOCKED_ARTIFACTS, LOCKED_BASE_IMAGES
+from trainworks.facts import lockfile
 from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
 from trainworks.host.git import moved, tag_commit
 from trainworks.host.signatures import check_signature
-from trainworks.inputs.lock_python import write_lock
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
 from trainworks.registry.digest import image_digest
 
-HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
-ARTIFACTS_ARE = "What the files of images/artifacts.toml are, as first seen or as published."
-BASE_IMAGES_ARE = "Which images the tags of images/base-images.toml and images/bases.toml mean."
+Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
 
 Report = Callable[[str], None]
 """Takes a line for people."""
@@ -63,7 +61,7 @@ def lock_artifacts(
     finally:
         # What an interrupt leaves undone does not undo what was downloaded.
         if locked != facts.locked_artifact_by_url:
-            _write(root / "images" / "lock" / LOCKED_ARTIFACTS, ARTIFACTS_ARE, map(_artifact_toml, _sorted(locked)))
+            _write(root, lockfile.ARTIFACTS, LockedArtifact, _sorted(locked))
     return problems
 
 
@@ -126,7 +124,7 @@ def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
     differences = _differences(artifact, Content(sha256=locked.sha256, size=locked.size)) if locked else ""
     if not differences:
         return []
-    where = f"images/lock/{LOCKED_ARTIFACTS} and its row in images/artifacts.toml differ"
+    where = f"images/lock/{lockfile.ARTIFACTS} and its row in images/artifacts.toml differ"
     return [f"{artifact.name} {artifact.version}: {where}: {differences}; remove the one that is wrong"]
 
 
@@ -152,7 +150,7 @@ def lock_base_images(
             report(f"  base image {name} has moved: from {before[name]} to {locked[name]}")
     if locked != before:
         images = (LockedBaseImage(name=name, digest=locked[name]) for name in sorted(locked))
-        _write(root / "images" / "lock" / LOCKED_BASE_IMAGES, BASE_IMAGES_ARE, map(_base_image_toml, images))
+        _write(root, lockfile.BASE_IMAGES, LockedBaseImage, images)
     return problems
 
 
@@ -164,16 +162,8 @@ def _row_digest(name: str, facts: Facts) -> str:
     return next((base.digest for base in facts.bases if base.image == name), "")
 
 
-def _write(path: Path, what: str, rows: Iterable[str]) -> None:
-    write_lock(path, HEADER.format(what=what) + "".join(rows))
-
-
-def _artifact_toml(row: LockedArtifact) -> str:
-    return f'\n[[artifact]]\nurl = "{row.url}"\nsha256 = "{row.sha256}"\nsize = {row.size}\n'
-
-
-def _base_image_toml(row: LockedBaseImage) -> str:
-    return f'\n[[base_image]]\nname = "{row.name}"\ndigest = "{row.digest}"\n'
+def _write(root: Path, name: str, row_type: type[Row], rows: Iterable[Row]) -> None:
+    lockfile.write(root / "images" / lockfile.LOCK / name, lockfile.as_toml(row_type, rows))
 
 
 def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], list[str]]:
@@ -202,8 +192,8 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     urls = {row.url for row in facts.artifacts}
     images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
     for where, leftovers in (
-        (LOCKED_ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
-        (LOCKED_BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
+        (lockfile.ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
+        (lockfile.BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
     ):
         problems += [f"images/lock/{where}: {leftover} stands in no row any more; remove it" for leftover in leftovers]
     return problems, unlocked

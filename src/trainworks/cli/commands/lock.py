@@ -43,6 +43,7 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Lock targets; whatever fails is said at the end, and the rest is written."""
+    from trainworks.facts.data import writable_root
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
@@ -57,6 +58,7 @@ def run(options: Namespace, root: Path) -> int:
     rows = rows_named(options.only, facts)
     if options.check:
         return _report_locks(*check_locks(rows, facts), options)
+    writable_root(root, "`lock`")
     settings = read_host_settings(os.environ)
     written: list[str] = []
     problems: list[str] = []

@@ -31,8 +31,9 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the schemas."""
+    from trainworks.facts.data import writable_root
     from trainworks.facts.schema import write_schemas
 
-    files = [str(path) for path in write_schemas(root / "images" / "schema")]
+    files = [str(path) for path in write_schemas(writable_root(root, "`schema`") / "images" / "schema")]
     put_result(options, {"files": files}, "".join(f"{file}\n" for file in files))
     return 0
