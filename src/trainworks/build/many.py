@@ -1,7 +1,7 @@
 """Many targets in one run. Each is a process of its own: one that fails, or is stopped, takes no other with it.
 
 What two builds have in common is not said to the engines twice: targets that share stages follow each other, and how
-two builds at once share a stage depends on the engine (``engine.MERGES_RUNNING_STEPS``).
+two builds at once share a stage depends on the engine (``Engine.merges_running_steps``).
 """
 
 from __future__ import annotations
@@ -458,10 +458,10 @@ def build_many(options: argparse.Namespace, facts: Facts, root: Path) -> int:
     jobs, results = _split(targets, options, words_for_each(options.words), root, builds=builds)
     merges = True
     if builds and jobs:
-        from trainworks.engine import MERGES_RUNNING_STEPS, choose
+        from trainworks.engine import choose
 
-        engine = choose(options.engine)
-        merges = engine.name in MERGES_RUNNING_STEPS
+        engine = choose(options.engine, report=say)
+        merges = engine.merges_running_steps
         # All targets on the same one, whatever happens to an engine in between.
         jobs = [replace(job, argv=(*job.argv, "--engine", engine.name)) for job in jobs]
     _make_folders(options)

@@ -160,8 +160,9 @@ def push_image(
     for place in places:
         prepare(place)
     known = _recorded(engine, image, environment)
-    # docker names an image by its configuration, and so do registries; buildah's is rewritten on the way out.
-    configuration = known.value()["config"]["digest"] if known else image.identifier if engine.name == "docker" else ""
+    configuration = image.identifier if engine.identifier_is_configuration else ""
+    if known:
+        configuration = known.value()["config"]["digest"]
     if configuration:
         for place in places:
             _chosen_tags(place, tags, str(configuration), day)

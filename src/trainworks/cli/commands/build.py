@@ -296,7 +296,7 @@ def _build(request: Request, plan: ImagePlan, facts: Facts, options: Namespace, 
         from trainworks.build.record import refuse_record
 
         refuse_record(plan, rendering, facts, root)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     information = engine.probe()
     say(f"{plan.target.name}: building with {information.name} {information.version}")
     progress = BuildProgress(verbose=options.verbose)
