@@ -41,6 +41,7 @@ from trainworks.engine.protocol import (
     Layer,
     Mount,
     Progress,
+    Report,
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
@@ -417,6 +418,8 @@ class LocalEngine:
     interrupt: bool = False
     open_containers: int = 0
     name: str = "local"
+    identifier_is_configuration: bool = False
+    merges_running_steps: bool = False
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[Container]:
@@ -437,7 +440,7 @@ class LocalEngine:
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         return self.steps if reference == "local" else ()
 
-    def probe(self) -> EngineInformation:
+    def probe(self, report: Report = print) -> EngineInformation:
         raise NotImplementedError
 
     def inspect(self, reference: str) -> BuiltImage | None:

@@ -153,7 +153,7 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
     inputs = _read_inputs(request, settings)
     for text in _notes(request, inputs):
         say(text)
-    extension = _plan(inputs, choose(request.engine), root, settings, environment, request)
+    extension = _plan(inputs, choose(request.engine, report=say), root, settings, environment, request)
     plan, base = extension.plan, extension.plan.base
     report: dict[str, object] = {
         "name": plan.tag,
@@ -191,7 +191,7 @@ def plan_extension(request: ExtendRequest, root: Path, environment: Mapping[str,
     """
     settings = read_host_settings(environment)
     inputs = _read_inputs(request, settings)
-    return _plan(inputs, choose(request.engine), root, settings, environment, request, resolving=False)
+    return _plan(inputs, choose(request.engine, report=say), root, settings, environment, request, resolving=False)
 
 
 def _plan(

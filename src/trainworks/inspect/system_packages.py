@@ -91,7 +91,7 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
         return read_bill_of_materials(Path(name))
     if name.endswith(".json"):
         raise OutputError(f"{name}: no such file", hint="`build.py prove TARGET --output DIR` writes sbom.cdx.json")
-    engine = choose(engine_name)
+    engine = choose(engine_name, report=say)
     reference = reference_of(name, facts)
     image = engine.inspect(reference)
     if image is None:

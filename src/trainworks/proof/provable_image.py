@@ -77,7 +77,7 @@ def target_image(options: Namespace, root: Path) -> ProvableImage:
     )
     plan = make_plan(request, facts)
     rendering = render(plan, facts)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     image = _built(engine, plan.tags[0], rendering, "build.py")
 
     def look() -> BillOfMaterials:

@@ -194,7 +194,7 @@ def _image_digest(image: str, engine_name: str | None) -> str:
     """Return the hash that names an image: what is given, or that of the configuration which an engine has."""
     if match := re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image):
         return match[1]
-    engine = choose(engine_name)
+    engine = choose(engine_name, report=say)
     found = engine.inspect(image)
     if found is None:
         raise UnknownNameError(f"{engine.name} has no image {image}", hint="name one that it has, or sha256:... itself")

@@ -14,7 +14,7 @@ from trainworks.errors import (
     OutputError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put_result, write_file
+from trainworks.terminal.output import put_result, say, write_file
 
 
 def parser() -> Grammar:
@@ -59,7 +59,7 @@ def run(options: Namespace, root: Path) -> int:
         except (OSError, UnicodeDecodeError) as error:
             raise OutputError(f"cannot read {options.file} ({error})") from error
     facts = load(root)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     images = [inspect_image(engine, reference_of(name, facts), facts, digests=True) for name in options.images]
     text = changelog(images, existing)
     if options.file is not None:

@@ -15,7 +15,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put_result
+from trainworks.terminal.output import put_result, say
 
 
 def parser() -> Grammar:
@@ -72,7 +72,7 @@ def run(options: Namespace, root: Path) -> int:
         planned = plan_difference(before, after)
         put_result(options, planned.as_values(), planned_as_text(planned))
         return 0
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     found = difference(
         inspect_image(engine, reference_of(options.before, facts), facts, digests=True),
         inspect_image(engine, reference_of(options.after, facts), facts, digests=True),

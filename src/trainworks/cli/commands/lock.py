@@ -50,6 +50,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.inputs.lock_artifacts import check_locks, lock_artifacts, lock_base_images
     from trainworks.inputs.lock_python import write_python_lock
     from trainworks.plan.select import rows_named
+    from trainworks.registry.client import Patience, Registries
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say
     from trainworks.terminal.progress import DISPLAY
@@ -75,7 +76,8 @@ def run(options: Namespace, root: Path) -> int:
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
         problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
-        problems += lock_base_images(rows, facts, client, root, report=say)
+    with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
+        problems += lock_base_images(rows, facts, registries, root, report=say)
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
         put_json({"written": written, "problems": unique})

@@ -73,7 +73,7 @@ def run(options: Namespace, root: Path) -> int:
     is_target = not set(":/") & set(options.image)
     reference = _image_of_target(options.image, root) if is_target else options.image
     tags = tags_for(reference, options.fixed_tags, options.moving_tags)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}

@@ -16,7 +16,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put_result
+from trainworks.terminal.output import put_result, say
 
 
 def parser() -> Grammar:
@@ -62,7 +62,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.inspect.targets import plan_of_target, reference_of
 
     facts = load(root)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
 
     def size(name: str) -> SizeReport:
         contents = inspect_image(engine, reference_of(name, facts), facts)
