@@ -62,9 +62,11 @@ def parser() -> Grammar:
 
 def run(options: Namespace, _root: Path) -> int:
     """Check a proof, and print what it proves."""
-    from trainworks.proof.prove import describe, verify
+    from trainworks.proof.requests import VerifyRequest
+    from trainworks.proof.verify_image import describe, verify_image
 
-    proven = verify(options, os.environ)
+    request = VerifyRequest(image=options.image, key=options.key, proof=options.proof, engine=options.engine)
+    proven = verify_image(request, os.environ)
     content = {"image": options.image, **asdict(proven)}
     put_result(options, content, describe(options.image, proven))
     return 0
