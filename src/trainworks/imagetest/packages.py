@@ -5,7 +5,7 @@ only, no syntax newer than Python 3.8, and no import of the rest of this package
 prints one line, ``MARKER`` followed by a ``PackagesAnswer`` as JSON.
 """
 
-# ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH118, PTH120, PTH123, PTH207
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKER = "trainworks-packages: "
 RPM_TIMEOUT = 120.0
 
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
-"""Where the distribution's packages have their Python distributions: they are in its list already."""
+"""Where Debian packages install their Python distributions; the list of system packages has these already."""
 
 
 class PackagesRequest(TypedDict):
@@ -43,11 +43,18 @@ class SystemPackage(TypedDict):
 
 
 class PythonDistribution(TypedDict):
-    """One Python distribution: ``expression``, ``license``, ``classifiers`` are what its metadata says of licences."""
+    """One Python distribution.
+
+    ``expression``, ``license`` and ``classifiers`` are what its metadata says of licences. ``inside`` is the folder of
+    the package that carries a copy of it, such as ``setuptools``; ``""`` for one of its own. ``sboms`` are the bills of
+    materials that its wheel brought (PEP 770).
+    """
 
     name: str
     version: str
     path: str
+    inside: str
+    sboms: list[str]
     expression: str
     license: str
     classifiers: list[str]
@@ -153,20 +160,24 @@ def rpm_listing(text: str) -> list[SystemPackage]:
 
 
 def python_distributions(root: str) -> list[PythonDistribution]:
-    """Return every Python distribution that does not come from a package of the distribution."""
+    """Return every Python distribution that does not come from a system package, also those inside other packages."""
     found: list[PythonDistribution] = []
     for folder, folders, _ in os.walk(root or "/"):
         place = folder[len(root) :] if root else folder
         folders[:] = sorted(name for name in folders if os.path.join(place, name) not in ("/proc", "/sys", "/dev"))
-        if os.path.basename(folder) not in ("site-packages", "dist-packages") or place == OWN_FOLDER:
+        installed = re.search(r"/(?:site|dist)-packages(?:/(.+))?$", place)
+        if installed is None or (place + "/").startswith(OWN_FOLDER + "/"):
             continue
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
             fields = email.parser.HeaderParser().parsestr(_text(path))
+            sboms = os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*")
             found.append(
                 {
                     "name": str(fields["Name"] or ""),
                     "version": str(fields["Version"] or ""),
                     "path": os.path.dirname(path)[len(root) :],
+                    "inside": (installed[1] or "").split("/")[0],
+                    "sboms": sorted(each[len(root) :] for each in glob.glob(sboms)),
                     "expression": str(fields["License-Expression"] or ""),
                     "license": str(fields["License"] or ""),
                     "classifiers": sorted(
