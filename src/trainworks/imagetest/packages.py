@@ -1,4 +1,4 @@
-"""Lists what is installed in an image, from inside: packages of the distribution, Python distributions, licences.
+"""Lists the packages of an image from inside: system packages, Python distributions, licences.
 
 Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
 only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``PackagesRequest`` and
@@ -32,7 +32,7 @@ class PackagesRequest(TypedDict):
 
 
 class SystemPackage(TypedDict):
-    """One package of the distribution; ``licenses`` as its copyright file names them, none where it is only prose."""
+    """One system package; ``licenses`` are the names in its machine-readable copyright file."""
 
     name: str
     version: str
@@ -61,7 +61,7 @@ class PythonDistribution(TypedDict):
 
 
 class PackagesAnswer(TypedDict):
-    """What is installed; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` are of ``os-release``."""
+    """All packages; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` come from ``os-release``."""
 
     kind: str
     distribution: str
@@ -86,7 +86,7 @@ def release(root: str) -> dict[str, str]:
 
 
 def debian_packages(root: str) -> list[SystemPackage]:
-    """Return what dpkg's status file says to be installed."""
+    """Return the installed packages in dpkg's status file."""
     found: list[SystemPackage] = []
     for paragraph in re.split(r"\n\s*\n", _text(root + "/var/lib/dpkg/status")):
         fields = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
@@ -109,7 +109,7 @@ def debian_packages(root: str) -> list[SystemPackage]:
 
 
 def debian_licenses(text: str) -> list[str]:
-    """Return the short names of the licences in a machine-readable copyright file, none of any other.
+    """Return the short names of the licences in a copyright file; none if it is not machine-readable.
 
     The paragraphs of ``debian/`` files are left out: they are about the packaging, which is not in the package.
     """
@@ -126,7 +126,7 @@ def debian_licenses(text: str) -> list[str]:
 
 
 def rpm_packages(root: str) -> tuple[list[SystemPackage], str]:
-    """Return what rpm says to be installed, and what it complains of."""
+    """Return the packages in rpm's database, and rpm's error message."""
     form = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\n"
     command = ["rpm", "--query", "--all", "--queryformat", form] + (["--root", root] if root else [])
     try:

@@ -85,9 +85,9 @@ class BillOfMaterials:
 
     Attributes:
         reference: Its name, with its tag.
-        sha256: The hash of its configuration, which has those of all layers in it (``docker inspect``'s ``Id``).
-        components: Base image, or the image that was extended, first; then by kind, name and version.
-        pushed: ``NAME`` and hash of the manifest by which a registry knows it, where it was pushed.
+        sha256: The hash of its configuration, which contains those of all layers (``Id`` of ``docker inspect``).
+        components: The base image, or the image that was extended, first; then by kind, name and version.
+        pushed: Its address and the hash of its manifest in a registry, if it was pushed.
     """
 
     reference: str
@@ -97,12 +97,12 @@ class BillOfMaterials:
 
     @property
     def extended(self) -> ListedComponent | None:
-        """The image that this one was made from by ``extend``."""
+        """The image that ``extend`` made this one from."""
         return self.components[0] if self.components[0].kind == "image" else None
 
     @property
     def purl(self) -> str:
-        """The image's own package URL."""
+        """The package URL of the image."""
         name, tag = self.reference.rpartition("/")[2].rsplit(":", 1)
         return str(PackageURL("oci", None, name, f"sha256:{self.sha256}", {"tag": tag}))
 
@@ -117,19 +117,19 @@ def target_bill(
     launcher_version: str,
     launcher_license: str,
 ) -> BillOfMaterials:
-    """Return what is in an image.
+    """Return the bill of materials of a target's image.
 
     Args:
-        plan: What it was built from.
+        plan: The plan that it was built from.
         rendering: The context that it was built from.
         image: The image.
-        found: What the image says that is installed in it.
-        base_identifier: ``sha256:...`` of the base image's configuration, ``""`` where the engine does not have it.
-        launcher_version: Of the launcher in that context.
-        launcher_license: Of the launcher too.
+        found: The packages that were found inside.
+        base_identifier: ``sha256:...`` of the base image's configuration; ``""`` if the engine does not have it.
+        launcher_version: The version of the launcher in that context.
+        launcher_license: The licence of the launcher.
 
     Raises:
-        ProofError: The image could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     locked = {
         (str(canonicalize_name(file.name)), file.version): file
@@ -152,15 +152,15 @@ def target_bill(
 def package_components(
     reference: str, found: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
 ) -> tuple[ListedComponent, ...]:
-    """Return the packages that an image says are installed, of the distribution and of Python.
+    """Return the operating system of an image, its system packages and its Python distributions.
 
     Args:
         reference: The image, for a message.
-        found: What it says.
+        found: The packages that were found inside.
         locked: Files of the lock, by normalised name and version.
 
     Raises:
-        ProofError: It could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     if found["error"] or not found["system"]:
         raise ProofError([f"{reference}: cannot list its packages: {found['error'] or 'the list is empty'}"])
@@ -195,16 +195,16 @@ def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ..
 def extension_bill(
     plan: ExtensionPlan, image: BuiltImage, found: PackagesAnswer, inherited: Sequence[ListedComponent]
 ) -> BillOfMaterials:
-    """Return what is in an extended image, and what of it came with the image that it was made from.
+    """Return the bill of materials of an extended image; components of its base are marked as inherited.
 
     Args:
-        plan: What it was built from.
+        plan: The plan that it was built from.
         image: The image.
-        found: What the image says that is installed in it.
-        inherited: What is in the image that was extended.
+        found: The packages that were found inside.
+        inherited: The components of the image that was extended.
 
     Raises:
-        ProofError: The image could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     there = {_place(each): each for each in inherited}
     hashes = locked_hashes(plan.requirements)

@@ -30,14 +30,14 @@ from trainworks.terminal.output import say
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was written.
+    """A proof that was written.
 
     Attributes:
-        name: Of which target, or of which extended image.
+        name: The target, or the extended image.
         bill: The image and its components.
         files: The files.
-        key: The public key's hash; ``""``: unsigned.
-        attached: File name to the digest of what it became in the registry.
+        key: The hash of the public key; ``""``: not signed.
+        attached: File name to digest, of the files that were attached in the registry.
     """
 
     name: str
@@ -103,10 +103,10 @@ def texts_of(
 
     Args:
         bill: The image and its components.
-        provenance: Returns the predicate that says what it was built from; is given the other files' hashes.
-        builder: Who vouches for it.
-        key: Signs, if there is one; one of KMS gives other signatures each time.
-        time: What the documents give as their time, in seconds since 1970.
+        provenance: Returns the predicate of the provenance, given the hashes of the other files.
+        builder: The builder that the documents name.
+        key: Signs the statements; ``None``: they are not signed. A key in KMS makes a different signature each time.
+        time: The time of the documents, in seconds since 1970.
     """
     predicates: dict[str, Mapping[str, object]] = {
         CYCLONEDX: cyclonedx(bill, builder_version=builder.version, time=time),
@@ -123,17 +123,17 @@ def texts_of(
 
 
 def text_of(document: Mapping[str, object]) -> str:
-    """Return a document as its file has it."""
+    """Return a document as it is written to its file."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _time(environment: Mapping[str, str]) -> int:
-    """Return the time that documents give: the standard variable's, else that of all our base images."""
+    """Return the time of the documents: the standard variable's, or else that of all our base images."""
     said = environment.get("SOURCE_DATE_EPOCH", "")
     if not said:
         return EPOCH
     if not (said.isascii() and said.isdigit() and len(said) < 12):
-        raise HostError(f"SOURCE_DATE_EPOCH is {said!r}", hint="it has to be a number of seconds since 1970")
+        raise HostError(f"SOURCE_DATE_EPOCH must be a number of seconds since 1970, got {said!r}")
     return int(said)
 
 

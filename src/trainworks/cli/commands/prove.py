@@ -1,4 +1,4 @@
-"""``build.py prove``: writes what is in an image and what it was built from, and signs it."""
+"""``build.py prove``: writes the bills of materials and the provenance of an image, and signs them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py prove``."""
     grammar = Grammar(
         "prove",
-        summary="write and sign what is in an image and what it was built from",
-        details="Writes what is in the image of a target, or in an extended one (CycloneDX and SPDX), and what it was "
-        "built from (SLSA provenance), and signs all of it.",
+        summary="write and sign the bills of materials and the provenance of an image",
+        details="Writes bills of materials (CycloneDX and SPDX) and provenance (SLSA) of a target's image or of an "
+        "extended one, and signs them.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
@@ -100,7 +100,7 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--attach", metavar="ADDRESS", help="to this image in a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
-    grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
+    grammar.add_argument("--builder", metavar="URI", help="URI of the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "as the build had it", "the same")
     grammar.add_argument("--base", metavar="IMAGE", help="the image that was extended")
     add_contents(grammar)
