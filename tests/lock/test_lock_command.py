@@ -164,7 +164,7 @@ def test_a_signed_file(
     )
     ended = call("lock", root=tree)
     assert lock_of(tree) == ([(url, SHA256, len(METIS))] if signer == "vendor" else [])
-    assert ("metis 5.1.0: the signature does not hold: " in ended.err) == (signer == "other")
+    assert ("metis 5.1.0: the signature is not valid: " in ended.err) == (signer == "other")
 
 
 def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server: Server) -> None:

@@ -174,7 +174,8 @@ def test_a_missing_update_names_what_was_fixed_since(archive: Archive) -> None:
     )
     assert report.as_text() == (
         "an/image:1: 1 security update missing\n"
-        "  foo (foo-tools, libfoo1) 1.0-1 -> 1.0-1+deb12u3: CVE-2000-0001, CVE-2000-0002, CVE-2000-0003\n"
+        "  foo (foo-tools, libfoo1) 1.0-1 -> 1.0-1+deb12u3\n"
+        "    CVE-2000-0001, CVE-2000-0002, CVE-2000-0003\n"
         "compared: 3 packages with bookworm-security, signed 2026-11-20 00:12 UTC\n"
     )
 
@@ -206,7 +207,7 @@ def test_cves_are_told_by_the_version_of_the_source_package(archive: Archive) ->
 def test_an_update_that_names_no_cve_is_still_missing(archive: Archive) -> None:
     report = archive.compare(package("bar", "2.0-1"))
     assert [(each.source, each.update, each.cves) for each in report.updates] == [("bar", "2.0-1+deb12u1", ())]
-    assert "bar 2.0-1 -> 2.0-1+deb12u1: the changelog names no CVE" in report.as_text()
+    assert "bar 2.0-1 -> 2.0-1+deb12u1\n    the changelog names no CVE\n" in report.as_text()
 
 
 @needs_apt

@@ -86,6 +86,8 @@ METADATA = {
     "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n",
     "Jinja2-3.1.6": "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n",
     "filelock-3.0": "Name: filelock\nVersion: 3.0\nLicense: MIT\n\nLicense: of the description\n",
+    # A copy inside another package, of another version than the locked one.
+    "setuptools/_vendor/Jinja2-3.0.0": "Name: Jinja2\nVersion: 3.0.0\n",
 }
 
 
@@ -120,6 +122,7 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
     }
     folder = "opt/venv/lib/python3.11/site-packages"
     files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in {**METADATA, **(added or {})}.items()}
+    files[f"{folder}/filelock-3.0.dist-info/sboms/filelock.cdx.json"] = "{}"
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Takes stock of an image's file system, from inside: who owns each file, and which have rights that few should have.
+"""Lists the files of an image from inside: the owner of each, and which have rights that few should have.
 
 Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
 only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads an ``InventoryRequest`` and
@@ -38,7 +38,7 @@ class InventoryRequest(TypedDict):
 
 
 class PrivilegedFile(TypedDict):
-    """A file that gives its user other rights; ``package`` is the system package that brings it, or nothing."""
+    """A file that runs with other rights than its user's; ``package`` is the system package with it, or nothing."""
 
     path: str
     rights: str
@@ -60,7 +60,7 @@ class InventoryContents(TypedDict):
 
 
 class InventoryAnswer(TypedDict):
-    """What was found.
+    """The answer of one run.
 
     ``files`` is how many files and links were looked at, ``packages`` how many system packages there are: none of
     either is an inventory that looked at nothing. ``open`` has the paths that everybody may write to, with their modes.
@@ -258,7 +258,7 @@ def two_architectures(root: str) -> dict[str, list[str]]:
 
 
 def rights_of(path: str, status: os.stat_result) -> str:
-    """Return which rights of others a file gives to whoever runs it, or nothing."""
+    """Return the rights that a file gives to every user who runs it, or nothing."""
     found = []
     if status.st_mode & stat.S_ISUID:
         found.append("setuid")
@@ -322,7 +322,7 @@ _RECORD = re.compile(
 
 
 def answer_request(request: InventoryRequest) -> InventoryAnswer:
-    """InventoryAnswer everything in one walk over the file system, and a second one over what no package brings."""
+    """Answer everything in one walk over the file system, and a second one over files that no package brings."""
     root = request["root"].rstrip("/")
     owners = Owners(root)
     answer: InventoryAnswer = {

@@ -1,4 +1,4 @@
-"""Puts what a plan's checks want to know from inside an image into one run of the probe and one of the inventory."""
+"""Turns the checks of a plan into one run of the probe and one run of the inventory inside the image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainworks.plan.checks import (
 )
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-"""Runs the probe: the image's own Python, not the environment's, so that a broken environment can be looked at."""
+"""Runs the probe: the system's Python, not the environment's, so that a broken environment can be checked."""
 
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
@@ -158,9 +158,9 @@ def _read(completed: Completed, marker: str) -> str:
         if output.startswith(marker):
             return output[len(marker) :]
     raise ImageTestError(
-        f"the image could not be asked: {SYSTEM_PYTHON} in it ended with status {completed.status} and printed\n"
+        f"cannot run the checks inside the image: {SYSTEM_PYTHON} ended with status {completed.status} and printed\n"
         f"{completed.output.strip()[-2000:] or '(nothing)'}",
-        hint="Every image needs the distribution's python3 with its standard library (packages python3-minimal and "
+        hint="every image needs the distribution's python3 with its standard library (packages python3-minimal and "
         "libpython3-stdlib).",
     )
 
@@ -175,7 +175,7 @@ def take_contents(container: Container, *, digests: bool) -> inventory.Inventory
     """Return everything in an image; ``digests`` of its files too, which takes seconds for each GB.
 
     Raises:
-        ImageTestError: The image has no Python that could tell.
+        ImageTestError: The image has no Python to run the script with.
     """
     request: inventory.InventoryRequest = {"root": "/", "owned": [], "contents": "digests" if digests else "files"}
     contents = take_inventory(container, request)["contents"]
@@ -190,7 +190,7 @@ def take_inventory(container: Container, request: inventory.InventoryRequest) ->
 
 
 def list_packages(container: Container) -> packages.PackagesAnswer:
-    """Return what is installed in a container; raises ``ImageTestError`` where it cannot be asked."""
+    """Return the packages in a container; raises ``ImageTestError`` if the image cannot list them."""
     completed = container.run(command_of({"root": "/"}, script="packages.py"), timeout=_BASE_TIMEOUT)
     answer: packages.PackagesAnswer = json.loads(_read(completed, packages.MARKER))
     return answer

@@ -45,7 +45,7 @@ class SecretFinding:
     def __str__(self) -> str:
         """Return one line for a report; never the secret itself."""
         place = f"{self.where}: /{self.path}" if self.path else self.where
-        late = f" ({self.deleted_in} deletes it, but everybody can unpack this layer)" if self.deleted_in else ""
+        late = f" ({self.deleted_in} deletes it, but anyone can unpack this layer)" if self.deleted_in else ""
         return f"{place}: {self.rule}{late}; {self.advice}"
 
 
@@ -193,7 +193,7 @@ def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tup
 
 
 def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
-    """Look through texts that are no files: pairs of where it stands and the text."""
+    """Look through texts that are not files: pairs of a place and its text."""
     strings = _Forbidden.of(forbidden)
     found: list[SecretFinding] = []
     for where, text in texts:
@@ -266,7 +266,7 @@ class _LayerScanner:
                 hidden = folder if name == ".wh..wh..opq" else posixpath.join(folder, name[len(".wh.") :])
                 self.deleted[hidden] = where
                 continue
-            # A link's target is a file of its own; an empty file is what a mount leaves behind as its mount point.
+            # A link's target is another file; an empty file is what a mount leaves behind as its mount point.
             if member.islnk():
                 self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
@@ -319,7 +319,7 @@ class _LayerScanner:
         return ""
 
     def finish(self) -> tuple[SecretFinding, ...]:
-        """Add what can be said only when all layers are known: certificates that no package brought."""
+        """Add the findings that need all layers: certificates that no package brought."""
         for (layer, path), certificates in self.bundled.items():
             foreign = sorted(certificates - self.packaged)
             if foreign:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,6 +21,11 @@ from trainworks.host.security import (
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.inspect.system_packages import DebianPackage, SystemPackages, read_system_packages
 from trainworks.terminal.output import say
+
+WIDTH = 100
+"""Columns of the report for people."""
+
+INDENT = " " * 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,10 @@ class OutdatedReport:
             others = ", ".join(name for name in each.packages if name != each.source)
             packages = f" ({others})" if others else ""
             fixes = ", ".join(each.cves) or "the changelog names no CVE"
-            lines.append(f"  {each.source}{packages} {each.installed} -> {each.update}: {fixes}")
+            lines.append(f"  {each.source}{packages} {each.installed} -> {each.update}")
+            lines += textwrap.wrap(
+                fixes, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+            )
         compared = f"{self.packages} package{'' if self.packages == 1 else 's'}"
         lines.append(f"compared: {compared} with {self.suite}, signed {self.signed:%Y-%m-%d %H:%M} UTC")
         return "\n".join(lines) + "\n"

@@ -1,4 +1,17 @@
-"""What is in an image, as both bills of materials list it: found inside, with what plan and lock know of it."""
+"""Makes the list of everything in an image: what is found inside, with what the plan and the lock know of it.
+
+Besides a package URL, scanners read facts of their own from a bill of materials:
+
+- grype and syft: the qualifiers ``distro`` and ``upstream`` of package URLs (github.com/anchore/grype,
+  ``grype/pkg/purl_provider.go`` and ``package.go``), and the component of the type ``operating-system`` with the
+  properties ``syft:distro:*`` (github.com/anchore/syft, ``syft/format/internal/cyclonedxutil/helpers/decoder.go``).
+- trivy: that component's name and version, and the properties ``aquasecurity:trivy:*`` of each package
+  (github.com/aquasecurity/trivy, ``pkg/sbom/io/decode.go`` and ``pkg/sbom/core/bom.go``).
+- osv-scanner: type, namespace and ``distro`` of package URLs (github.com/google/osv-scalibr,
+  ``purl/ecosystem/ecosystem.go``).
+
+All of these were read in August 2026.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +33,17 @@ from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
 
 LAUNCHER = "launcher/"
-"""Where a build context has the launcher's files."""
+"""The launcher's folder in a build context."""
+
+DISTRIBUTION = "distribution"
+"""The kind of the component that names the image's operating system."""
+
+FAMILIES = {"amzn": "amazon"}
+"""What trivy calls a distribution, where that is not its ``ID`` in ``os-release``."""
+
+TRIVY = "aquasecurity:trivy:"
+SYFT = "syft:"
+"""How the names of the scanners' own properties begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +51,19 @@ class ListedComponent:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``launcher``; in an extended image also ``image``,
-            the one that was extended, and ``file``, a file of the code.
+        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``distribution`` (the operating system),
+            ``launcher``; in an extended image also ``image``, the one that was extended, and ``file``, a file of the
+            code.
         name: Its name.
         version: Its version; ``""`` where it has none.
-        purl: Its package URL, which both formats and every scanner know it by.
-        sha256: Hash of the file that it was installed from, where there is one that somebody pinned.
-        licenses: Names of the licences, as the package itself says them.
+        purl: Its package URL, by which both formats and every scanner know it.
+        sha256: Hash of the file that it was installed from, where one was pinned.
+        licenses: Names of the licences, as the package itself gives them.
         origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this machine's index decides.
-        requires: Package URLs of what it depends on, as the lock says.
+        requires: Package URLs of its dependencies, as the lock gives them.
         properties: Further facts, by name.
-        inherited: It came with the image that was extended.
+        scanner_properties: Facts by the names that scanners read them under.
+        inherited: Whether it came with the image that was extended.
     """
 
     kind: str
@@ -50,6 +75,7 @@ class ListedComponent:
     origin: str = ""
     requires: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
+    scanner_properties: tuple[tuple[str, str], ...] = ()
     inherited: bool = False
 
 
@@ -59,9 +85,9 @@ class BillOfMaterials:
 
     Attributes:
         reference: Its name, with its tag.
-        sha256: The hash of its configuration, which has those of all layers in it (``docker inspect``'s ``Id``).
-        components: Base image, or the image that was extended, first; then by kind, name and version.
-        pushed: ``NAME`` and hash of the manifest by which a registry knows it, where it was pushed.
+        sha256: The hash of its configuration, which contains those of all layers (``Id`` of ``docker inspect``).
+        components: The base image, or the image that was extended, first; then by kind, name and version.
+        pushed: Its address and the hash of its manifest in a registry, if it was pushed.
     """
 
     reference: str
@@ -71,12 +97,12 @@ class BillOfMaterials:
 
     @property
     def extended(self) -> ListedComponent | None:
-        """The image that this one was made from by ``extend``."""
+        """The image that ``extend`` made this one from."""
         return self.components[0] if self.components[0].kind == "image" else None
 
     @property
     def purl(self) -> str:
-        """The image's own package URL."""
+        """The package URL of the image."""
         name, tag = self.reference.rpartition("/")[2].rsplit(":", 1)
         return str(PackageURL("oci", None, name, f"sha256:{self.sha256}", {"tag": tag}))
 
@@ -91,19 +117,19 @@ def target_bill(
     launcher_version: str,
     launcher_license: str,
 ) -> BillOfMaterials:
-    """Return what is in an image.
+    """Return the bill of materials of a target's image.
 
     Args:
-        plan: What it was built from.
+        plan: The plan that it was built from.
         rendering: The context that it was built from.
         image: The image.
-        found: What the image says that is installed in it.
-        base_identifier: ``sha256:...`` of the base image's configuration, ``""`` where the engine does not have it.
-        launcher_version: Of the launcher in that context.
-        launcher_license: Of the launcher too.
+        found: The packages that were found inside.
+        base_identifier: ``sha256:...`` of the base image's configuration; ``""`` if the engine does not have it.
+        launcher_version: The version of the launcher in that context.
+        launcher_license: The licence of the launcher.
 
     Raises:
-        ProofError: The image could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     locked = {
         (str(canonicalize_name(file.name)), file.version): file
@@ -126,23 +152,29 @@ def target_bill(
 def package_components(
     reference: str, found: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
 ) -> tuple[ListedComponent, ...]:
-    """Return the packages that an image says are installed, of the distribution and of Python.
+    """Return the operating system of an image, its system packages and its Python distributions.
 
     Args:
         reference: The image, for a message.
-        found: What it says.
+        found: The packages that were found inside.
         locked: Files of the lock, by normalised name and version.
 
     Raises:
-        ProofError: It could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     if found["error"] or not found["system"]:
-        raise ProofError([f"{reference}: its packages cannot be listed: {found['error'] or 'it says none'}"])
-    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"]}
+        raise ProofError([f"{reference}: cannot list its packages: {found['error'] or 'the list is empty'}"])
+    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"] if not row["inside"]}
     return (
+        _distribution(found),
         *(_system(row, found) for row in found["system"]),
         *(
-            _python(row, locked.get((str(canonicalize_name(row["name"])), row["version"])), versions)
+            # The lock pinned the file of a distribution, and nothing of a copy inside another one.
+            _python(
+                row,
+                None if row["inside"] else locked.get((str(canonicalize_name(row["name"])), row["version"])),
+                versions,
+            )
             for row in found["python"]
         ),
     )
@@ -152,23 +184,27 @@ def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ..
     """Return components as documents list them: each once, by kind, name and version."""
     unique = {(each.kind, each.purl, each.properties): each for each in components}
     return tuple(
-        sorted(unique.values(), key=lambda each: (each.kind, each.name.lower(), each.version, each.properties))
+        sorted(
+            unique.values(),
+            # Copies inside other packages last: dependencies are those of the distribution itself.
+            key=lambda each: (each.kind, each.name.lower(), each.version, _is_copy(each), each.properties),
+        )
     )
 
 
 def extension_bill(
     plan: ExtensionPlan, image: BuiltImage, found: PackagesAnswer, inherited: Sequence[ListedComponent]
 ) -> BillOfMaterials:
-    """Return what is in an extended image, and what of it came with the image that it was made from.
+    """Return the bill of materials of an extended image; components of its base are marked as inherited.
 
     Args:
-        plan: What it was built from.
+        plan: The plan that it was built from.
         image: The image.
-        found: What the image says that is installed in it.
-        inherited: What is in the image that was extended.
+        found: The packages that were found inside.
+        inherited: The components of the image that was extended.
 
     Raises:
-        ProofError: The image could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     there = {_place(each): each for each in inherited}
     hashes = locked_hashes(plan.requirements)
@@ -197,12 +233,17 @@ def extension_bill(
     )
 
 
-_PACKAGES = ("deb", "rpm", "python")
-"""What an image says itself that it has."""
+_PACKAGES = ("deb", "rpm", "python", DISTRIBUTION)
+"""The kinds of components that are found inside an image."""
+
+
+def _is_copy(each: ListedComponent) -> bool:
+    """Say whether a Python distribution is a copy inside another package."""
+    return "inside" in dict(each.properties)
 
 
 def _place(each: ListedComponent) -> tuple[str, str]:
-    """Return by what a package is the same one in two images: what it is, and for Python, where it is."""
+    """Return what makes a package the same one in two images: its package URL, and for Python its path."""
     return each.purl, dict(each.properties).get("path", "")
 
 
@@ -223,8 +264,9 @@ def _extended(base: BaseImage) -> ListedComponent:
 
 
 def _required(each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> ListedComponent:
-    """Return what was installed, with the hash of its file, or of all files that the lock allows: pip chose one."""
-    allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if each.kind == "python" else ()
+    """Return an installed package with the hash of its file, or of all files of the lock that pip may have chosen."""
+    own = each.kind == "python" and not _is_copy(each)
+    allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if own else ()
     if len(allowed) == 1:
         return replace(each, sha256=allowed[0])
     return replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed)))) if allowed else each
@@ -294,12 +336,33 @@ def python_purl(name: str, version: str) -> str:
     return str(PackageURL("pypi", None, str(canonicalize_name(name)), version))
 
 
+def _distribution(found: PackagesAnswer) -> ListedComponent:
+    """Return the operating system, as ``os-release`` names it."""
+    name, version = found["distribution"], found["version"]
+    return ListedComponent(
+        kind=DISTRIBUTION,
+        name=FAMILIES.get(name, name),
+        version=version,
+        purl=str(PackageURL("generic", None, name, version or None)),
+        scanner_properties=(
+            (f"{TRIVY}Class", "os-pkgs"),
+            (f"{TRIVY}Type", FAMILIES.get(name, name)),
+            (f"{SYFT}distro:id", name),
+            (f"{SYFT}distro:versionID", version),
+        ),
+    )
+
+
 def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
-    epoch, _, version = row["version"].rpartition(":") if found["kind"] == "rpm" else ("", "", row["version"])
+    is_rpm = found["kind"] == "rpm"
+    epoch, _, version = row["version"].rpartition(":") if is_rpm else ("", "", row["version"])
     qualifiers = {"arch": row["architecture"], "distro": f"{found['distribution']}-{found['version']}"}
     if epoch:
         qualifiers["epoch"] = epoch
-    if (row["source"], row["source_version"]) != (row["name"], row["version"]):
+    if is_rpm:
+        # As rpm names the file of a source package.
+        qualifiers["upstream"] = f"{row['source']}-{row['source_version'].rpartition(':')[2]}.src.rpm"
+    elif (row["source"], row["source_version"]) != (row["name"], row["version"]):
         qualifiers["upstream"] = f"{row['source']}@{row['source_version']}"
     return ListedComponent(
         kind=found["kind"],
@@ -312,11 +375,31 @@ def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
             ("source", row["source"]),
             ("source-version", row["source_version"]),
         ),
+        scanner_properties=_trivy_properties(row, found, epoch),
     )
+
+
+def _trivy_properties(row: SystemPackage, found: PackagesAnswer, epoch: str) -> tuple[tuple[str, str], ...]:
+    """Return what trivy knows a system package by: its source package, with the version in three parts."""
+    source_epoch, _, version = row["source_version"].rpartition(":")
+    upstream, _, revision = version.rpartition("-") if "-" in version else (version, "", "")
+    values = {
+        "PkgID": f"{row['name']}@{row['version']}",
+        "PkgType": FAMILIES.get(found["distribution"], found["distribution"]),
+        "SrcName": row["source"],
+        "SrcVersion": upstream,
+        "SrcRelease": revision,
+        # rpm keeps no epoch of the source package: it is the package's.
+        "SrcEpoch": (source_epoch or epoch).removeprefix("0"),
+    }
+    return tuple((f"{TRIVY}{name}", value) for name, value in values.items() if value)
 
 
 def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]) -> ListedComponent:
     properties = [("path", row["path"])]
+    if row["inside"]:
+        properties.append(("inside", row["inside"]))
+    properties += [("sbom", path) for path in row["sboms"]]
     if locked is not None:
         properties.append(("file", locked.file))
     return ListedComponent(
@@ -332,6 +415,10 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
             if str(canonicalize_name(name)) in versions
         ),
         properties=tuple(properties),
+        scanner_properties=(
+            (f"{TRIVY}PkgType", "python-pkg"),
+            (f"{TRIVY}FilePath", f"{row['path'].lstrip('/')}/METADATA"),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Statements about an image: what it was built from, and what is in it (in-toto Statement 1, SLSA provenance 1)."""
+"""Writes statements about an image (in-toto Statement 1) and its provenance (SLSA provenance 1)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SPDX = "https://spdx.dev/Document"
 
 BUILD_TYPE = "urn:trainworks:build:1"
 EXTEND_TYPE = "urn:trainworks:extend:1"
-"""What the parameters mean: docs/proof.md."""
+"""The types of builds; docs/proof.md describes their parameters."""
 
 LOCAL_BUILDER = "urn:trainworks:builder:local"
-"""A builder that nobody has named: somebody's own machine."""
+"""The builder if none is named: this machine."""
 
 CHECKOUT = "checkout"
-"""Name of the input that is our own repository."""
+"""The name of the input that is this repository."""
 
 LOCK = "requirements"
-"""Name of the input that is an extension's hash-locked requirements; every file that pip may have taken is in it."""
+"""The name of the input that is an extension's hash-locked requirements, with every file that pip may choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Checkout:
 
 @dataclass(frozen=True, kw_only=True)
 class Builder:
-    """Who builds: the URI of who vouches for it, this program's version, the engine."""
+    """The builder: its URI, the version of this program, the engine."""
 
     identifier: str
     version: str
@@ -80,13 +80,13 @@ def provenance(
     """Return the predicate: how an image came to be.
 
     Args:
-        plan: What was built.
-        request: What was asked for.
+        plan: The plan of the image.
+        request: The request that the plan answers.
         rendering: The build context.
         bill: The image and its components.
-        checkout: The files of ours that it was built from.
-        builder: Who built it.
-        documents: What was written beside this: name to hash.
+        checkout: The files of this repository that it was built from.
+        builder: The builder that the document names.
+        documents: The files beside this one: name to hash.
     """
     dependencies = [
         *_own_inputs(checkout, rendering),
@@ -118,12 +118,12 @@ def extension_provenance(
     """Return the predicate of an extension: of which image, with which requirements and code.
 
     Args:
-        plan: What was built.
+        plan: The plan of the extension.
         rendering: The build context.
         bill: The image and its components.
-        checkout: The files of ours that it was built from.
-        builder: Who built it.
-        documents: What was written beside this: name to hash.
+        checkout: The files of this repository that it was built from.
+        builder: The builder that the document names.
+        documents: The files beside this one: name to hash.
     """
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.requirements:

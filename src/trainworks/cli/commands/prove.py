@@ -1,4 +1,4 @@
-"""``build.py prove``: writes what is in an image and what it was built from, and signs it."""
+"""``build.py prove``: writes the bills of materials and the provenance of an image, and signs them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trainworks.cli.grammar import (
     add_format,
 )
 from trainworks.errors import (
+    CommandLineError,
     CompatibilityError,
     EngineError,
     EngineUnavailableError,
@@ -41,9 +42,9 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py prove``."""
     grammar = Grammar(
         "prove",
-        summary="write and sign what is in an image and what it was built from",
-        details="Writes what is in the image of a target, or in an extended one (CycloneDX and SPDX), and what it was "
-        "built from (SLSA provenance), and signs all of it.",
+        summary="write and sign the bills of materials and the provenance of an image",
+        details="Writes bills of materials (CycloneDX and SPDX) and provenance (SLSA) of a target's image or of an "
+        "extended one, and signs them.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
@@ -99,7 +100,7 @@ def parser() -> Grammar:
     grammar.add_argument(
         "--attach", metavar="ADDRESS", help="to this image in a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
-    grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
+    grammar.add_argument("--builder", metavar="URI", help="URI of the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "as the build had it", "the same")
     grammar.add_argument("--base", metavar="IMAGE", help="the image that was extended")
     add_contents(grammar)
@@ -111,8 +112,25 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
     from trainworks.proof.prove import prove
+    from trainworks.proof.requests import ProveRequest
 
-    proof = prove(options, root, os.environ)
+    _check_choice(options)
+    request = ProveRequest(
+        name=options.target,
+        output=options.output,
+        key=options.key or "",
+        attach=options.attach or "",
+        builder=options.builder or "",
+        engine=options.engine,
+        with_components=tuple(options.with_components),
+        without_components=tuple(options.without_components),
+        base=options.base or "",
+        requirements=options.requirements,
+        apt=tuple(options.apt),
+        source=options.source,
+        entry_point=options.entry_point,
+    )
+    proof = prove(request, root, os.environ)
     content = {
         "name": proof.name,
         "image": proof.bill.reference,
@@ -125,3 +143,14 @@ def run(options: Namespace, root: Path) -> int:
     lines = "".join(f"{path}\n" for path in proof.files)
     put_result(options, content, lines)
     return 0
+
+
+def _check_choice(options: Namespace) -> None:
+    """Check that the options are those of a target, or those of an extension."""
+    names: tuple[str, ...] = ("requirements", "apt", "source", "entry_point")
+    advice = "is about an extended image: name its --base too"
+    if options.base:
+        names, advice = ("with_components", "without_components"), "is about a target's image, and --base is given"
+    wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
+    if wrong:
+        raise CommandLineError([f"{option} {advice}" for option in wrong])

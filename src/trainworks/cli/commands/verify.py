@@ -37,7 +37,7 @@ def parser() -> Grammar:
                 needs="a registry and a key",
             ),
         ),
-        result="what is proved, by whom, and what of it could not be checked. Whose the key is, you have to know.",
+        result="the image, the key, the builder and the commit that are proved. Whose key it is, you have to know.",
         done="it holds",
         fails=(UnknownNameError, EngineError, EngineUnavailableError, HostError, RegistryError, ProofError),
         reads=(LOGINS, DOCKER_HOST, AWS_REGION),
@@ -53,7 +53,7 @@ def parser() -> Grammar:
         help="what `build.py prove` wrote; default: what is attached in the registry",
     )
     grammar.add_argument(
-        "--key", required=True, metavar="KEY", help="public key of who signed: a PEM file, or awskms:///alias/NAME"
+        "--key", required=True, metavar="KEY", help="the signer's public key: a PEM file, or awskms:///alias/NAME"
     )
     add_engine(grammar)
     add_format(grammar)
@@ -62,9 +62,11 @@ def parser() -> Grammar:
 
 def run(options: Namespace, _root: Path) -> int:
     """Check a proof, and print what it proves."""
-    from trainworks.proof.prove import describe, verify
+    from trainworks.proof.requests import VerifyRequest
+    from trainworks.proof.verify_image import describe, verify_image
 
-    proven = verify(options, os.environ)
+    request = VerifyRequest(image=options.image, key=options.key, proof=options.proof, engine=options.engine)
+    proven = verify_image(request, os.environ)
     content = {"image": options.image, **asdict(proven)}
     put_result(options, content, describe(options.image, proven))
     return 0
