@@ -136,6 +136,8 @@ def choose_entry_point(program: str, code: Code, programs: Container[str], probl
     if not code.entries and not code.remote and not problems:
         advice = f"put the training script there, or say where it is with {names.SUBMIT_DIRECTORY_VARIABLE}"
         problems.append(Problem("there is no code", place, advice))
+    if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in problems):
+        return EntryPoint("script", "")  # the file that cannot be read may name it
     if not program:
         scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
         advice = f"set it to one of: {', '.join(scripts[:8])}" if scripts else "set it to the name of the script"

@@ -25,7 +25,8 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.environment import interface_that_reaches, network_interfaces, read_manifest
-from trainworks_launcher.supervise import output
+from trainworks_launcher.masking import Masker
+from trainworks_launcher.supervise import outcome_files, output
 from trainworks_launcher.supervise.outcome import FAILED, Outcome
 
 _DRIVER = "/mpi_driver.py"
@@ -144,6 +145,6 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     base = environment.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
     output.log(text)
     host = environment.get("SM_CURRENT_HOST", "")
-    output.write_outcome_files(base, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text))
+    outcome_files.write(base, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment))
     os.kill(os.getppid(), signal.SIGTERM)
     return names.EXIT_NOT_STARTED

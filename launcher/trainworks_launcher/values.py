@@ -23,6 +23,10 @@ def decode(text: str) -> Json:
         value: Json = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"nested deeper than {NESTING_LIMIT} levels") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # of the conversion of a whole number, since Python 3.11
+        raise ValueError("a whole number has too many digits") from error
     if text.count("[") + text.count("{") > NESTING_LIMIT and _depth(value) > NESTING_LIMIT:
         raise ValueError(f"nested deeper than {NESTING_LIMIT} levels")
     return value

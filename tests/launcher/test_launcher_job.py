@@ -276,3 +276,16 @@ def test_unknown_keys_of_the_manifest_are_ignored() -> None:
     made = parse_manifest(json.dumps(manifest_document() | {"later": {"x": 1}}), "image.json")
     assert made.components["open-mpi"] == "5.0.11"
     assert made.instances["ml.fast.xlarge"].efa_rdma
+
+
+def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+    """The script may be named in it, so a missing name is not a second problem."""
+    write_inputs(tmp_path, "", {}, {})
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for document, said in ((f'{{"n": {"1" * 5000}}}', "a whole number has too many digits"), ("{", "line 1 column 2")):
+        (tmp_path / "input/config/hyperparameters.json").write_text(document, encoding="utf-8")
+        with pytest.raises(RefusalError) as refused:
+            make_job(read_environment(variables))
+        (problem,) = refused.value.problems
+        assert said in problem.what
+        assert "sys." not in str(problem)

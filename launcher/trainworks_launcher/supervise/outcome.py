@@ -42,7 +42,9 @@ def describe_status(returncode: int, oom_kills: int | None = None) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return f"exit status {returncode}{lack_of_memory(oom_kills)}"
+        if returncode >= 0:
+            return f"exit status {returncode}{lack_of_memory(oom_kills)}"
+        name = f"signal {number}"  # a real-time signal has no name of its own
     hint = ", perhaps out of memory" if name == "SIGKILL" and oom_kills is None else ""
     return f"killed by {name} (exit status {exit_status(returncode)}{hint}){lack_of_memory(oom_kills)}"
 

@@ -23,7 +23,7 @@ from trainworks_launcher.job import make_job
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import Auxiliary, NodePlan
-from trainworks_launcher.supervise import control, output, preparation, processes
+from trainworks_launcher.supervise import control, outcome_files, output, preparation, processes
 from trainworks_launcher.supervise.auxiliary import Auxiliaries
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome import (
@@ -40,6 +40,7 @@ from trainworks_launcher.supervise.verdict import Verdict, last_words, name_of_p
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.ssh import Server
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
@@ -82,7 +83,7 @@ class _Supervisor:
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         self._secret = environment.job_secret
         self._role: control.Role | None = None
-        self._ssh_server: object | None = None
+        self._ssh_server: Server | None = None
         self._leader_key = ""
         self._leader_address = ""
         self._local_address = ""
@@ -95,7 +96,7 @@ class _Supervisor:
     # ------------------------------------------------------------------------------------------------- the run itself
     def run(self) -> int:
         """Everything, in order, and cleaned up whatever happens."""
-        output.clear_outcome_files(self._base)
+        outcome_files.clear(self._base)
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
@@ -127,7 +128,7 @@ class _Supervisor:
         self._log(trace)
         text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
-        output.write_outcome_files(self._base, self._outcome, self._plan.mode)
+        outcome_files.write(self._base, self._outcome, self._masker, self._plan.mode)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -391,7 +392,7 @@ class _Supervisor:
         for row, child in self._auxiliaries.failures():
             self._auxiliary_failed(row, child)
         if os.getpid() == 1:
-            own = (command.pid if command is not None else 0, getattr(self._ssh_server, "pid", 0))
+            own = [child.pid for child in (command, self._ssh_server) if child is not None]
             processes.reap_orphans((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
@@ -505,7 +506,7 @@ class _Supervisor:
         self._leaving = True
         self._auxiliaries.end()
         if self._outcome is not None:
-            output.write_outcome_files(self._base, self._outcome, self._plan.mode)
+            outcome_files.write(self._base, self._outcome, self._masker, self._plan.mode)
         if self._role is not None:
             self._role.leave()
         else:
@@ -518,10 +519,8 @@ class _Supervisor:
             command.kill()
         self._auxiliaries.end()
         self._kill_ranks()
-        server = self._ssh_server
-        if server is not None:
-            close: Callable[[], None] = server.close  # type: ignore[attr-defined]
-            close()
+        if self._ssh_server is not None:
+            self._ssh_server.close()
         if self._role is not None:
             self._role.close()
         # Whoever left our sessions still has the name of our directory in its environment.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.supervise import memory, output
+from trainworks_launcher.supervise import memory, outcome_files
 from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
@@ -87,8 +87,7 @@ class Verdict:
         else:
             processes = self._plan.processes if self.ranks is None else 1
             found = self._failure(code, tail, number, what, processes)
-        own = output.users_own_failure(self._base)
-        text = self._masker.text(own) if own else found.text
+        text = outcome_files.users_own_failure(self._base, self._masker) or found.text
         if stop_signal:
             text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
         kind = STOPPED if stop_signal else FAILED
