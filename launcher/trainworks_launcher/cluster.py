@@ -63,7 +63,7 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
     """What is of the wrong type, or does not fit together, in the resource config. Absent and null are the same."""
     where = names.RESOURCE_CONFIG_FILE
     problems = [
-        Problem(f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name here")
+        Problem(f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name")
         for name in _TEXTS
         if config.get(name) is not None and not isinstance(config[name], str)
     ]

@@ -94,7 +94,7 @@ def read_drivers(
     if not source:
         return NONE
     if program:
-        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is there and not used: the job names {program!r}",))
+        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
     fields = _Fields(names.SOURCE_CODE_FILE, source)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
     arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))

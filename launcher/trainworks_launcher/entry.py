@@ -135,7 +135,7 @@ def choose_entry_point(program: str, code: Code, programs: Container[str], probl
     place = code.archive or code.directory
     if not code.entries and not code.remote and not problems:
         advice = f"put the training script there, or say where it is with {names.SUBMIT_DIRECTORY_VARIABLE}"
-        problems.append(Problem("there is no code", place, advice))
+        problems.append(Problem("no code found", place, advice))
     if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in problems):
         return EntryPoint("script", "")  # the file that cannot be read may name it
     if not program:
@@ -152,12 +152,12 @@ def choose_entry_point(program: str, code: Code, programs: Container[str], probl
     if a_file and code.entries and point.name not in code.entries:
         candidates = [name for name in code.entries if "/" not in name] or code.entries
         advice = nearest(point.name, candidates)
-        problems.append(Problem(f"there is no file {point.name!r} in {place}", where, advice))
+        problems.append(Problem(f"file not found: {point.name!r} in {place}", where, advice))
     elif point.kind == "command" and code.entries and point.name not in code.executable:
         advice = "make it executable (chmod +x), or name it .py or .sh"
         problems.append(Problem(f"the entry point {point.name!r} is not executable", where, advice))
     if point.in_python and "python" not in programs:
-        problems.append(Problem("there is no Python in this image", "program python", "install python3"))
+        problems.append(Problem("Python is not installed in this image", "program python", "install python3"))
     return point
 
 

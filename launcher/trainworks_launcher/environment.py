@@ -95,7 +95,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     base = str(Path(base).absolute())
     if not Path(base).is_dir():
         advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
-        problems.append(Problem("there is no such directory, and the job's files are expected in it", base, advice))
+        problems.append(Problem("directory not found; the job's files are expected in it", base, advice))
     hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
     trainer = drivers.read_drivers(
         _read_object(base, names.SOURCE_CODE_FILE, problems),
@@ -174,7 +174,7 @@ def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Mani
     except FileNotFoundError:
         if asked:
             problems.append(
-                Problem("there is no such file", f"{names.IMAGE_MANIFEST_VARIABLE}={asked}", "unset it, or correct it")
+                Problem("file not found", f"{names.IMAGE_MANIFEST_VARIABLE}={asked}", "unset it, or correct it")
             )
     except (OSError, UnicodeDecodeError) as error:
         problems.append(Problem(f"the image manifest cannot be read: {error}", str(path)))

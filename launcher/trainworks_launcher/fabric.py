@@ -49,7 +49,7 @@ def choose_fabric(
         efa = False
         origin = f"{instance_type} has EFA, but no EFA device is in this container"
         if hosts > 1:
-            warnings.append(f"{origin}: traffic between hosts goes over TCP; give the container the EFA devices")
+            warnings.append(f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the container")
     else:
         return Fabric()
     if not efa:

@@ -149,7 +149,7 @@ class _Parser:
         self.problems.append(Problem(what, self._where, advice))
 
     def _refuse(self, word: str, advice: str, values: int) -> None:
-        self._problem(f"{word} cannot be given here", advice)
+        self._problem(f"{word} cannot be given", advice)
         del self.words[:values]
 
     def _values(self, word: str, count: int, example: str) -> tuple[str, ...] | None:
@@ -242,8 +242,8 @@ class _Parser:
     def _take_unknown(self, word: str, option: str) -> None:
         """Passed on: the image may have a newer mpirun than we know. The words up to the next option are its values."""
         self._warnings.append(
-            f"Open MPI {self._dialect.major} has no option {word} that is known here; it is passed on, and mpirun will"
-            f" refuse it if it has none; {nearest(option, self._dialect.options)}"
+            f"Open MPI {self._dialect.major} has no known option {word}; it is passed on, and mpirun refuses it if it"
+            f" does not know it either; {nearest(option, self._dialect.options)}"
         )
         if "=" in word:
             self.words.pop(0)
@@ -257,7 +257,7 @@ class _Parser:
         name, equals, _ = word.partition("=")
         if equals and _VARIABLE.fullmatch(name):
             advice = f"to set a variable, write: -x {word}"
-        self._problem(f"{word!r} is no option: mpirun would start it instead of the training script", advice)
+        self._problem(f"{word!r} is not an option: mpirun would start it instead of the training script", advice)
 
 
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:

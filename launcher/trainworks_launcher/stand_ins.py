@@ -97,7 +97,7 @@ def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list
             prefix, equals, given = words[last].rpartition("=")
             if reaching and given == missing:
                 words[last] = f"{prefix}{equals}{reaching}"
-                notes[f"the network interface {missing!r} does not exist here; mpirun gets {reaching!r}"] = None
+                notes[f"the network interface {missing!r} does not exist on this host; mpirun gets {reaching!r}"] = None
     if 0 < ranks < slots:
         notes[
             f"the SDK's own MPI driver asks for {ranks} process(es), and the hosts have room for {slots}: it counts the"

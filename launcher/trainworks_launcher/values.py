@@ -70,7 +70,7 @@ def unusable(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        return f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
+        return f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not a character"
     return ""
 
 

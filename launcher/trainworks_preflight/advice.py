@@ -93,7 +93,7 @@ def _distribution(job: Situation, facts: Facts) -> Iterator[Advice]:
             yield Advice("smddp on one host", "use torch_distributed, or two hosts or more", why)
         if not job.row.smddp:
             named = ", ".join(name for name, row in facts.instances.items() if row.smddp and not row.torchrun_only)
-            why = f"the SDK lists it for {named}, and {job.instance_type} is none of them"
+            why = f"the SDK lists it for {named}, not for {job.instance_type}"
             yield Advice("smddp on this instance type", "use torch_distributed there", why)
         why = (
             "the library's AllReduce runs on the CPUs, and so does preprocessing: Debugger's rules CPUBottleneck,"

@@ -121,7 +121,9 @@ def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
         if name not in _KEYS:
             inside = name in _SMDISTRIBUTED_KEYS
             advice = f"write {{'smdistributed': {{{name!r}: ...}}}}" if inside else nearest(name, (*_KEYS, GROUPS))
-            problems.append(Problem(f"the SDK has no strategy {name!r} and passes over it", _where(name), advice))
+            problems.append(
+                Problem(f"the SDK does not know the strategy {name!r} and ignores it", _where(name), advice)
+            )
             continue
         table = mapping(value)
         if name != "smdistributed":
@@ -136,12 +138,12 @@ def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
 def _switch(table: Mapping[str, Json], known: Sequence[str], *place: str) -> list[Problem]:
     """Check the keys of one strategy and its ``enabled``."""
     problems = [
-        Problem(f"the SDK passes over the key {key!r}", _where(*place), nearest(key, known))
+        Problem(f"the SDK ignores the key {key!r}", _where(*place), nearest(key, known))
         for key in table
         if key not in known
     ]
     if "enabled" not in table:
-        text = "'enabled' is missing, which the SDK takes for False: the job would not be distributed"
+        text = "'enabled' is missing, and the SDK takes that for False: the job would not be distributed"
         problems.append(Problem(text, _where(*place), "add 'enabled': True"))
     elif not isinstance(table["enabled"], bool):
         text = f"'enabled' is {table['enabled']!r}, not True or False"
@@ -170,7 +172,7 @@ class _Translator:
         given = self._given
         if self._framework == "pytorch" and "pytorchddp" in given:
             if "smdistributed" in given:
-                text = "pytorchddp and smdistributed are both there"
+                text = "pytorchddp and smdistributed are both given"
                 self._refuse(text, _where("pytorchddp"), "keep one: the SDK turns the first into the second")
                 return {}
             # pytorchddp is another name of smdistributed.dataparallel; its hyperparameter is not sent any more.
@@ -216,7 +218,7 @@ class _Translator:
             self._refuse(f"names {len(asked)} instance groups, the cluster has {len(self._named)}", where)
         for name in asked:
             if name not in self._named:
-                self._refuse(f"there is no instance group {name!r}", where, nearest(name, self._named))
+                self._refuse(f"instance group {name!r} does not exist", where, nearest(name, self._named))
         names_given: list[Json] = [*asked]
         self._given[GROUPS] = names_given
         return tuple(group.instance_type for group in self._groups if group.name in asked)
@@ -239,7 +241,7 @@ class _Translator:
         inner = mapping(self._given.get("smdistributed"))
         if len(inner) > 1:
             both = " and ".join(inner)
-            self._refuse(f"{both} are both there, and one job cannot have both", _where("smdistributed"), "keep one")
+            self._refuse(f"{both} are both given, and one job cannot have both", _where("smdistributed"), "keep one")
             return
         for name in inner:
             if name not in _SMDISTRIBUTED_KEYS:
@@ -406,7 +408,7 @@ def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
     problems: list[Problem] = []
     if len(distribution) > 1:
         both = " and ".join(distribution)
-        problems.append(Problem(f"{both} are both there", "distribution", "ModelTrainer takes one of them"))
+        problems.append(Problem(f"{both} are both given", "distribution", "ModelTrainer takes one of them"))
     name = "torchrun" if "torchrun" in distribution else "mpi"
     value = distribution[name]
     if value is not None and not isinstance(value, dict):

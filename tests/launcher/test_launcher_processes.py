@@ -194,7 +194,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
         made.read_until("ready")
         made.process.send_signal(signal.SIGTERM)
         assert made.wait() == 137
-    assert "the grace is over: KILL" in made.text
+    assert "the grace period is over: KILL" in made.text
     assert made.failure.startswith("stopped by SIGTERM")
 
 
@@ -395,7 +395,7 @@ def test_a_lost_host_ends_the_other(tmp_path: Path, lost: int) -> None:
 def test_a_host_lost_after_its_own_success_is_lost_all_the_same(tmp_path: Path) -> None:
     script = f"import os, signal\nif os.environ['SM_CURRENT_HOST'] == {LEADER!r}: signal.pause()\n"
     with two_hosts(tmp_path, script) as (leader, worker):
-        worker.read_until("this host is done, waiting for the others")
+        worker.read_until("this host has finished; it waits for the others")
         worker.process.kill()
         assert leader.wait() == 66
     assert leader.failure.startswith(f"lost host {WORKER}: ")
@@ -411,7 +411,7 @@ def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
         assert leader.wait() == 66
         worker.process.send_signal(signal.SIGCONT)
         assert worker.wait() == 66
-    assert "nothing was heard from it" in leader.failure
+    assert "no message from it" in leader.failure
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
@@ -428,7 +428,7 @@ def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(tmp_path: Path, 
             launchers.append(stack.enter_context(Launcher(tmp_path / host, variables=variables)))
         assert [launcher.wait() for launcher in launchers] == [64, 64]
     assert launchers[0].failure == launchers[1].failure
-    assert f"there is no code ({tmp_path / HOSTS[refusing]}/code)" in launchers[0].failure
+    assert f"no code found ({tmp_path / HOSTS[refusing]}/code)" in launchers[0].failure
     assert not [launcher for launcher in launchers if "\nstarted\n" in launcher.text]
     assert max(launcher.seconds for launcher in launchers) < 5
 

@@ -45,7 +45,8 @@ def _tensorflow(job: Job) -> NodePlan:
     hosts = job.placement.distribution_hosts
     if len(hosts) == 1:
         choice = Reason(
-            f"mode {job.placement.mode}", "one host has nobody to share parameters with, so it runs the program only"
+            f"mode {job.placement.mode}",
+            "a single host shares parameters with no other host, so it runs only the program",
         )
         return common.own_process(job, common.command(job), [choice])
     python = common.program(job, "python", "TensorFlow's parameter server is to be started")

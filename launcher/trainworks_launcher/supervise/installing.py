@@ -92,7 +92,7 @@ def _build(words: str) -> str:
         return f"{name} has to be compiled, and no compiler was found ({_short(missing)}); {advice}"
     diagnostics = [line for line in lines if _DIAGNOSTIC.search(line)][:1]
     errors = [line for line in lines if _ERROR.match(line)][-1:]
-    why = (diagnostics or errors or lines[-1:] or ["it said nothing"])[0]
+    why = (diagnostics or errors or lines[-1:] or ["it printed nothing"])[0]
     return f"{name} could not be built: {_short(why)}" + (f" ({doing})" if doing else "")
 
 

@@ -281,7 +281,7 @@ class _Supervisor:
         try:
             self._auxiliaries.start()
         except OSError as error:
-            text = f"cannot start what runs beside the program: {error}"
+            text = f"cannot start the process beside the program: {error}"
             self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
             return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
@@ -318,7 +318,7 @@ class _Supervisor:
             text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._outcome is None:
-                self._log("this host is done, waiting for the others")
+                self._log("this host has finished; it waits for the others")
             return
         tail = self._command.tail.read() if self._command is not None else b""
         rank, _ = self._verdict.reported_rank(tail)
@@ -452,7 +452,7 @@ class _Supervisor:
         """The grace is over."""
         command = self._command
         if command is not None and command.running:
-            self._log("the grace is over: KILL")
+            self._log("the grace period is over: KILL")
             if self._plan.ranks_by and self._outcome is None:
                 # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
                 command.signal(signal.SIGTERM)

@@ -180,7 +180,7 @@ class Leader:
             if proof.is_proof(self._secret, proof.WORKER, asked, message.get("proof")):
                 self._let_in(connection, asked.host, asked.host_key)
             else:
-                self._refuse(connection, asked.host, f"it does not know what {names.JOB_SECRET_VARIABLE} is here")
+                self._refuse(connection, asked.host, f"it does not know this host's {names.JOB_SECRET_VARIABLE}")
         else:
             self._strangers.drop(connection, "it is not one of the job's hosts")
 
@@ -287,7 +287,7 @@ class Leader:
         for connection in list(self._joined.values()):
             silent = connection.silence(limit)
             if silent:
-                self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
+                self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
                 connection.send("alive")
         self._strangers.sweep()

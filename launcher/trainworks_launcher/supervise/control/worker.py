@@ -61,7 +61,7 @@ class Worker:
         self._connecting: socket.socket | None = None
         self._deadline = 0.0
         self._pause = 0.1
-        self._why = "no try was made"
+        self._why = "it did not try"
         self._answered = False
         self._refused = ""
         self._logged: set[str] = set()
@@ -135,7 +135,7 @@ class Worker:
             family, kind, protocol, _, address = found[0]
             opened = socket.socket(family, kind, protocol)
         except OSError as error:
-            self._again(f"its name cannot be resolved: {error.strerror or error}")
+            self._again(f"cannot resolve its name: {error.strerror or error}")
             return
         opened.setblocking(False)
         self._connecting = opened
@@ -232,7 +232,7 @@ class Worker:
             self._public_key = key
             connection.send("answer", proof=proof.make_proof(self._secret, proof.WORKER, said))
         else:
-            self._distrust(connection, f"it does not know what {names.JOB_SECRET_VARIABLE} is here")
+            self._distrust(connection, f"it does not know this host's {names.JOB_SECRET_VARIABLE}")
 
     def _welcomed(self, connection: Connection, message: Message) -> None:
         if not self._believed:
@@ -284,7 +284,7 @@ class Worker:
             silent = connection.silence(self._limits.heartbeat)
             if silent:
                 connection.close()
-                self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
+                self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
                 connection.send("alive")
         open_ = connection is not None and connection.open
