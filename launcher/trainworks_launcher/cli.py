@@ -131,7 +131,7 @@ def _help() -> str:
 
 
 _HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
-"""Variables of ours that the launcher sets and nobody else."""
+"""Variables that only the launcher sets."""
 
 
 def _settings() -> list[str]:

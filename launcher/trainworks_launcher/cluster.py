@@ -14,14 +14,14 @@ from trainworks_launcher.errors import Problem
 from trainworks_launcher.values import Json, kind, mapping, text, texts
 
 HOMOGENEOUS = "homogeneousCluster"
-"""The platform's name of the only group of a cluster without groups (TT)."""
+"""The platform's name of the only group of a cluster without groups (as sagemaker-training)."""
 
 _TEXTS = ("current_host", "current_instance_type", "current_group_name", "network_interface_name")
 
 
 @dataclass(frozen=True)
 class Group:
-    """One instance group: its name, the instance type of its hosts ("" if not said), its hosts in order."""
+    """One instance group: its name, the instance type of its hosts ("" if not given), its hosts in order."""
 
     name: str
     instance_type: str

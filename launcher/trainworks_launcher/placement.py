@@ -158,7 +158,7 @@ def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tup
 
 
 def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
-    """The one mode that is switched on; a problem if there are several, or one that nobody knows.
+    """The one mode that is switched on; a problem if there are several, or one that is not known.
 
     Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
     with torch_distributed they are its second, which is only a library that reads them.
@@ -234,7 +234,8 @@ def hosts_of(
 ) -> tuple[str, ...]:
     """The hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
 
-    The first of them is its leader (TT). Never empty: a named group that does not exist or has no host is refused.
+    The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
+    host is refused.
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
@@ -328,7 +329,7 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
     """(GPUs, Neuron cores) of a host of an instance type.
 
     This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
-    (another type, or a plan made on a laptop) the image's instance table is the fallback, and that is said.
+    (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
     """
     devices = environment.devices
     row = environment.manifest.instances.get(kind, Instance())

@@ -24,7 +24,14 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Repository:
-    """A package repository of AWS CodeArtifact. owner: account number of the domain."""
+    """A package repository of AWS CodeArtifact.
+
+    Attributes:
+        region: AWS region.
+        owner: Account number of the domain.
+        domain: Name of the domain.
+        repository: Name of the repository.
+    """
 
     region: str
     owner: str

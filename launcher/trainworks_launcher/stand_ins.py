@@ -1,8 +1,8 @@
 """Programs that stand in front of ``mpirun`` and ``sshd`` for a driver that is not ours.
 
 ``ModelTrainer`` (SageMaker Python SDK 3) with source code replaces the image's entry point by a script and a driver of
-its own, so this launcher never sees the job. Its MPI driver calls ``mpirun`` and ``/usr/sbin/sshd``; both lead here
-(the image's recipes of ``open-mpi`` and ``ssh``). For every other caller they become the real program, unchanged.
+its own, so this launcher never sees the job. Its MPI driver calls ``mpirun`` and ``/usr/sbin/sshd``; both lead to this
+module (the image's recipes of ``open-mpi`` and ``ssh``). For every other caller they become the real program.
 
 What the driver gets wrong, as read in sagemaker-train 1.27.0 and tried in containers:
 

@@ -10,7 +10,7 @@ Json = Union[None, bool, int, float, str, List["Json"], Dict[str, "Json"]]
 """A decoded JSON value."""
 
 NOTHING: Mapping[str, Json] = MappingProxyType({})
-"""An empty JSON object that nobody can add to."""
+"""An empty JSON object that is read-only."""
 
 
 NESTING_LIMIT = 100

@@ -59,8 +59,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Translation:
-    """hyperparameters: what the job is sent, decoded, {} if refused. refused, problems: see the head of this file.
-    warnings: for the person, one sentence each."""
+    """What the SDK makes of a ``distribution``.
+
+    Attributes:
+        hyperparameters: What the job is sent, decoded; ``{}`` if the SDK refuses it.
+        refused: What the SDK raises an error for.
+        problems: What the SDK accepts, but makes another job of than was meant.
+        warnings: One sentence each.
+    """
 
     hyperparameters: Mapping[str, Json]
     refused: tuple[Problem, ...] = ()
@@ -71,11 +77,15 @@ class Translation:
 def translate(
     distribution: Json, groups: Sequence[Group], facts: Facts, entry_point: str = "", framework: str = "pytorch"
 ) -> Translation:
-    """Translate a ``distribution``, given as decoded JSON.
+    """Translate a ``distribution``.
 
-    groups: the cluster. facts: the table of instance types. entry_point: "" if not known. framework: whose estimator,
-    pytorch, tensorflow or mxnet. A ``parameters`` that is the path of a file has to be read and put in place by the
-    caller.
+    Args:
+        distribution: Decoded JSON. If ``parameters`` is the path of a file, the caller must have read it and put it in
+            place.
+        groups: The cluster.
+        facts: The table of instance types.
+        entry_point: ``""`` if not known.
+        framework: Whose estimator: pytorch, tensorflow or mxnet.
     """
     if distribution is None:
         distribution = {}
@@ -430,6 +440,6 @@ def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
             where = _where("mpi", "mpi_additional_options")
             problems.append(Problem(f"is {options!r}", where, "give a list of texts"))
         else:
-            # Each entry is a word to the class's driver; shell quoting keeps it one here.
+            # Each entry is a word to the class's driver; shell quoting keeps it one word.
             made[names.MPI_OPTIONS] = " ".join(shlex.quote(word) for word in texts(options))
     return Translation(MappingProxyType({} if problems else made), tuple(problems))

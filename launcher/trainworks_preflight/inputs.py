@@ -130,7 +130,7 @@ class Inputs:
         return tuple(groups)
 
     def data(self) -> Data | None:
-        """What is said of the training data."""
+        """Return what the options say about the training data."""
         size, seconds = self.number("--data-gb"), self.number("--epoch-seconds")
         cached, throughput = self.number("--ram-cache-gb"), self.number("--storage-gb-per-second")
         if size is None or seconds is None:

@@ -41,7 +41,7 @@ def plan(job: Job) -> NodePlan:
 
 
 def _tensorflow(job: Job) -> NodePlan:
-    """One host needs no servers (TT)."""
+    """One host needs no servers (as sagemaker-training)."""
     hosts = job.placement.distribution_hosts
     if len(hosts) == 1:
         choice = Reason(

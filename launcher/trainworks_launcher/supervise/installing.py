@@ -32,9 +32,11 @@ _LONGEST = 240
 
 
 def reason_of(tail: bytes, kept: Container[str] = ()) -> str:
-    """Why a preparation failed, from the end of its output; "" if it does not say, or ends with a traceback.
+    """Return why a preparation failed, from the end of its output; ``""`` if it does not say, or ends with a traceback.
 
-    kept: names of the distributions that pip was told to keep as the image has them.
+    Args:
+        tail: End of the output.
+        kept: Distributions that pip had to keep as the image has them.
     """
     words = tail.decode("utf-8", "replace")
     if _CRASH.search(words):

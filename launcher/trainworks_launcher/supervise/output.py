@@ -28,7 +28,7 @@ _CLOSE_LIMIT_SECONDS = 60.0
 
 
 def log(message: str) -> None:
-    """Write one line of the launcher to standard error; a reader that has gone is no failure.
+    """Write one line of the launcher to standard error; a reader that has gone is not a failure.
 
     Not through ``sys.stderr``: what it could not write, it writes again when Python ends, and the status becomes 120.
     """
@@ -108,7 +108,7 @@ class Copier:
     while (a progress bar, a question), when it is long (memory is bounded) and at the end of its stream. Until such an
     open line ends, the other streams wait, but not long: then it is broken by a newline.
 
-    A thread and not the event loop: whoever reads our log may be slow, and the heartbeats must not wait for him.
+    A thread and not the event loop: the reader of the log may be slow, and heartbeats must not wait for it.
     """
 
     def __init__(self, target: int) -> None:
@@ -144,7 +144,7 @@ class Copier:
         return stream
 
     def say(self, line: bytes) -> None:
-        """Write a whole line of our own; never blocks. When nobody reads, the oldest lines are lost."""
+        """Write a whole line of our own; never blocks. Without a reader, the oldest lines are lost."""
         with self._lock:
             self._said.append(line)
             del self._said[:-_SAID_LIMIT]
@@ -168,7 +168,7 @@ class Copier:
             return self._lock.wait_for(lambda: all(stream.ended for stream in waited_for), seconds)
 
     def close(self) -> None:
-        """Write what is left as long as somebody reads it, then forget every stream."""
+        """Write what is left while a reader takes it, then forget every stream."""
         self.take()
         with self._lock:
             self._closing = True
@@ -222,7 +222,7 @@ class Copier:
                 self._selector.register(stream.source, selectors.EVENT_READ, stream)
         self._new.clear()
         if self._open is not None:
-            # The open line first: it may end now, and then nobody has to wait.
+            # The open line first: if it ends now, no other stream has to wait.
             source = self._open.source
             self._advance(self._open, source in ready, pieces)
             ready.discard(source)
@@ -335,11 +335,11 @@ class Copier:
             try:
                 written = os.write(self.target, rest)
             except BlockingIOError:
-                # Somebody else made the descriptor that we share non-blocking.
+                # Another process made the shared descriptor non-blocking.
                 select.select((), (self.target,), ())
                 continue
             except OSError:
-                # Nobody reads any more. Reading goes on, or the user's program would block for ever.
+                # The reader has gone. Reading goes on, or the user's program would block for ever.
                 self._writable = False
                 break
             rest = rest[written:]

@@ -139,7 +139,7 @@ def _free_port(address: str) -> int:
 
 def _configuration(directory: Path, address: str, port: int, session: Mapping[str, str], fair: bool) -> str:
     """sshd's whole configuration. fair: logins that are not done are bounded per address, so that a flood from one
-    keeps nobody else out (OpenSSH 8.5 and later)."""
+    keeps no other host out (OpenSSH 8.5 and later)."""
     pairs = " ".join('"{}={}"'.format(name, value.replace('"', "")) for name, value in sorted(session.items()))
     return (
         f"Port {port}\nListenAddress {address}\n"

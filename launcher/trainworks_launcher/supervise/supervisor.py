@@ -49,9 +49,15 @@ _OTHER_HOST_SECONDS = 1.0
 
 
 def run_plan(plan: NodePlan, environment: Environment, refusal: Outcome | None = None) -> int:
-    """Run the plan to the job's end; the exit status. Writes output/failure or output/success, and log lines.
+    """Run the plan to the job's end. Writes output/failure or output/success, and log lines.
 
-    refusal: this host cannot take part, and joins the others only to say so.
+    Args:
+        plan: What this host does.
+        environment: What was read on this host.
+        refusal: Set if this host cannot take part. It then joins the other hosts only to tell them.
+
+    Returns:
+        The exit status.
     """
     return _Supervisor(plan, environment, refusal).run()
 
@@ -222,7 +228,7 @@ class _Supervisor:
         self._report(replace(outcome, kind=kind, status=status))
 
     def _prepared(self) -> None:
-        """The code is here. If it had to be fetched, plan again with what it is: what refuses a local archive at the
+        """The code is on this host. If it was fetched, plan again with what it is: what refuses a local archive at the
         start refuses now, and only now is it known what is to be installed."""
         if self._plan.code.fetch:
             self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
@@ -369,7 +375,7 @@ class _Supervisor:
                 self._report_failure(code, tail)
 
     def _report(self, outcome: Outcome) -> None:
-        """This host's end, to whoever decides the job's."""
+        """This host's end, to the role that decides the job's."""
         if self._role is not None:
             self._role.ended(outcome)
         else:
@@ -419,7 +425,7 @@ class _Supervisor:
 
     def _stop_from_platform(self, number: int) -> None:
         """A stop signal to this container. Every container gets one: if another host's came first, the ranks have had
-        theirs. A further one is passed on, for somebody means it."""
+        theirs. A further one is passed on, because it is meant."""
         passed_on = self._stopped_by_other_host
         self._stopped_by_other_host = False
         if not passed_on:
@@ -442,8 +448,11 @@ class _Supervisor:
             self._command.signal_group(number)
 
     def _restart_ranks(self) -> None:
-        """Another host is lost and the job goes on: end the ranks here, which may wait for the lost ones until their
-        own time-outs. torchrun starts new ones, in a group without that host."""
+        """Another host is lost and the job goes on: end the ranks of this host.
+
+        They may wait for the lost ones until their own time-outs. torchrun starts new ones, in a group without that
+        host.
+        """
         if self._outcome is None and not self._stop_signal:
             for pid in self._running_ranks():
                 processes.send(pid, signal.SIGKILL)
@@ -490,7 +499,7 @@ class _Supervisor:
         """The job's outcome is known: end what still runs, then leave together with the others."""
         if self._outcome is not None:
             return
-        # Whoever refuses and finds nobody to tell has still his own reason.
+        # A host that refuses, and reaches no other host, still has its own reason.
         self._outcome = self._refusal if self._refusal is not None and not self._welcomed else outcome
         command = self._command
         if command is not None and command.running:
@@ -523,7 +532,7 @@ class _Supervisor:
             self._ssh_server.close()
         if self._role is not None:
             self._role.close()
-        # Whoever left our sessions still has the name of our directory in its environment.
+        # A process that left our sessions still has the name of our directory in its environment.
         for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
             processes.send(pid, signal.SIGKILL)
         if self._ranks is not None:

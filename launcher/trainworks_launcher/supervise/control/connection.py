@@ -125,7 +125,7 @@ class Connection:
 
 
 def one_reason(error: ValueError) -> str:
-    """Why bytes are no message, without the bytes themselves."""
+    """Why bytes are not a message, without the bytes themselves."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text"
     return str(error)[:100]
