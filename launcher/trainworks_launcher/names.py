@@ -224,7 +224,8 @@ XLA_MESH_PORT = 53957
 """Port of the XRT mesh service on the first host (as sagemaker-training)."""
 
 JOB_SECRET_MINIMUM = 16
-"""Characters of a job secret. A program that can connect to the leader gets a proof made with it, and could guess a short one offline."""
+"""Characters of a job secret. A program that can connect to the leader gets a proof made with it, and
+could guess a short one offline."""
 
 ELASTIC_RESTARTS = 3
 """Restarts of a job that may go on with fewer hosts, where no number is given: without one it could not go on."""
