@@ -60,6 +60,7 @@ trainworks: preflight is not part of the image: it checks a job on a laptop or i
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status. ``arguments`` defaults to the process's own."""
+    _open_streams()
     words: list[str] = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] == "train":
         words = words[1:]
@@ -90,6 +91,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _show(command.name, parsed)
 
 
+_STANDARD_ERROR = 2
+
+
+def _open_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, or the next file or pipe would get its number."""
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        if descriptor > _STANDARD_ERROR:
+            os.close(descriptor)
+            break
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def _columns() -> int:
     """Columns of the terminal; 100 where there is none."""
     import shutil
@@ -116,7 +131,7 @@ def _help() -> str:
 
 
 _HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
-"""Variables of ours that the launcher sets and nobody else."""
+"""Variables that only the launcher sets."""
 
 
 def _settings() -> list[str]:
@@ -177,7 +192,7 @@ def _train() -> int:
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.plan import first_lines, plan_of_refusal
-    from trainworks_launcher.supervise import output
+    from trainworks_launcher.supervise import outcome_files, output
     from trainworks_launcher.supervise.outcome import FAILED, Outcome
     from trainworks_launcher.supervise.supervisor import run_plan
 
@@ -196,8 +211,8 @@ def _train() -> int:
         telling = plan_of_refusal(known.placement, known.network, base) if known else None
         if telling is not None:
             return run_plan(telling, environment, outcome)
-        output.clear_outcome_files(environment.base_directory)
-        output.write_outcome_files(environment.base_directory, outcome)
+        outcome_files.clear(base)
+        outcome_files.write(base, outcome, masker)
         return refusal.status
     for line in first_lines(plan, job):
         output.log(masker.text(line))

@@ -185,7 +185,7 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
 
 
 def _default_interface(environment: Environment) -> str:
-    """The platform's usual interface where none is named, if it exists here."""
+    """The platform's usual interface where none is named, if it exists on this host."""
     known = environment.devices.interfaces
     named = environment.resource_config.get("network_interface_name")
     return names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
@@ -210,7 +210,7 @@ def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
 
 
 def _log_variables(environment: Environment) -> dict[str, str]:
-    """Unbuffered Python output unless the user chose otherwise: a log that appears at the end helps nobody."""
+    """Unbuffered Python output unless the user chose otherwise: a log that appears only at the end is of no use."""
     if "PYTHONUNBUFFERED" in environment.variables:
         return {}
     return {"PYTHONUNBUFFERED": "1"}

@@ -110,4 +110,4 @@ def describe(job: Job) -> str:
     count = placement.processes_per_host
     total = f" of {placement.processes}" if placement.takes_part and placement.processes > count else ""
     name = job.program.entry.name
-    return f"mode {placement.mode}, host {placement.host} ({place}), {count}{total} process(es) here, {name}"
+    return f"mode {placement.mode}, host {placement.host} ({place}), {count}{total} process(es) on this host, {name}"

@@ -111,15 +111,18 @@ def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]
     if present == given.split(",") or not devices.interfaces:
         return given, "network_interface_name of the platform"
     if present:
-        warnings.append(f"of the network interfaces {given!r} only {', '.join(present)} exist(s) here: using that")
+        warnings.append(
+            f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host: using that"
+        )
         return ",".join(present), f"what exists of the platform's {given!r}"
     if not devices.reaching:
         warnings.append(
-            f"the network interface {given!r} does not exist here ({', '.join(devices.interfaces)} do), and none routes"
-            " to the leader: the programs will choose one themselves"
+            f"the network interface {given!r} does not exist on this host (it has {', '.join(devices.interfaces)}), and"
+            " none routes to the leader: the programs choose one themselves"
         )
         return "", ""
     warnings.append(
-        f"the network interface {given!r} does not exist here; using {devices.reaching!r}, which routes to the leader"
+        f"the network interface {given!r} does not exist on this host; using {devices.reaching!r}, which routes to the"
+        " leader"
     )
-    return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist here"
+    return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist on this host"

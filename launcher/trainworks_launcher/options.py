@@ -14,8 +14,16 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """One option. value: what stands for its value in the help, "" for a switch. text: one line of help. choices: the
-    values allowed, () for any. repeated: may be given several times. needed: must be given."""
+    """One option.
+
+    Attributes:
+        name: With its dashes.
+        value: What stands for its value in the help; ``""`` for a switch.
+        text: One line of help.
+        choices: Values that are allowed; ``()`` for any.
+        repeated: It may be given several times.
+        needed: It must be given.
+    """
 
     name: str
     value: str

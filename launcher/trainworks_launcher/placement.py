@@ -158,7 +158,7 @@ def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tup
 
 
 def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
-    """The one mode that is switched on; a problem if there are several, or one that nobody knows.
+    """The one mode that is switched on; a problem if there are several, or one that is not known.
 
     Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
     with torch_distributed they are its second, which is only a library that reads them.
@@ -234,7 +234,8 @@ def hosts_of(
 ) -> tuple[str, ...]:
     """The hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
 
-    The first of them is its leader (TT). Never empty: a named group that does not exist or has no host is refused.
+    The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
+    host is refused.
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
@@ -243,7 +244,7 @@ def hosts_of(
     for name in asked:
         if name not in groups:
             advice = nearest(name, tuple(groups)) if groups else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
-            problems.append(Problem(f"there is no instance group {name!r}", where, advice))
+            problems.append(Problem(f"instance group {name!r} does not exist", where, advice))
         elif not groups[name]:
             advice = "give the group at least one host"
             problems.append(Problem(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice))
@@ -272,7 +273,7 @@ def missing_program(environment: Environment, name: str, reason: str) -> Problem
     """The refusal of a job that needs a program that is not there."""
     declared = environment.manifest.programs.get(name)
     place = f"image {environment.manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
-    return Problem(f"there is no {name}, and {reason}", place, f"use an image that has {name}, or install it")
+    return Problem(f"{name} is not installed, and {reason}", place, f"use an image that has {name}, or install it")
 
 
 def slots(
@@ -316,7 +317,7 @@ def slots(
                 break
         counts[kind] = asked or gpus or neuron_cores or 1
         default = "one per GPU" if gpus else "one per Neuron core" if neuron_cores else ""
-        why = why or (default or "one, for there is no accelerator")
+        why = why or (default or "one, because the host has no accelerator")
     if asked:
         why = f"hyperparameter {names.PROCESSES_PER_HOST}"
     if mode.one_per_host:
@@ -328,7 +329,7 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
     """(GPUs, Neuron cores) of a host of an instance type.
 
     This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
-    (another type, or a plan made on a laptop) the image's instance table is the fallback, and that is said.
+    (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
     """
     devices = environment.devices
     row = environment.manifest.instances.get(kind, Instance())
@@ -337,7 +338,7 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
         return devices.gpus, 0
     if here and (row.gpus or (row.neuron_cores and not devices.neuron_devices)):
         what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
-        warnings.append(f"{kind} has {what} by the image's instance table, and no device of them is seen here")
+        warnings.append(f"{kind} has {what} by the image's instance table, but no such device was found on this host")
     if here and devices.neuron_devices and not row.neuron_cores:
         warnings.append(
             f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"

@@ -231,7 +231,7 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     lines = [describe(job)]
     if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
-        lines.append(f"between hosts: EFA, for {fabric}" if fabric else "between hosts: TCP, for there is no EFA here")
+        lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
     return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
 
 
@@ -243,9 +243,7 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
         for name, library in (("NCCL_SOCKET_IFNAME", "NCCL"), ("GLOO_SOCKET_IFNAME", "gloo")):
             if name not in job.inherited:
                 variables[name] = job.network.interface
-                why.append(
-                    Reason(name, f"{library} is to use this interface: {job.network.interface_why}", Origin.PLATFORM)
-                )
+                why.append(Reason(name, f"{library} uses this interface: {job.network.interface_why}", Origin.PLATFORM))
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
         why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))

@@ -1,7 +1,7 @@
-"""What a person with experience would say of a job before it costs anything: with reasons and figures. Pure.
+"""Advice on a job before it costs anything, with reasons and figures. Pure.
 
 Sources: the SageMaker developer guide's tips for the data parallel library, its pages on scripts for the model parallel
-library, and the instance table. Advice never refuses: what cannot work is a problem, and ``job`` says it.
+library, and the instance table. Advice never refuses: what cannot work is a problem that ``job`` reports.
 """
 
 from __future__ import annotations
@@ -29,8 +29,14 @@ _RATE_NAMES = ("lr", "learning_rate", "learning-rate", "base_lr")
 
 @dataclass(frozen=True)
 class Advice:
-    """One piece. subject: what it is about, a few words. text: what to do. why: the reason, with figures. line: of the
-    training script, 0 if it is not about one."""
+    """One piece of advice.
+
+    Attributes:
+        subject: What it is about, a few words.
+        text: What to do.
+        why: The reason, with figures.
+        line: Line of the training script; 0 if it is not about one.
+    """
 
     subject: str
     text: str
@@ -40,9 +46,14 @@ class Advice:
 
 @dataclass(frozen=True)
 class Data:
-    """What is known of the training data. gigabytes: of one epoch (10**9 bytes). seconds: how long reading it once may
-    take. cached: how much of it the hosts' memory keeps, None for what fits. throughput: of a file system that is there
-    already, in GB/s, 0 if one is still to be made."""
+    """What is known about the training data.
+
+    Attributes:
+        gigabytes: Size of one epoch, in 10**9 bytes.
+        seconds: Longest time in which to read it once.
+        cached: Gigabytes of it that the hosts' memory keeps; None for what fits.
+        throughput: Throughput of an existing file system, in GB/s; 0 if it is still to be made.
+    """
 
     gigabytes: float
     seconds: float
@@ -52,8 +63,19 @@ class Data:
 
 @dataclass(frozen=True)
 class Situation:
-    """A job as planned. processes: in all. row: of the instance type that takes part. efa: it is used. hyperparameters:
-    the script's. data: None if nothing is known of it. cuda: the image has it; True where that is not known."""
+    """A job as planned.
+
+    Attributes:
+        mode: A name of ``registry.MODES``.
+        hosts: Number of hosts of the distribution.
+        per_host: Processes of one host.
+        processes: Processes in all.
+        instance_type: Instance type of the hosts that take part.
+        row: What is known about that type.
+        hyperparameters: Hyperparameters of the script.
+        data: None if nothing is known about it.
+        cuda: Whether the image has CUDA; True where that is not known.
+    """
 
     mode: str
     hosts: int
@@ -93,7 +115,7 @@ def _distribution(job: Situation, facts: Facts) -> Iterator[Advice]:
             yield Advice("smddp on one host", "use torch_distributed, or two hosts or more", why)
         if not job.row.smddp:
             named = ", ".join(name for name, row in facts.instances.items() if row.smddp and not row.torchrun_only)
-            why = f"the SDK lists it for {named}, and {job.instance_type} is none of them"
+            why = f"the SDK lists it for {named}, not for {job.instance_type}"
             yield Advice("smddp on this instance type", "use torch_distributed there", why)
         why = (
             "the library's AllReduce runs on the CPUs, and so does preprocessing: Debugger's rules CPUBottleneck,"

@@ -1,8 +1,8 @@
-"""``train preflight``: a job checked on a laptop, before a cluster is paid for.
+"""Checks a job on a laptop, before you pay for a cluster.
 
-The platform's files are made up in a folder that is removed again and read by the launcher's own reader; the hosts'
-devices come from the instance table. From there on it is what a container would do: the same ``make_job``, the same
-``plan_host``. Nothing is executed, neither the training script nor a probe's answer about this machine counts.
+The platform's files are written to a temporary folder and read by the launcher's own reader. The hosts' devices come
+from the instance table. Then ``make_job`` and ``plan_host`` do what they would do in a container. The training script
+is not executed, and no property of this machine counts.
 """
 
 from __future__ import annotations
@@ -41,8 +41,17 @@ _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smd
 
 @dataclass(frozen=True)
 class Result:
-    """What a preflight found. hyperparameters: what the job is sent, by the SDK's rules. plans: of the leader and one
-    worker of each kind. assumptions: what was taken for granted."""
+    """What preflight found.
+
+    Attributes:
+        problems: Why the job would not start.
+        warnings: One sentence each.
+        hyperparameters: What the job is sent, by the SDK's rules.
+        job: The leader's job; None if the job has problems.
+        plans: Plans of the leader and of one worker of each kind.
+        advice: Advice.
+        assumptions: What was assumed.
+    """
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()

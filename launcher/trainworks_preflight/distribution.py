@@ -59,8 +59,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Translation:
-    """hyperparameters: what the job is sent, decoded, {} if refused. refused, problems: see the head of this file.
-    warnings: for the person, one sentence each."""
+    """What the SDK makes of a ``distribution``.
+
+    Attributes:
+        hyperparameters: What the job is sent, decoded; ``{}`` if the SDK refuses it.
+        refused: What the SDK raises an error for.
+        problems: What the SDK accepts, but makes another job of than was meant.
+        warnings: One sentence each.
+    """
 
     hyperparameters: Mapping[str, Json]
     refused: tuple[Problem, ...] = ()
@@ -71,11 +77,15 @@ class Translation:
 def translate(
     distribution: Json, groups: Sequence[Group], facts: Facts, entry_point: str = "", framework: str = "pytorch"
 ) -> Translation:
-    """Translate a ``distribution``, given as decoded JSON.
+    """Translate a ``distribution``.
 
-    groups: the cluster. facts: the table of instance types. entry_point: "" if not known. framework: whose estimator,
-    pytorch, tensorflow or mxnet. A ``parameters`` that is the path of a file has to be read and put in place by the
-    caller.
+    Args:
+        distribution: Decoded JSON. If ``parameters`` is the path of a file, the caller must have read it and put it in
+            place.
+        groups: The cluster.
+        facts: The table of instance types.
+        entry_point: ``""`` if not known.
+        framework: Whose estimator: pytorch, tensorflow or mxnet.
     """
     if distribution is None:
         distribution = {}
@@ -121,7 +131,9 @@ def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
         if name not in _KEYS:
             inside = name in _SMDISTRIBUTED_KEYS
             advice = f"write {{'smdistributed': {{{name!r}: ...}}}}" if inside else nearest(name, (*_KEYS, GROUPS))
-            problems.append(Problem(f"the SDK has no strategy {name!r} and passes over it", _where(name), advice))
+            problems.append(
+                Problem(f"the SDK does not know the strategy {name!r} and ignores it", _where(name), advice)
+            )
             continue
         table = mapping(value)
         if name != "smdistributed":
@@ -136,12 +148,12 @@ def _spelling(distribution: Mapping[str, Json]) -> list[Problem]:
 def _switch(table: Mapping[str, Json], known: Sequence[str], *place: str) -> list[Problem]:
     """Check the keys of one strategy and its ``enabled``."""
     problems = [
-        Problem(f"the SDK passes over the key {key!r}", _where(*place), nearest(key, known))
+        Problem(f"the SDK ignores the key {key!r}", _where(*place), nearest(key, known))
         for key in table
         if key not in known
     ]
     if "enabled" not in table:
-        text = "'enabled' is missing, which the SDK takes for False: the job would not be distributed"
+        text = "'enabled' is missing, and the SDK takes that for False: the job would not be distributed"
         problems.append(Problem(text, _where(*place), "add 'enabled': True"))
     elif not isinstance(table["enabled"], bool):
         text = f"'enabled' is {table['enabled']!r}, not True or False"
@@ -170,7 +182,7 @@ class _Translator:
         given = self._given
         if self._framework == "pytorch" and "pytorchddp" in given:
             if "smdistributed" in given:
-                text = "pytorchddp and smdistributed are both there"
+                text = "pytorchddp and smdistributed are both given"
                 self._refuse(text, _where("pytorchddp"), "keep one: the SDK turns the first into the second")
                 return {}
             # pytorchddp is another name of smdistributed.dataparallel; its hyperparameter is not sent any more.
@@ -216,7 +228,7 @@ class _Translator:
             self._refuse(f"names {len(asked)} instance groups, the cluster has {len(self._named)}", where)
         for name in asked:
             if name not in self._named:
-                self._refuse(f"there is no instance group {name!r}", where, nearest(name, self._named))
+                self._refuse(f"instance group {name!r} does not exist", where, nearest(name, self._named))
         names_given: list[Json] = [*asked]
         self._given[GROUPS] = names_given
         return tuple(group.instance_type for group in self._groups if group.name in asked)
@@ -239,7 +251,7 @@ class _Translator:
         inner = mapping(self._given.get("smdistributed"))
         if len(inner) > 1:
             both = " and ".join(inner)
-            self._refuse(f"{both} are both there, and one job cannot have both", _where("smdistributed"), "keep one")
+            self._refuse(f"{both} are both given, and one job cannot have both", _where("smdistributed"), "keep one")
             return
         for name in inner:
             if name not in _SMDISTRIBUTED_KEYS:
@@ -406,7 +418,7 @@ def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
     problems: list[Problem] = []
     if len(distribution) > 1:
         both = " and ".join(distribution)
-        problems.append(Problem(f"{both} are both there", "distribution", "ModelTrainer takes one of them"))
+        problems.append(Problem(f"{both} are both given", "distribution", "ModelTrainer takes one of them"))
     name = "torchrun" if "torchrun" in distribution else "mpi"
     value = distribution[name]
     if value is not None and not isinstance(value, dict):
@@ -428,6 +440,6 @@ def _from_trainer(distribution: Mapping[str, Json]) -> Translation:
             where = _where("mpi", "mpi_additional_options")
             problems.append(Problem(f"is {options!r}", where, "give a list of texts"))
         else:
-            # Each entry is a word to the class's driver; shell quoting keeps it one here.
+            # Each entry is a word to the class's driver; shell quoting keeps it one word.
             made[names.MPI_OPTIONS] = " ".join(shlex.quote(word) for word in texts(options))
     return Translation(MappingProxyType({} if problems else made), tuple(problems))

@@ -1,4 +1,4 @@
-"""What the launcher knows of instance types and file systems before it is on a host: for the preflight. Pure.
+"""Facts about instance types and file systems, for hosts that preflight cannot look at. Pure.
 
 The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate`` writes them to
 facts.json beside this file. Inside an image the image's own manifest says what a job needs.
@@ -19,11 +19,15 @@ FILE = "facts.json"
 
 @dataclass(frozen=True)
 class InstanceFacts:
-    """One instance type. instance: what the image manifest has too. memory_gib: of the host, 0 if not known.
-    architecture: of its processors, "" for that of the images.
+    """One instance type.
 
-    smp_loader_workers: data loaders may have worker processes under smp. smddp: the SDK lists the type for
-    smdistributed.dataparallel. torchrun_only: the SDK refuses smdistributed without torch_distributed there.
+    Attributes:
+        instance: What the image manifest has too.
+        memory_gib: Memory of the host in GiB; 0 if not known.
+        architecture: Architecture of its processors; ``""`` for that of the images.
+        smp_loader_workers: Data loaders may have worker processes under smp.
+        smddp: The SDK lists the type for smdistributed.dataparallel.
+        torchrun_only: The SDK refuses smdistributed without torch_distributed on it.
     """
 
     instance: Instance
@@ -47,7 +51,13 @@ class Storage:
 
 @dataclass(frozen=True)
 class Facts:
-    """instances: by type. families: prefixes of types without accelerators ("ml.m5"). storages: file systems."""
+    """The builder's facts that preflight needs.
+
+    Attributes:
+        instances: Instance type -> row.
+        families: Prefixes of types without accelerators (``ml.m5``).
+        storages: File systems.
+    """
 
     instances: Mapping[str, InstanceFacts]
     families: tuple[str, ...] = ()

@@ -104,7 +104,13 @@ class Inputs:
         else:
             if "--instance-type" in self._parsed or "--instance-count" in self._parsed:
                 advice = "give groups, or type and count"
-                self.problems.append(Problem("stands beside --instance-type", "option --instance-group", advice))
+                self.problems.append(
+                    Problem(
+                        "cannot be combined with --instance-type and --instance-count",
+                        "option --instance-group",
+                        advice,
+                    )
+                )
             groups = []
             for text in given:
                 name, equals, rest = text.partition("=")
@@ -124,7 +130,7 @@ class Inputs:
         return tuple(groups)
 
     def data(self) -> Data | None:
-        """What is said of the training data."""
+        """Return what the options say about the training data."""
         size, seconds = self.number("--data-gb"), self.number("--epoch-seconds")
         cached, throughput = self.number("--ram-cache-gb"), self.number("--storage-gb-per-second")
         if size is None or seconds is None:
@@ -143,11 +149,11 @@ class Inputs:
             if not script.is_file():
                 siblings = [path.name for path in script.parent.glob("*.py")] if script.parent.is_dir() else []
                 advice = nearest(script.name, siblings)
-                self.problems.append(Problem(f"there is no file {str(script)!r}", "option --entry-point", advice))
+                self.problems.append(Problem(f"file not found: {str(script)!r}", "option --entry-point", advice))
             return script.parent, script.name
         folder = Path(source)
         if not folder.is_dir():
-            self.problems.append(Problem(f"there is no directory {source!r}", "option --source-dir"))
+            self.problems.append(Problem(f"directory not found: {source!r}", "option --source-dir"))
         if script.is_absolute() or (not (folder / script).exists() and script.exists()):
             try:
                 script = script.resolve().relative_to(folder.resolve())

@@ -13,7 +13,13 @@ from typing import Iterator, Mapping
 
 @dataclass(frozen=True)
 class Finding:
-    """Something on one line. what: what is there or missing. why: the reason, and what to do. line: 0 for the whole."""
+    """Something in a training script.
+
+    Attributes:
+        what: What is there or missing.
+        why: The reason, and what to do.
+        line: Line of the script; 0 for the whole of it.
+    """
 
     what: str
     why: str
@@ -42,8 +48,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Script:
-    """modules: whole names of what is imported, name -> line. calls: in the order of the file. problem: why it could
-    not be parsed, else None."""
+    """A training script, parsed.
+
+    Attributes:
+        modules: Whole name of each import -> line.
+        calls: Calls and decorators, in the order of the file.
+        problem: Why it could not be parsed, else None.
+    """
 
     modules: Mapping[str, int]
     calls: tuple[Call, ...]
@@ -78,7 +89,7 @@ def read_script(text: str) -> Script:
         if isinstance(node, ast.Call):
             keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
             if any(keyword.arg is None for keyword in node.keywords):
-                keywords["**"] = node.func  # unknown ones: whoever looks for a missing keyword must not be sure
+                keywords["**"] = node.func  # unknown keywords: none can be said to be missing
             calls.append(Call(_whole_name(node.func, names), node.lineno, keywords, tuple(node.args)))
     return Script(modules, tuple(sorted(calls, key=lambda call: call.line)))
 
@@ -135,10 +146,15 @@ _SMDDP = "smdistributed.dataparallel.torch"
 def check_script(
     script: Script, mode: str, instance_type: str, loader_workers: bool, torchrun: bool, arguments: tuple[str, ...]
 ) -> tuple[Finding, ...]:
-    """Advice for one mode.
+    """Find advice for one mode.
 
-    mode: as Job.mode has it. loader_workers: data loaders may have worker processes under smp on this instance type.
-    torchrun: torchrun starts it. arguments: names of the hyperparameters that it is given as options.
+    Args:
+        script: The training script.
+        mode: A name of ``registry.MODES``.
+        instance_type: Instance type of the hosts.
+        loader_workers: Data loaders may have worker processes under smp on this instance type.
+        torchrun: torchrun starts it.
+        arguments: Names of the hyperparameters that it gets as options.
     """
     if script.problem:
         return (script.problem,)
@@ -167,7 +183,7 @@ def check_compiler(script: Script, cost: str) -> tuple[Finding, ...]:
 
 
 def _model_parallel(script: Script, instance_type: str, loader_workers: bool, torchrun: bool) -> Iterator[Finding]:
-    """S3: what smp needs, and what it does not go with."""
+    """Find what smp needs, and what it does not work with."""
     started = script.called("smp.init") or script.called(f"{_SMP}.init")
     if not started and _sets_up_itself(script):
         why = "unless an import does it, the library does not start: smp.init() after the imports"
@@ -215,7 +231,7 @@ def _data_parallel(script: Script) -> Iterator[Finding]:
 
 
 def _backend(call: Call) -> object:
-    """The backend of init_process_group: its first argument or keyword; None if it is no literal."""
+    """The backend of init_process_group: its first argument or keyword; None if it is not a literal."""
     if call.arguments:
         first = call.arguments[0]
         return first.value if isinstance(first, ast.Constant) else None
@@ -225,7 +241,7 @@ def _backend(call: Call) -> object:
 def _torch_distributed(script: Script) -> Iterator[Finding]:
     """Every process joins a group at its start and leaves it at its end.
 
-    Source of the abort: gloo's threads are still joined to nobody when the interpreter ends; of 25 runs of four
+    Source of the abort: gloo's threads still run when the interpreter ends; of 25 runs of four
     processes 4 ended so, and none of 25 that left their group (torch 2.13, Linux).
     """
     joined = script.called("init_process_group")

@@ -89,11 +89,13 @@ def test_the_table_as_json_says_the_same() -> None:
 def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None:
     job = make_job(environment(MPI, hosts=TWO, instance_type="ml.fabric.xlarge"))
     lines = first_lines(plan_host(job), job)
-    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 of 4 process(es) here, train.py"
+    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 of 4 process(es) on this host, train.py"
     assert lines[1].startswith("between hosts: TCP")
     assert any(line.startswith("warning: ") for line in lines[2:])
     alone = make_job(environment())
-    assert first_lines(plan_host(alone), alone) == ("mode none, host algo-1 (1 of 1), 1 process(es) here, train.py",)
+    assert first_lines(plan_host(alone), alone) == (
+        "mode none, host algo-1 (1 of 1), 1 process(es) on this host, train.py",
+    )
 
 
 def write_secret_inputs(base: Path) -> dict[str, str]:

@@ -99,13 +99,13 @@ def test_more_processes_than_fit_are_refused() -> None:
 
 def test_a_missing_program_is_refused_and_named() -> None:
     text = refusal({TORCH: True}, programs=MappingProxyType({"python": "/usr/bin/python3"}))
-    assert "there is no torchrun" in text
+    assert "torchrun is not installed" in text
     assert "image 'made-up', which declares it at /usr/bin/torchrun" in text
 
 
 def test_all_missing_programs_are_named_together() -> None:
     text = refusal({MPI: True}, hosts=("a", "b"), host="a", programs=MappingProxyType({"python": "/usr/bin/python3"}))
-    assert [name for name in ("mpirun", "ssh", "sshd", "ssh-keygen") if f"no {name}," not in text] == []
+    assert [name for name in ("mpirun", "ssh", "sshd", "ssh-keygen") if f"{name} is not installed" not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,8 @@ def test_a_missing_interface_is_replaced_and_said() -> None:
     assert made.env["NCCL_SOCKET_IFNAME"] == "eth0"
     assert made.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
     assert (
-        "the network interface 'ethwe' does not exist here; using 'eth0', which routes to the leader" in made.warnings
+        "the network interface 'ethwe' does not exist on this host; using 'eth0', which routes to the leader"
+        in made.warnings
     )
 
 
@@ -276,3 +277,16 @@ def test_unknown_keys_of_the_manifest_are_ignored() -> None:
     made = parse_manifest(json.dumps(manifest_document() | {"later": {"x": 1}}), "image.json")
     assert made.components["open-mpi"] == "5.0.11"
     assert made.instances["ml.fast.xlarge"].efa_rdma
+
+
+def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+    """The script may be named in it, so a missing name is not a second problem."""
+    write_inputs(tmp_path, "", {}, {})
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for document, said in ((f'{{"n": {"1" * 5000}}}', "a whole number has too many digits"), ("{", "line 1 column 2")):
+        (tmp_path / "input/config/hyperparameters.json").write_text(document, encoding="utf-8")
+        with pytest.raises(RefusalError) as refused:
+            make_job(read_environment(variables))
+        (problem,) = refused.value.problems
+        assert said in problem.what
+        assert "sys." not in str(problem)

@@ -130,13 +130,13 @@ def test_a_minimum_version_has_its_source(mode: str) -> None:
 def test_a_mode_whose_program_is_missing_is_refused_by_name(asked: Mapping[str, Json], program: str) -> None:
     programs = MappingProxyType({name: path for name, path in PROGRAMS.items() if name != program})
     text = refusal(with_components(gpus(asked, programs=programs), torch_xla="1"))
-    assert f"there is no {program}" in text or f"there is no {program.capitalize()}" in text
+    assert f"{program} is not installed" in text or f"{program.capitalize()} is not installed" in text
 
 
 def test_missing_programs_are_told_with_all_other_problems() -> None:
     made = gpus({**MPI, PER_HOST: 9, "sagemaker_program": "tran.py"}, programs=MappingProxyType({}))
     text = refusal(made)
-    missing = [f"there is no {name}, and the job asks for mpi" for name in ("mpirun", "ssh", "sshd", "ssh-keygen")]
+    missing = [f"{name} is not installed, and the job asks for mpi" for name in ("mpirun", "ssh", "sshd", "ssh-keygen")]
     expected = (*missing, "give at most 8", "did you mean 'train.py'?")
     assert [words for words in expected if words not in text] == []
 
@@ -326,7 +326,7 @@ def test_neuron_cores_are_the_processes_of_torchrun() -> None:
 def test_neuron_graphs_are_compiled_beforehand_where_asked() -> None:
     variables = MappingProxyType({"RUN_NEURON_PARALLEL_COMPILE": "1"})
     made = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
-    assert "there is no neuron_parallel_compile" in refusal(replace(made, variables=variables))
+    assert "neuron_parallel_compile is not installed" in refusal(replace(made, variables=variables))
     programs = MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"})
     planned = plan(replace(made, variables=variables, programs=programs))
     assert planned.argv[:2] == ("/opt/venv/bin/neuron_parallel_compile", "/usr/bin/torchrun")
@@ -478,8 +478,8 @@ def test_one_name_may_come_as_a_text() -> None:
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        (["trian"], "there is no instance group 'trian'"),
-        (["train", "x"], "there is no instance group 'x'"),
+        (["trian"], "instance group 'trian'"),
+        (["train", "x"], "instance group 'x'"),
         (["idle"], "the instance group 'idle' has no host"),
     ],
 )
@@ -489,7 +489,7 @@ def test_a_group_without_hosts_is_refused(groups: Json, expected: str) -> None:
 
 def test_a_group_is_refused_where_the_platform_names_none() -> None:
     text = refusal(environment({**MPI, "sagemaker_distribution_instance_groups": ["train"]}, hosts=TWO))
-    assert "there is no instance group 'train'" in text
+    assert "instance group 'train'" in text
     assert "resourceconfig.json has no instance groups" in text
 
 
@@ -513,14 +513,19 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
 @pytest.mark.parametrize(
     ("hyperparameters", "groups", "host", "expected"),
     [
-        (MPI, ["train"], "algo-2", "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 of 16 process(es) here, train.py"),
+        (
+            MPI,
+            ["train"],
+            "algo-2",
+            "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 of 16 process(es) on this host, train.py",
+        ),
         (
             MPI,
             ["train"],
             "algo-4",
-            "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process(es) here, train.py",
+            "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process(es) on this host, train.py",
         ),
-        ({}, None, "algo-4", "mode none, host algo-4 (4 of 4), 1 of 4 process(es) here, train.py"),
+        ({}, None, "algo-4", "mode none, host algo-4 (4 of 4), 1 of 4 process(es) on this host, train.py"),
     ],
 )
 def test_the_line_of_the_log(hyperparameters: Mapping[str, Json], groups: Json, host: str, expected: str) -> None:

@@ -158,8 +158,12 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
         ({"mpi": {"processes_per_host": 8}}, (), "'enabled' is missing"),
         (TORCH, ("--data-gb", "100"), "advice on storage needs both"),
         (TORCH, ("--data-gb", "many", "--epoch-seconds", "3"), "'many' is not a number above 0"),
-        (TORCH, ("--image-manifest", "/does/not/exist.json"), "there is no such file"),
-        (TORCH, ("--instance-group", "a=ml.p4d.24xlarge:2"), "stands beside --instance-type"),
+        (TORCH, ("--image-manifest", "/does/not/exist.json"), "file not found"),
+        (
+            TORCH,
+            ("--instance-group", "a=ml.p4d.24xlarge:2"),
+            "cannot be combined with --instance-type and --instance-count",
+        ),
     ],
 )
 def test_problems_are_said_before_anything_is_paid_for(
@@ -188,7 +192,7 @@ def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
     line[line.index("--entry-point") + 1] = "train.py"
     texts = [str(problem) for problem in run(line).problems]
     assert any("smdistributed has no 'other'" in text for text in texts)
-    assert any("there is no code" in text for text in texts)
+    assert any("no code found" in text for text in texts)
 
 
 def test_a_source_directory_goes_with_its_script_and_without_one_the_script_goes_alone(tmp_path: Path) -> None:
@@ -260,7 +264,7 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     assert made.problems == ()
     assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
     assert "8 GPU(s) of ml.p4d.24xlarge would do nothing" in advice_of(made)["image without CUDA"]
-    assert "there is no mpirun" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
+    assert "mpirun is not installed" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
 
 
 def test_what_compiles_at_run_time_is_told_for_an_image_without_a_compiler(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def planner(mode: str) -> Callable[[Job], NodePlan]:
 def plan_host(job: Job) -> NodePlan:
     """The plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
 
-    A host that takes no part in the distribution runs the program once, by itself (TT).
+    A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training).
     """
     plan = planner(job.placement.mode if job.placement.takes_part else "none")(job)
     kept = why_kept(job.environment) if plan.requirements else ""

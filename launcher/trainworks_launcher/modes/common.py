@@ -19,8 +19,15 @@ from trainworks_launcher.registry import MODES
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that a mode gives to its processes. why: one sentence. origin: as in ``plan``. ours: set even where
-    the container sets another value, because the processes of the job would not find each other with it."""
+    """A variable that a mode gives to its processes.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+        why: One sentence.
+        origin: Who decided.
+        ours: Set even where the container sets another value: without it, the processes would not find each other.
+    """
 
     name: str
     value: str
@@ -48,7 +55,7 @@ def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tu
 
 
 def counts_and_why(job: Job) -> str:
-    """How many processes run on how many hosts, and who said so."""
+    """How many processes run on how many hosts, and who decided it."""
     hosts = len(job.placement.distribution_hosts)
     if len(set(job.placement.slots)) == 1:
         return f"{job.placement.slots[0]} process(es) on each of {hosts} host(s): {job.placement.processes_why}"
@@ -90,7 +97,15 @@ def own_process(
     rows: Sequence[Variable] = (),
     warnings: Sequence[str] = (),
 ) -> NodePlan:
-    """The plan of a host that starts its one command by itself. choices: why it does. rows: the mode's variables."""
+    """Plan a host that starts its one command by itself.
+
+    Args:
+        job: The job.
+        command: The command line.
+        choices: Why it is started so.
+        rows: Variables of the mode.
+        warnings: Warnings of the mode.
+    """
     network, network_why = network_variables(job)
     more, more_why = variables(job, rows)
     argv = words_of(command)

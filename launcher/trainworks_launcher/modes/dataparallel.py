@@ -1,9 +1,9 @@
-"""smdistributed.dataparallel and pytorchddp: one file, for they are started alike, by mpirun.
+"""smdistributed.dataparallel and pytorchddp: one file, because mpirun starts both alike.
 
-What differs from plain mpi is what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
-has it. sagemaker-training also asks for EFA on every host, for NCCL_PROTO by instance type, and oversubscribes; here
-devices decide about EFA (libfabric finds no provider on a host without it) and the plugin's version about the protocol
-(``fabric``), and the slots are said exactly.
+They differ from plain mpi in what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
+has it. sagemaker-training also asks for EFA on every host, sets NCCL_PROTO by instance type, and oversubscribes. This
+launcher decides on EFA by devices (libfabric finds no provider on a host without it), leaves the protocol to the
+plugin (``fabric``), and gives the exact slots.
 """
 
 from __future__ import annotations

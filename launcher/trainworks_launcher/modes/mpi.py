@@ -38,8 +38,14 @@ def plan_ranks(
 ) -> NodePlan:
     """Plan the host of a job whose ranks are started by mpirun.
 
-    variables: what the ranks get besides those of every mode. before: words in front of the program of each rank.
-    warnings: of the mode. Raises RefusalError for contradictory options.
+    Args:
+        job: The job.
+        variables: Variables of the ranks besides those of every mode.
+        before: Words in front of the program of each rank.
+        warnings: Warnings of the mode.
+
+    Raises:
+        RefusalError: The options contradict each other.
     """
     several = len(job.placement.distribution_hosts) > 1
     found = common.programs_of_mode(job)
@@ -195,11 +201,18 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
 def _exports(
     job: Job, user: UserOptions, own: Collection[str]
 ) -> tuple[Mapping[str, Reason], Sequence[tuple[str, str]], Sequence[str]]:
-    """(name -> the words of the user's ``-x``, what was left out and why, warnings about what is not set).
+    """Sort the user's ``-x``.
 
-    own: variables of which each host has its own value. With a name alone mpirun takes the leader's value from its own
-    environment, so that no secret stands on a command line. Everything that the user does not export comes to a rank
-    from its own host.
+    With a name alone, mpirun takes the leader's value from its own environment, so that no secret stands on a command
+    line. What the user does not export comes to a rank from its own host.
+
+    Args:
+        job: The job.
+        user: The user's options.
+        own: Variables of which each host has its own value.
+
+    Returns:
+        Name -> the words of ``-x``; what was left out and why; warnings about variables that are not set.
     """
     exports: dict[str, Reason] = {}
     left_out: list[tuple[str, str]] = []

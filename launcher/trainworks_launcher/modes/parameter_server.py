@@ -41,11 +41,12 @@ def plan(job: Job) -> NodePlan:
 
 
 def _tensorflow(job: Job) -> NodePlan:
-    """One host needs no servers (TT)."""
+    """One host needs no servers (as sagemaker-training)."""
     hosts = job.placement.distribution_hosts
     if len(hosts) == 1:
         choice = Reason(
-            f"mode {job.placement.mode}", "one host has nobody to share parameters with, so it runs the program only"
+            f"mode {job.placement.mode}",
+            "a single host shares parameters with no other host, so it runs only the program",
         )
         return common.own_process(job, common.command(job), [choice])
     python = common.program(job, "python", "TensorFlow's parameter server is to be started")

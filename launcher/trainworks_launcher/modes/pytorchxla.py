@@ -1,7 +1,7 @@
 """pytorchxla: every host runs torch_xla's own starter, which starts one process per GPU of that host.
 
 Source: the variables that sagemaker-training gives it; the starter with ``--num_gpus`` comes with SageMaker's build of
-torch_xla. EFA is by devices and not always on, as everywhere here.
+torch_xla. EFA depends on devices and is not always on, as in all modes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from trainworks_launcher.modes import common
 from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
-_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile the graphs of a Neuron job before it runs (TT)
+_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
 
@@ -131,7 +131,7 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         "is_host": int(job.placement.host == job.placement.leader),
         "keep_alive_interval": beat,
         "keep_alive_max_attempt": _KEEP_ALIVES,
-        # How long a new group waits for more hosts once it has enough. At the start all come, and nobody waits.
+        # How long a new group waits for more hosts once it has enough. At the start all come, and none waits.
         "last_call_timeout": beat * _KEEP_ALIVES,
     }
     return [
