@@ -9,6 +9,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks_launcher import names
 
@@ -64,6 +66,15 @@ def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_pa
     )
     assert "torch_distributed" in done.stdout
     assert "16 processes" in done.stdout
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_file_that_a_walk_names_exists(root: Path, page: str) -> None:
+    words = set(re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", (root / page).read_text("utf-8")))
+    # FRAMEWORK and NAME stand for the reader's own.
+    paths = {word for word in words if not re.search(r"[A-Z]{3,}", Path(word).stem.replace("README", ""))}
+    assert len(paths) > 9
+    assert {path for path in paths if not (root / path).exists()} == set()
 
 
 def rows(path: Path, heading: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ DAMAGES = (
     Damage(
         "a row without a source",
         "images/components.toml",
-        'source = "components.md section 9"',
+        'source = "aws/deep-learning-containers: its training Dockerfiles with smp install its wheel by URL"',
         "",
         "(name = 'smp'): key 'source' is missing",
     ),
