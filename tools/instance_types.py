@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Compares images/instances.toml and families.toml with the types of SageMaker's API (botocore), and proposes rows.
+"""Compare images/instances.toml and families.toml with the types of SageMaker's API (botocore), and propose rows.
 
-A type that is missing is printed as a row to fill in. How many GPUs it has and whether it has EFA stands in no model of the
-API: take it from the EC2 guides, and name them as `source`. Exit status 1: the tables and the API differ.
+A missing type is printed as a row to fill in. The API does not say how many GPUs a type has and whether it has EFA.
+Take that from the EC2 guides, and name them as `source`. Exit status 1: the tables and the API differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def main() -> int:
     both = sorted(name for name in rows if name.rpartition(".")[0] in families)
     for name in missing:
         print(ROW.format(name=name))
-    for names, why in ((gone, f"botocore {botocore.__version__} does not have it: remove it"), (both, "its family is in families.toml")):
+    for names, why in (
+        (gone, f"botocore {botocore.__version__} does not have it: remove it"),
+        (both, "its family is in families.toml"),
+    ):
         for name in names:
             print(f"# {name}: {why}")
     return int(bool(missing or gone or both))

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Writes everything in this repository that follows from the facts: `tools/generate`, or `--check` to compare only.
+"""Write everything in this repository that follows from the facts: `tools/generate.py`, or `--check` to compare only.
 
-The tables of targets, versions, components, instance types and lint's rules, and the command line's help, each between two marks in
-README.md or a page of docs/; and the table of instance types that the launcher's preflight reads. (The JSON schemas of images/schema are `build.py schema`'s.)
+- Tables of targets, versions, components, instance types, rules and exit statuses, and the command line's help. Each
+  stands between two marks in README.md or in a page of docs/.
+- The table of instance types that the launcher's preflight reads.
+
+The JSON schemas of images/schema are written by `build.py schema`.
 """
 
 from __future__ import annotations
@@ -18,29 +21,23 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402 - the path has to be set first
-from trainworks.inspect.listing import list_markdown, sorted_rows, summary_markdown  # noqa: E402
+from trainworks.errors import TrainworksError  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import SUBJECTS  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
+from trainworks.inspect.listing import list_markdown, sorted_rows, summary_markdown  # noqa: E402
 from trainworks.lint.findings import SEVERITIES  # noqa: E402
-from trainworks.plan.versions import versions_of  # noqa: E402
 from trainworks.lint.rules import RULES  # noqa: E402
+from trainworks.plan.versions import versions_of  # noqa: E402
 
-BETWEEN = "<!-- generated: {name} -->"
-END = "<!-- end of generated -->"
+MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
 
 def components(facts: Facts) -> str:
     """Return the reference of components: what each is, where it comes from, and what an image without it lacks."""
     lines = ["| component | what | in an image | without it |", "|---|---|---|---|"]
     for row in facts.components:
-        when = (
-            "always"
-            if row.required
-            else "default"
-            if row.default
-            else "`--with`"
-        )
+        when = "always" if row.required else "default" if row.default else "`--with`"
         if row.needs_cuda:
             when += ", CUDA only"
         if row.bases:
@@ -143,6 +140,20 @@ def usage() -> str:
     return "".join(f"```text\n{grammar_of(name).format_help()}```\n\n" for name in COMMANDS)
 
 
+def exit_statuses() -> str:
+    """Return what each exit status of build.py means, and which commands can end with it."""
+    ends: dict[int, list[str]] = {}
+    for name in COMMANDS:
+        for status, _ in grammar_of(name).exit_statuses:
+            ends.setdefault(status, []).append(f"`{name}`")
+    lines = ["| status | meaning | commands |", "|---|---|---|"]
+    for error in sorted(TrainworksError.__subclasses__(), key=lambda error: error.exit_status):
+        commands = ends.get(error.exit_status, [])
+        cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
+        lines.append(f"| {error.exit_status} | {error.meaning} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
 def lint_rules() -> str:
     """Return the reference of lint's rules, the severe ones first."""
     lines = ["| rule | severity | finds | why | instead |", "|---|---|---|---|---|"]
@@ -152,17 +163,9 @@ def lint_rules() -> str:
     return "\n".join(lines) + "\n"
 
 
-def filled(text: str, parts: dict[str, str]) -> str:
-    """Return a page with the text between its marks replaced."""
-    for name, part in parts.items():
-        begin = BETWEEN.format(name=name)
-        text = re.sub(
-            rf"({re.escape(begin)}\n).*?({re.escape(END)})",
-            lambda match, part=part: match[1] + part + match[2],
-            text,
-            flags=re.DOTALL,
-        )
-    return text
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """Return a page with the text between marks of these names replaced; tests write the other parts."""
+    return MARKED.sub(lambda found: f"{found[1]}{parts.get(found[2], found[3])}{found[4]}", text)
 
 
 def main() -> int:
@@ -179,6 +182,7 @@ def main() -> int:
         "subjects": subjects(),
         "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
+        "exit-statuses": exit_statuses(),
         "lint-rules": lint_rules(),
     }
     wanted = {

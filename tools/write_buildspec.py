@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the batch of buildspec.yml from `build.py --list --format json`; `--check` compares only.
+"""Write the batch of buildspec.yml from `build.py --list --format json`; `--check` compares only.
 
-CodeBuild reads a batch from the file before anything runs, so the list of targets has to stand in it. Targets with
+CodeBuild reads a batch from the file before anything runs, so the file must contain the list of targets. Targets with
 unlocked inputs (`build.py check --format json`) are left out until they are locked.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "buildspec.yml"
-BEGIN = "  # generated: by tools/write-buildspec from `build.py --list --format json`\n"
+BEGIN = "  # generated: by tools/write_buildspec.py from `build.py --list --format json`\n"
 END = "  # end of generated\n"
 
 
@@ -54,7 +54,7 @@ def filled(text: str, content: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"{FILE.name} lacks the line {(end and BEGIN or END).strip()!r}")
+        raise SystemExit(f"{FILE.name} lacks the line {((end and BEGIN) or END).strip()!r}")
     return before + begin + content + end + after
 
 
