@@ -198,6 +198,13 @@ class RegistryError(TrainworksError):
     meaning = "a registry refuses or cannot be reached"
 
 
+class OutdatedError(TrainworksError):
+    """An image lacks security updates of its distribution."""
+
+    exit_status = 18
+    meaning = "security updates are missing"
+
+
 class InterruptionError(TrainworksError):
     """Ctrl-C or SIGTERM came."""
 
@@ -207,10 +214,3 @@ class InterruptionError(TrainworksError):
     def __init__(self, *, reported: bool = False) -> None:
         """Say what became of the rest; ``reported``: what was done until then is on stdout."""
         super().__init__("everything that was started has been stopped", reported=reported)
-
-
-class VulnerabilityError(TrainworksError):
-    """An image has vulnerabilities of the level that ``--fail-on`` names, or could not be looked at for them."""
-
-    exit_status = 18
-    meaning = "vulnerabilities, or nobody could look"

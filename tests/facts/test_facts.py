@@ -28,7 +28,6 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
             facts.fabric,
             facts.generated_files,
             facts.privileged_files,
-            facts.databases,
         )
         for row in rows
     ]

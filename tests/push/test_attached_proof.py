@@ -15,7 +15,7 @@ from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.rows import Facts
-from trainworks.proof.attach import PushedImage, attach, attach_vex, attached, check_same, find_pushed
+from trainworks.proof.attach import TYPES, PushedImage, attach, attached, check_same, find_pushed
 from trainworks.registry.client import IMAGE_CONFIGURATION, IMAGE_MANIFEST, Manifest, Registries, canonical
 
 KEY = ed25519.Ed25519PrivateKey.generate()
@@ -59,16 +59,13 @@ def test_an_attached_proof_is_verified_from_the_registry(
         assert json.loads(capsys.readouterr().out)["sha256"] == pushed.sha256
 
 
-def test_a_report_on_vulnerabilities_is_attached_beside_the_proof_and_is_no_part_of_it(
+def test_another_document_of_the_same_type_is_no_part_of_the_proof(
     pushed: PushedImage, texts: dict[str, str], public: Path
 ) -> None:
     attach(pushed, texts)
-    digest = attach_vex(pushed, '{"bomFormat": "CycloneDX"}')
-    manifest = pushed.repository.get_manifest(digest)
-    assert manifest is not None
-    (layer,) = manifest.value()["layers"]
-    assert layer["annotations"]["org.opencontainers.image.title"] == "vex.cdx.json"
-    assert pushed.repository.get_bytes(layer["digest"]) == b'{"bomFormat": "CycloneDX"}'
+    # As a scanner's VEX is attached: with the type of our own bill of materials.
+    content = {"vex.cdx.json": b'{"bomFormat": "CycloneDX"}'}
+    digest = pushed.repository.attach(pushed.descriptor, TYPES["sbom.cdx.json"], content)
     assert digest in {each["digest"] for each in pushed.repository.referrers(f"sha256:{pushed.sha256}")}
     assert attached(pushed) == {name: text.encode() for name, text in texts.items()}
     assert main(["verify", pushed.address, "--key", str(public)]) == 0

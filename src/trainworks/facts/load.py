@@ -26,7 +26,6 @@ from trainworks.facts.rows import (
     CheckRow,
     Component,
     Cuda,
-    Database,
     FabricVariable,
     Facts,
     Family,
@@ -152,11 +151,6 @@ PATTERNS: Mapping[type[Any], Mapping[str, tuple[re.Pattern[str], str]]] = {
         "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
         "commit": (COMMIT, "40 hexadecimal digits, or absent"),
         "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
-    },
-    Database: {
-        "packages": (re.compile(r"(deb|pypi)\Z"), "'deb' or 'pypi'"),
-        "url": (re.compile(r"https:/{2}\S+\Z"), "an https:// URL"),
-        "page": (re.compile(r"https:/{2}\S*\{id\}\S*\Z"), "an https:// URL with '{id}' in it"),
     },
     Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
     TargetRow: {
@@ -321,7 +315,6 @@ NO_FRAMEWORKS = frozenset(
         "compatibility",
         "components",
         "cuda",
-        "databases",
         "fabric",
         "families",
         "generated-files",
@@ -374,7 +367,6 @@ def load(root: Path) -> Facts:
     fabric = table("fabric", FabricVariable, "variable")
     generated_files = table("generated-files", GeneratedFiles, "generated")
     privileged_files = table("privileged-files", PrivilegedFiles, "privileged")
-    databases = table("databases", Database, "database")
     built = table("built", Built, "built") if (images / BUILT).exists() else ()
     targets: list[TargetRow] = []
     for path in sorted(images.glob("*.toml")):
@@ -399,7 +391,6 @@ def load(root: Path) -> Facts:
         fabric=fabric,
         generated_files=generated_files,
         privileged_files=privileged_files,
-        databases=databases,
         targets=tuple(targets),
         built=built,
         recipes=_recipes(reader, templates),
@@ -507,7 +498,6 @@ def _relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) 
         ("variable", [row.name for row in facts.fabric]),
         ("generated", [row.name for row in facts.generated_files]),
         ("privileged", [row.package for row in facts.privileged_files]),
-        ("database", [row.name for row in facts.databases]),
         ("built", [row.target for row in facts.built]),
     ):
         problems.extend(f"images: {kind} {name!r} stands in two rows" for name in _repeated(names))
@@ -675,7 +665,6 @@ def schemas() -> dict[str, dict[str, Any]]:
         "fabric": ("variable", FabricVariable),
         "generated-files": ("generated", GeneratedFiles),
         "privileged-files": ("privileged", PrivilegedFiles),
-        "databases": ("database", Database),
         "framework": ("target", TargetRow),
         "lock": ("package", LockedPackage),
         "lock-artifacts": ("artifact", LockedArtifact),

@@ -18,9 +18,6 @@ TYPES = {
 }
 """What each file is attached as, by the names that the formats give themselves."""
 
-VEX_FILE = "vex.cdx.json"
-"""What a report on vulnerabilities is attached as; its type is that of a bill of materials, and it is no proof."""
-
 TITLE = "org.opencontainers.image.title"
 
 
@@ -74,11 +71,6 @@ def attach(pushed: PushedImage, texts: Mapping[str, str]) -> dict[str, str]:
         name: pushed.repository.attach(pushed.descriptor, TYPES[name], {name: text.encode()})
         for name, text in texts.items()
     }
-
-
-def attach_vex(pushed: PushedImage, text: str) -> str:
-    """Attach a report on an image's vulnerabilities; return the digest of what it became."""
-    return pushed.repository.attach(pushed.descriptor, TYPES[CYCLONEDX_FILE], {VEX_FILE: text.encode()})
 
 
 def attached(pushed: PushedImage) -> dict[str, bytes]:

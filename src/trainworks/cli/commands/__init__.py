@@ -22,7 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "build": (BUILD, "extend"),
     "choose": ("catalogue", "check"),
     "pin what goes in": ("lock", "mirror"),
-    "look into images": ("report", "diff", "changelog", "vulnerabilities", "lint"),
+    "look into images": ("report", "diff", "changelog", "outdated", "lint"),
     "deliver": ("push", "promote", "prove", "verify"),
     "the builder itself": ("help", "schema"),
 }
