@@ -1,1 +1,1 @@
-"""Finds defects in Dockerfiles, ours or anybody's: text in, findings out, no effects."""
+"""Finds mistakes in Dockerfiles: the text goes in, findings come out."""

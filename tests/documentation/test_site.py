@@ -20,7 +20,6 @@ from reports.browser import Browser, browser
 from trainworks.cli.commands import COMMANDS, grammar_of
 from trainworks.facts.load import schemas
 from trainworks.facts.rows import Facts
-from trainworks.lint.rules import RULES
 from trainworks.render.builds import current_builds
 from trainworks_launcher.options import COMMANDS as LAUNCHER_COMMANDS
 from trainworks_launcher.options import parse
@@ -95,7 +94,6 @@ def test_everything_that_the_code_has_is_there(pages: dict[str, Page], facts: Fa
     assert {f"reference/targets/{facts.name_of(row)}.html" for row in facts.targets} <= pages.keys()
     assert {f"commands/{name}.html" for name in (*COMMANDS, "train")} <= pages.keys()
     assert {row.name for row in facts.components} <= pages["reference/components.html"].identifiers
-    assert {rule.name for rule in RULES} <= pages["docs/lint.html"].identifiers
     anchors = {re.sub(r"[^a-z0-9-]", "", rule.name) for rule in facts.rules}
     assert anchors <= {each.replace(".", "") for each in pages["docs/compatibility.html"].identifiers}
     instances = pages["reference/instances.html"].text

@@ -166,7 +166,6 @@ def adapted(text: str, name: str, root: Path, facts: Facts, entries: Entries) ->
         "usage": lambda: commands.command_table(name),
         "targets": lambda: reference.target_table(entries, name),
         "compatibility-rules": lambda: reference.rule_sections(facts),
-        "lint-rules": reference.lint_sections,
     }
     text = MARKS.sub(lambda match: longer[match[1]]() if match[1] in longer else match[2], text)
 

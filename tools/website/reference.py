@@ -14,8 +14,6 @@ from trainworks.facts.load import schemas
 from trainworks.facts.rows import Component, Facts, Rule, TargetRow
 from trainworks.inspect.catalogue import Entry
 from trainworks.inspect.listing import sorted_rows
-from trainworks.lint.findings import SEVERITIES
-from trainworks.lint.rules import RULES
 from trainworks.plan.select import version_key
 from trainworks.plan.versions import versions_of
 from website.markdown import code, facts_list, link, prose, table
@@ -204,22 +202,6 @@ def _rule(rule: Rule) -> str:
             ("Advice only", "the image is built all the same" if rule.severity == "advise" else ""),
             ("Source", prose(rule.source)),
         )
-    )
-
-
-def lint_sections() -> str:
-    """Return lint's rules, the severe ones first, a section each."""
-    ordered = sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity))
-    return "\n".join(
-        f"### {rule.name}\n\n"
-        + facts_list(
-            (
-                (rule.severity, prose(rule.summary)),
-                ("Why", prose(rule.reason)),
-                ("Instead", prose(rule.fix)),
-            )
-        )
-        for rule in ordered
     )
 
 

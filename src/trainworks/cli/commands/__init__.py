@@ -22,9 +22,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "build": (BUILD, "extend"),
     "choose": ("catalogue", "check"),
     "pin what goes in": ("lock", "mirror"),
-    "look into images": ("report", "diff", "changelog", "vulnerabilities", "lint"),
+    "look into images": ("report", "diff", "changelog", "vulnerabilities"),
     "deliver": ("push", "promote", "prove", "verify"),
-    "the builder itself": ("help", "completion", "schema"),
+    "the builder itself": ("help", "completion", "schema", "lint"),
 }
 """The commands by what one wants to do; a command is one file beside this one."""
 

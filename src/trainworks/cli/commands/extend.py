@@ -65,7 +65,7 @@ def parser() -> Grammar:
             ExtendError,
         ),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
-        see_also=("push", "prove", "report", "lint"),
+        see_also=("push", "prove", "report"),
     )
     grammar.add_argument("--base", required=True, metavar="IMAGE", help="an image of ours, or a registry's")
     grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name of the new image, such as my/train:1")
