@@ -326,7 +326,7 @@ def git_requirement_moving(document: Document) -> Iterator[Hit]:
                     continue
                 reference = match["rest"].rpartition("@")[2] if "@" in match["rest"] else ""
                 if moves(reference):
-                    yield Hit(word.line, f"`{_short(value)}` is a branch, which changes")
+                    yield Hit(word.line, f"`{_short(value)}` names a branch, which changes")
 
 
 def moves(reference: str) -> bool:
@@ -344,7 +344,7 @@ def git_clone_moving(document: Document) -> Iterator[Hit]:
         if instruction.keyword == "ADD":
             for source in instruction.arguments[:-1]:
                 if _is_git(source) and moves(source.partition("#")[2].partition(":")[0]):
-                    yield Hit(instruction.line, f"ADD {source} is a branch, which changes")
+                    yield Hit(instruction.line, f"ADD {source} takes a branch, which changes")
     for stage in document.stages:
         commands = [
             (instruction, command) for instruction in stage.instructions for command in instruction.script.commands
@@ -364,8 +364,8 @@ def git_clone_moving(document: Document) -> Iterator[Hit]:
             # Several clones first, then their checkouts: count them.
             settled = settled or _checkouts(commands, number) >= _clones(commands, number)
             if (not reference or moves(reference)) and not settled:
-                name = next((word for word in arguments[1:] if "/" in word or "$" in word), "here")
-                yield Hit(command.line, f"git clone {name} is a branch, which changes".replace("  ", " "))
+                name = next((word for word in arguments[1:] if "/" in word or "$" in word), "of a repository")
+                yield Hit(command.line, f"git clone {name} takes a branch, which changes".replace("  ", " "))
 
 
 def _clones(commands: Sequence[tuple[Instruction, Command]], start: int) -> int:
