@@ -37,7 +37,7 @@ def syntax(document: Document) -> Iterator[Hit]:
     """Find the first instruction that does not exist. BuildKit stops there as well."""
     for instruction in document.instructions:
         if instruction.keyword not in KEYWORDS:
-            yield Hit(instruction.line, f"unknown instruction `{instruction.keyword}`")
+            yield Hit(instruction.line, f"unknown instruction `{instruction.keyword[:30]}`")
             return
 
 
