@@ -80,7 +80,7 @@ def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
 
 
 def _mxnet(job: Job) -> NodePlan:
-    """The first host has the scheduler; every host has a server and the program, which is the worker."""
+    """Plan MXNet: a scheduler on the first host, and on every host a server and the program, which is the worker."""
     python = common.program(job, "python", "MXNet's servers are to be started")
     count = str(len(job.placement.distribution_hosts))
     user = job.environment.hyperparameters
@@ -115,7 +115,7 @@ _SCHEDULER = "DMLC_PS_ROOT_URI"
 
 
 def _look_up(job: Job) -> tuple[str, ...]:
-    """Words in front of a program that replace the scheduler's name by its address where the program is started."""
+    """Return words in front of a program that replace the scheduler's name by its address on the host."""
     environment = job.environment
     program = f"{environment.launcher_directory}/programs/resolve.py"
     return (environment.launcher_python, "-I", program, _SCHEDULER, "--")
