@@ -171,7 +171,7 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
                 f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
                 f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
             )
-            problems.append(Problem("nothing says how the model parallel processes are to be started", where, advice))
+            problems.append(Problem("no setting says how to start the model parallel processes", where, advice))
         problems.extend(model_parallel.check(parameters, where))
         asked.pop("mpi", None)
         asked[MODEL_PARALLEL] = where

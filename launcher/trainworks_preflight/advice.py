@@ -105,7 +105,7 @@ def _distribution(job: Situation, facts: Facts) -> Iterator[Advice]:
     gpus = job.row.instance.gpus
     if job.mode == "none" and job.hosts > 1:
         why = f"no distribution is on, so each of the {job.hosts} hosts trains a whole model of its own"
-        yield Advice("no distribution", "switch one on, or take one host", why)
+        yield Advice("no distribution", "switch one on, or use one host", why)
     if job.mode in SMDDP_MODES:
         if job.hosts == 1:
             why = (
@@ -175,13 +175,13 @@ def _devices(job: Situation, facts: Facts) -> Iterator[Advice]:
     for count, noun in ((instance.gpus, "GPUs"), (instance.neuron_cores, "Neuron cores")):
         if not one_per_host and count > job.per_host:
             why = f"{job.per_host} process(es) per host, and each uses one of {count}"
-            text = f"{count - job.per_host} of {count} {noun} on each host do nothing: give {count} processes per host"
+            text = f"{count - job.per_host} of {count} {noun} on each host are idle: give {count} processes per host"
             yield Advice(f"idle {noun}", text, why)
     if job.mode == "none" and instance.gpus > 1:
         why = f"one process per host, and {instance.gpus} GPUs"
         yield Advice("idle GPUs", "switch torch_distributed on, unless the script uses them all by itself", why)
     if instance.gpus and not job.cuda:
-        why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {job.instance_type} would do nothing"
+        why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {job.instance_type} would be idle"
         yield Advice("image without CUDA", "take an image for CUDA, or an instance type without GPUs", why)
     gpu_modes = (*SMDDP_MODES, SMP_MODE, "torch_distributed", "pytorchxla")
     known = facts.find(job.instance_type) is not None

@@ -249,7 +249,7 @@ def _environment(
 def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, str]]:
     """Return (the image's manifest, its programs).
 
-    Without a manifest, all that a mode may need is taken to be there.
+    Without a manifest, the image is assumed to have all that a mode may need.
     """
     component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
     version = value_of(parsed, "--framework-version")
@@ -268,8 +268,8 @@ def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, s
 def _assumptions(parsed: Parsed, environment: Environment) -> tuple[str, ...]:
     """Return what the answer rests on."""
     if "--image-manifest" in parsed:
-        return (f"image {environment.manifest.name!r}, by its manifest; instance types by the launcher's table",)
-    return ("no --image-manifest is given: every program and library is taken to be in the image",)
+        return (f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table",)
+    return ("no --image-manifest is given: the image is assumed to have every program and library",)
 
 
 def _as_json(result: Result, masker: Masker | None) -> str:

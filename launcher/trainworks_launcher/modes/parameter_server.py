@@ -49,7 +49,7 @@ def _tensorflow(job: Job) -> NodePlan:
             "a single host shares parameters with no other host, so it runs only the program",
         )
         return common.own_process(job, common.command(job), [choice])
-    python = common.program(job, "python", "TensorFlow's parameter server is to be started")
+    python = common.program(job, "python", "TensorFlow's parameter server needs it")
     first = job.placement.host == job.placement.leader
     row = Variable(
         "TF_CONFIG",
@@ -81,7 +81,7 @@ def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
 
 def _mxnet(job: Job) -> NodePlan:
     """Plan MXNet: a scheduler on the first host, and on every host a server and the program, which is the worker."""
-    python = common.program(job, "python", "MXNet's servers are to be started")
+    python = common.program(job, "python", "MXNet's servers need it")
     count = str(len(job.placement.distribution_hosts))
     user = job.environment.hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
