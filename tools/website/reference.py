@@ -17,7 +17,7 @@ from trainworks.inspect.listing import sorted_rows
 from trainworks.lint.findings import SEVERITIES
 from trainworks.lint.rules import RULES
 from trainworks.plan.select import version_key
-from trainworks.plan.versions import versions_of
+from trainworks.plan.target import context_of
 from website.markdown import code, facts_list, link, prose, table
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +86,7 @@ def component_page(facts: Facts) -> str:
     """Return the page with every component."""
     versions: dict[str, dict[str, list[str]]] = {}
     for target in sorted_rows(facts):
-        for name, version in versions_of(target, facts).items():
+        for name, version in context_of(target, facts).versions.items():
             versions.setdefault(name, {}).setdefault(version, []).append(facts.name_of(target))
     sections = []
     for name, rows in groupby(sorted(facts.components, key=lambda row: row.name), key=lambda row: row.name):

@@ -218,7 +218,10 @@ class Line:
         """Yield the optional components of the targets that are meant: what they lack, or what they have."""
         found: dict[str, Component] = {}
         for row in self._rows():
-            found |= self.facts.fitting_components(row)
+            sources, cell = self.facts.sources_of(row), self.facts.cuda_by_name[row.cuda]
+            found |= {
+                each.name: each for each in self.facts.components if each.fits(row.framework, sources, cell, row.base)
+            }
         for name, component in found.items():
             if not component.required and component.default == without:
                 yield Candidate(name, component.summary)

@@ -12,10 +12,9 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.imagetest.questions import take_contents
 from trainworks.inspect.listing import sorted_rows
-from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.model import ImagePlan
 from trainworks.plan.names import unknown
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components
 from trainworks.terminal.progress import DISPLAY
 
 
@@ -117,7 +116,7 @@ def plan_of_target(name: str, facts: Facts) -> ImagePlan | None:
     """
     for row in sorted_rows(facts):
         if facts.name_of(row) == name:
-            return plan_row(row, select_components(Request(framework=row.framework, cuda=row.cuda), row, facts), facts)
+            return plan_row(row, facts)
     return None
 
 

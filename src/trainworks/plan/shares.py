@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from trainworks.errors import LockError
-from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage, TargetRow
+from trainworks.facts.rows import Component, Cuda, LockedPackage
 from trainworks.plan.model import Step
+from trainworks.plan.target import TargetContext
 
 BUILDER = "builder"
 """The component whose files serve the build stages and are never in an image."""
 
 
-def lock_of(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
+def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
     """Return the files of a target's lock; raises ``LockError`` where it has none."""
-    name = facts.name_of(row)
-    if name not in facts.locks:
+    if target.lock is None:
+        name = target.name
         raise LockError(
             f"target {name} has no lock", hint=f"`python build.py lock --only {name}` makes images/lock/{name}.toml"
         )
-    return facts.locks[name].packages
+    return target.lock
 
 
 def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:

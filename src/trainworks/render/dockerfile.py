@@ -22,8 +22,8 @@ from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.facts.text import CONTROL
 from trainworks.plan.model import ImagePlan, Step
-from trainworks.plan.resolve import OWN_PYTHON
 from trainworks.plan.shares import BUILDER
+from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.manifest import render_manifest
 from trainworks.render.shells import render_profile, render_sshd
 

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from statistics import linear_regression
 
 from trainworks.facts.rows import Facts
-from trainworks.plan.model import ImagePlan, Request, Step
+from trainworks.plan.model import ImagePlan, Step
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components
 from trainworks.render.builds import current_builds
 from trainworks.render.dockerfile import Rendering
 
@@ -202,11 +201,11 @@ def _estimate(plan: ImagePlan, facts: Facts) -> tuple[int, str]:
     framework, sources = plan.target.framework, plan.target.sources
     alike = [row for row in facts.targets if row.framework == framework and facts.sources_of(row) == sources]
     for built, whence in ((current_builds(facts, alike), "today's"), (facts.built_by_target, "older")):
-        points: list[tuple[float, float]] = []
-        for row in alike:
-            if record := built.get(facts.name_of(row)):
-                components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
-                points.append((_installed_bytes(plan_row(row, components, facts).steps), record.megabytes))
+        points = [
+            (_installed_bytes(plan_row(row, facts).steps), record.megabytes)
+            for row in alike
+            if (record := built.get(facts.name_of(row)))
+        ]
         if len({size for size, _ in points}) >= MINIMUM_POINTS:
             slope, intercept = linear_regression([size for size, _ in points], [megabytes for _, megabytes in points])
             megabytes = round(intercept + slope * _installed_bytes(plan.steps))
