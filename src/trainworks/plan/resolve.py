@@ -37,7 +37,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
 }
-"""What every image sets (design.md section 6); components add theirs in the front matter of their recipes."""
+"""What every image sets; components add theirs in the front matter of their recipes."""
 
 CUDA_ENVIRONMENT: Mapping[str, str] = {
     # The NVIDIA container runtime gives devices and driver libraries only to containers that ask with these two.
@@ -267,7 +267,7 @@ def _labels(target: Target, base_image: str) -> dict[str, str]:
         "org.opencontainers.image.title": target.name,
         "org.opencontainers.image.version": target.version,
         "org.opencontainers.image.base.name": base_image,
-        # AWS reads these to know what a training image is; at most 10 of them (images.md section 1d).
+        # AWS reads these to know what a training image is; at most 10 of them.
         f"{aws}.framework.{target.framework}.{target.version}": "true",
         f"{aws}.device.{device}": "true",
         f"{aws}.python.py{target.python.replace('.', '')}": "true",

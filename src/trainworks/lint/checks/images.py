@@ -25,7 +25,7 @@ PROXY_ARGUMENTS = frozenset(
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
     for name in (upper, upper.lower())
 )
-# EFA's installer puts NCCL's plugin elsewhere from this version on; images.md and components.md of the reference.
+# EFA's installer puts NCCL's plugin elsewhere from this version on.
 EFA_MOVED_PLUGIN = (1, 44)
 NEW_PLUGIN_FOLDER = re.compile(r"/opt/amazon/ofi-nccl/lib(?:64)?/?(?=[:\s\"']|$)")
 OLD_PLUGIN_FOLDER = re.compile(r"/opt/amazon/ofi-nccl/lib/[^:\s\"']*-linux-gnu")
