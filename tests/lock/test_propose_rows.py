@@ -24,7 +24,7 @@ from lock.servers import Request, Server
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.plan.shares import python_patterns
-from trainworks.plan.versions import components_of
+from trainworks.plan.target import context_of
 
 
 def wheel(name: str, version: str, requires: tuple[str, ...] = ()) -> bytes:
@@ -55,7 +55,7 @@ class Index:
         self._links: dict[str, list[str]] = {}
         (row,) = facts.targets
         versions = {**facts.stack_by_name[row.stack].components, **row.versions}
-        for component in components_of(row, facts).values():
+        for component in context_of(row, facts).components.values():
             for number, name in enumerate(python_patterns(component, facts.cuda_by_name[row.cuda])):
                 if "*" not in name and name != "torch":
                     self.add(name, versions.get(component.name, "1.0") if number == 0 else "1.0")

@@ -12,6 +12,7 @@ from trainworks.inputs.sources import Places, Unreachable, download_sources, dro
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
+from trainworks.plan.target import context_of
 from trainworks.terminal.output import say
 
 TO_GET_IT = "on a connected machine `python build.py mirror DIR` fills a folder, then build with `--mirror DIR`"
@@ -43,13 +44,14 @@ def reachable_plan(
         LockError: A source is not what its row says.
     """
     row = select_row(request, facts)
-    needed = {component.name for component in facts.fitting_components(row).values() if component.required or strict}
+    target = context_of(row, facts)
+    needed = {component.name for component in target.fitting.values() if component.required or strict}
     left_out = download_missing(plan, places, settings, needed={*needed, *request.with_components}, mirror=mirror)
     if not left_out:
         return plan, ()
     names = dict.fromkeys(each.component for each in left_out)
     less = make_plan(leave_out(request, names, row, facts), facts)
-    chosen = select_components(request, row, facts)
+    chosen = select_components(request, target, facts)
     implied = {name for name in names if name in dependents_of([each for each in names if each != name], chosen)}
     marked = (replace(each, implied=each.component in implied) for each in left_out)
     return less, tuple(sorted(marked, key=lambda each: each.implied))
