@@ -1,8 +1,7 @@
-"""``build.py mirror`` fills a folder with everything that targets download; ``--mirror`` builds from it.
+"""``build.py mirror`` downloads everything that targets need into a folder; ``--mirror`` builds from it.
 
 A mirror is a flat folder: each file under its own name, a git commit as ``NAME-COMMIT.bundle``, and two listings:
-``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` that pip and uv find packages by. Any web server may
-serve it.
+``SHA256SUMS`` for ``sha256sum --check``, and ``index.html`` for pip and uv. Any web server can serve it.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ INDEX = "index.html"
 PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
 
 
-# Building from one.
+# Build from a mirror.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """Where ``--mirror`` takes files from: a folder, or an address, never both; ``offline``: from nowhere else."""
+    """The mirror of ``--mirror``: a folder or an address, never both. ``offline``: nothing else is contacted."""
 
     folder: Path | None = None
     address: str = ""
     offline: bool = False
 
     def folders(self, cache: Path) -> tuple[Path, ...]:
-        """Return the folders that may have the sources of components, the nearest first; ``cache`` is this user's."""
+        """Return the folders to search for the sources of components, in order; ``cache`` is this user's."""
         mirror = (self.folder,) if self.folder else ()
         return mirror if mirror and self.offline else (*mirror, cache)
 
     def places(self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> Places:
-        """Return where the sources of components are looked for."""
+        """Return where to look for the sources of components."""
         return Places(
             folders=self.folders(cache_folder(environment)),
             address=self.address,
@@ -60,12 +59,12 @@ class Mirror:
         )
 
     def settings(self, settings: HostSettings) -> HostSettings:
-        """Return this machine's settings with the mirror asked first, or alone, for Python files and components."""
+        """Return this machine's settings with the mirror as the first, or only, source of files."""
         if not (self.address or self.folder):
             return settings
         link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
         parts = urlsplit(self.address)
-        # pip asks servers without TLS only if told to; a file is judged by its hash either way.
+        # pip contacts servers without TLS only if they are trusted hosts. Each file's hash is checked anyway.
         trusted = (*settings.pip.trusted_hosts, *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []))
         pip = replace(settings.pip, find_links=(link, *settings.pip.find_links), trusted_hosts=trusted)
         if self.offline:
@@ -74,7 +73,7 @@ class Mirror:
 
 
 def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
-    """Return what ``--mirror`` and ``--offline`` mean; raises ``OutputError`` for a folder that is not there."""
+    """Return the mirror of ``--mirror`` and ``--offline``; raises ``OutputError`` if the folder does not exist."""
     if not value:
         return Mirror()
     if urlsplit(value).scheme in ("http", "https"):
@@ -86,17 +85,17 @@ def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
 
 
 def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
-    """Check a mirror's folder before an engine is asked.
+    """Check a mirror's folder before the engine is started.
 
-    A component's own downloads are looked for here and verified in the build, where they are unpacked.
+    Only the presence of components' downloads is checked; the build checks their hashes before it unpacks them.
 
     Args:
-        plan: What is built.
+        plan: The plan to build.
         folder: The mirror.
         complete: Whether it must have every file.
 
     Raises:
-        LockError: With every Python file that has another hash and, where it must be complete, every missing file.
+        LockError: Lists every Python file with another hash and, if it must be complete, every missing file.
     """
     problems: list[str] = []
     packages = [package for step in plan.steps for package in step.python]
@@ -127,21 +126,20 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
 
 
 def refuse_unlocked(plan: ImagePlan) -> None:
-    """Refuse a plan with inputs that nobody has recorded: what they are could not be checked. Raises ``LockError``."""
+    """Raise ``LockError`` for a plan with inputs that have no recorded hash: they could not be checked."""
     if plan.unlocked:
         raise LockError(
-            f"{plan.target.name} has inputs that are not locked, and nothing unverified is used:\n  "
-            + "\n  ".join(plan.unlocked),
-            hint=f"`python build.py lock --only {plan.target.name}`, where their servers can be reached, records them",
+            f"{plan.target.name} has inputs that are not locked (no recorded hash):\n  " + "\n  ".join(plan.unlocked),
+            hint=f"run `python build.py lock --only {plan.target.name}` on a machine that reaches their servers",
         )
 
 
-# Filling one.
+# Fill a mirror.
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 where nobody knows it, ``get`` brings it."""
+    """A file of the mirror. ``sha256`` is ``""`` for a bundle, ``size`` is 0 if unknown, ``get`` downloads it."""
 
     file: str
     what: str
@@ -161,19 +159,19 @@ def fill_mirror(
     report: Report,
     fetching: Fetching,
 ) -> None:
-    """Bring everything that targets download into a folder; what is there and fits stays, what was broken off goes on.
+    """Download everything that targets need into a folder. Correct files stay; broken downloads are continued.
 
     Args:
-        rows: The targets: all that their lock and their components ask for, optional ones included.
+        rows: The targets. Optional components are included.
         facts: All facts.
-        folder: The mirror; made where it is not there.
-        client: Downloads.
-        settings: Where this machine's pip looks for Python files.
-        report: Told what is being done.
-        fetching: Shows the downloads; what watches ``client``.
+        folder: The mirror; created if it does not exist.
+        client: Downloads files.
+        settings: Say where this machine's pip looks for Python files.
+        report: Receives a line of text for each file.
+        fetching: Shows the downloads of ``client``.
 
     Raises:
-        LockError: With everything that could not be brought; the rest is there then.
+        LockError: Lists every file that could not be downloaded; all others are in the folder.
         OutputError: The folder cannot be written.
     """
     problems: list[str] = []
@@ -195,12 +193,12 @@ def fill_mirror(
                 task.reach(before + wanted.size)
         _write_listings(folder)
     except OSError as error:
-        raise OutputError(f"{error.filename or folder} cannot be written: {error.strerror}") from error
+        raise OutputError(f"cannot write {error.filename or folder} ({error.strerror})") from error
     if problems:
         count = f"{len(problems)} file{'s are' if len(problems) > 1 else ' is'}"
         raise LockError(
             f"{count} not in {folder}:\n  " + "\n  ".join(problems),
-            hint="the others are; the same command goes on where this one ended",
+            hint="all others are; repeat the command to continue",
         )
 
 
