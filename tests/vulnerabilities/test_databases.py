@@ -124,7 +124,7 @@ def test_a_folder_that_is_not_there(client: Client, tmp_path: Path) -> None:
     [
         (lambda _: failing(404), "HTTP 404"),
         (lambda _: failing(503), "HTTP 503"),
-        (lambda _: dropping(ZIP, 100), "(2 attempts): "),
+        (lambda _: dropping(ZIP, 100), r"\(2 attempts\): "),
         (silent, "Read timed out"),
         (lambda server: trickling(server, ZIP), "slower than"),
     ],
