@@ -121,11 +121,17 @@ def launcher_facts(facts: Facts) -> str:
 
 
 def usage() -> str:
-    """Return the help of the commands, as a terminal of 100 columns shows it."""
-    import os
+    """Return what each command does; its ``--help`` says the rest."""
+    lines = ["| command | what it does |", "|---|---|"]
+    lines += [f"| `python build.py {name} --help` | {grammar_of(name).summary} |" for name in COMMANDS]
+    return "\n".join(lines) + "\n"
 
-    os.environ["COLUMNS"] = "100"
-    return "".join(f"```text\n{grammar_of(name).format_help()}```\n\n" for name in COMMANDS)
+
+def variables() -> str:
+    """Return the environment variables and the settings that commands read."""
+    sources = dict.fromkeys(source for name in COMMANDS for source in grammar_of(name).reads)
+    lines = ["| name | meaning |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)]) + "\n"
 
 
 def exit_statuses() -> str:
@@ -135,7 +141,8 @@ def exit_statuses() -> str:
         for status, _ in grammar_of(name).exit_statuses:
             ends.setdefault(status, []).append(f"`{name}`")
     lines = ["| status | meaning | commands |", "|---|---|---|"]
-    for error in sorted(TrainworksError.__subclasses__(), key=lambda error: error.exit_status):
+    errors: list[type[TrainworksError]] = [TrainworksError, *TrainworksError.__subclasses__()]
+    for error in errors:
         commands = ends.get(error.exit_status, [])
         cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
         lines.append(f"| {error.exit_status} | {error.meaning} | {cells} |")
@@ -168,6 +175,7 @@ def main() -> int:
         "subjects": subjects(),
         "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
+        "variables": variables(),
         "exit-statuses": exit_statuses(),
         "lint-rules": lint_rules(),
     }

@@ -352,7 +352,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
         argv = [sys.executable, str(root / "build.py"), *words]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert done.returncode == 9
-    assert done.stderr == "error: stdout cannot be written: No space left on device\n"
+    assert done.stderr == "error: cannot write to stdout: No space left on device\n"
 
 
 @pytest.mark.parametrize("words", [("--list",), (*CPU, "--until", "plan", "--format", "json")])

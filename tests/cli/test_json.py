@@ -113,7 +113,9 @@ def test_every_command_is_walked_and_takes_the_option() -> None:
     }
     assert walked == set(COMMANDS)
     for name in COMMANDS:
-        assert any("--format" in each.names and "json" in each.choices for each in grammar_of(name).arguments()), name
+        assert any(
+            "--format" in each["names"] and "json" in each["choices"] for each in grammar_of(name).arguments()
+        ), name
 
 
 def test_every_command_is_documented() -> None:

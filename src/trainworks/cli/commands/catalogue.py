@@ -27,8 +27,8 @@ def parser() -> Grammar:
         reads=(FACTS,),
         see_also=("build --list", "check"),
     )
-    grammar.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
-    add_format(grammar, ("html", "json"), "json: what the page is made from")
+    grammar.add_argument("--output", type=Path, metavar="FILE", help="write to this file; default: stdout")
+    add_format(grammar, ("html", "json"), "write the page, or its data")
     return grammar
 
 

@@ -66,7 +66,7 @@ def parser() -> Grammar:
     grammar.add_argument(
         "image",
         metavar="IMAGE|TARGET|FILE",
-        help="an image of the engine, a target's name, or a bill of materials (CycloneDX)",
+        help="check this image, target, or bill of materials (CycloneDX)",
     )
     add_engine(grammar)
     add_format(grammar)

@@ -42,23 +42,23 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py prove``."""
     grammar = Grammar(
         "prove",
-        summary="write and sign the bills of materials and the provenance of an image",
-        details="Writes bills of materials (CycloneDX and SPDX) and provenance (SLSA) of a target's image or of an "
-        "extended one, and signs them.",
+        summary="write and sign what is in an image and what it was built from",
+        details="Writes bills of materials of a target's image, or of an extended one (CycloneDX and SPDX), and what "
+        "it was built from (SLSA provenance), and signs them.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
-                "bills of materials, unsigned",
+                "write unsigned bills of materials and provenance",
                 needs="an engine",
             ),
             Example(
                 f"prove {CPU_TARGET} --output proof --key key.pem --attach r.example.org/pytorch:1",
-                "signed, and attached to the image in the registry",
+                "sign them, and attach them to the image in the registry",
                 needs="an engine, a key and a registry",
             ),
             Example(
                 "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output proof",
-                "an image that `build.py extend` made of the same",
+                "prove an image that `build.py extend` made from the same",
                 needs="an engine",
             ),
         ),
@@ -91,18 +91,16 @@ def parser() -> Grammar:
     grammar.add_argument(
         "target",
         metavar="TARGET|IMAGE",
-        help="one of --list whose image the engine has; with --base: the name of an extended image",
+        help="prove the image of this target; with --base: this extended image",
     )
-    grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
+    grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="write to this folder")
+    grammar.add_argument("--key", metavar="KEY", help="sign with this private key: PEM file or awskms:///alias/NAME")
     grammar.add_argument(
-        "--key", metavar="KEY", help="private key, PEM: Ed25519 or ECDSA P-256; or awskms:///alias/NAME"
+        "--attach", metavar="ADDRESS", help="attach to this image: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
-    grammar.add_argument(
-        "--attach", metavar="ADDRESS", help="to this image in a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
-    )
-    grammar.add_argument("--builder", metavar="URI", help="URI of the builder (default: urn:trainworks:builder:local)")
-    add_components(grammar, "as the build had it", "the same")
-    grammar.add_argument("--base", metavar="IMAGE", help="the image that was extended")
+    grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
+    add_components(grammar, "name a component that the build added", "name one that it left out")
+    grammar.add_argument("--base", metavar="IMAGE", help="name the image that was extended")
     add_contents(grammar)
     add_engine(grammar)
     add_format(grammar)

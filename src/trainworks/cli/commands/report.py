@@ -44,9 +44,9 @@ def parser() -> Grammar:
         reads=(FACTS, DOCKER_HOST, MEMORY),
         see_also=("diff", "changelog"),
     )
-    grammar.add_argument("image", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
+    grammar.add_argument("image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target")
     grammar.add_argument(
-        "--since", metavar="IMAGE|FILE", help="compare with this image, or with a report written by `--format json`"
+        "--since", metavar="IMAGE|FILE", help="compare with this image, or a report of `--format json`"
     )
     add_engine(grammar)
     add_format(grammar)

@@ -24,16 +24,16 @@ def parser() -> Grammar:
     grammar = Grammar(
         "verify",
         summary="check the signed proof of an image",
-        details="Checks the signed proof of an image, from files alone or as it is attached in the registry.",
+        details="Checks the signed proof of an image, from files or as attached in the registry.",
         examples=(
             Example(
                 "verify my/train:1 --proof proof --key public.pem",
-                "an image of the engine, against what `build.py prove` wrote",
+                "check an image of the engine with the files of `build.py prove`",
                 needs="an engine and a key",
             ),
             Example(
                 "verify r.example.org/pytorch@sha256:... --key public.pem",
-                "an image in a registry, against what is attached to it there",
+                "check an image in a registry with its attached proof",
                 needs="a registry and a key",
             ),
         ),
@@ -44,13 +44,13 @@ def parser() -> Grammar:
         see_also=("prove", "docs/proof.md"),
     )
     grammar.add_argument(
-        "image", metavar="IMAGE|ADDRESS", help="a name that the engine has; sha256:...; or HOST/NAME@sha256:..."
+        "image", metavar="IMAGE|ADDRESS", help="check this image: a name, sha256:..., or HOST/NAME@sha256:..."
     )
     grammar.add_argument(
         "--proof",
         type=Path,
         metavar="DIR",
-        help="what `build.py prove` wrote; default: what is attached in the registry",
+        help="read the files of `build.py prove`; default: the registry",
     )
     grammar.add_argument(
         "--key", required=True, metavar="KEY", help="the signer's public key: a PEM file, or awskms:///alias/NAME"
