@@ -1,6 +1,6 @@
 """What the launcher knows of instance types and file systems before it is on a host: for the preflight. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate`` writes them to
+The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate.py`` writes them to
 facts.json beside this file. Inside an image the image's own manifest says what a job needs.
 """
 
