@@ -3,7 +3,7 @@
 
 - Tables of targets, versions, components, instance types, rules and exit statuses, and the command line's help. Each
   stands between two marks in README.md or in a page of docs/.
-- The table of instance types that the launcher's preflight reads.
+- The table of instance types that `trainworks-preflight` reads.
 
 The JSON schemas of images/schema are written by `build.py schema`.
 """
@@ -25,10 +25,11 @@ from trainworks.errors import TrainworksError  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import SUBJECTS  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
-from trainworks.inspect.listing import list_markdown, sorted_rows, summary_markdown  # noqa: E402
+from trainworks.inspect.listing import (  # noqa: E402
+    summary_markdown,
+)
 from trainworks.lint.findings import SEVERITIES  # noqa: E402
 from trainworks.lint.rules import RULES  # noqa: E402
-from trainworks.plan.versions import versions_of  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -49,36 +50,23 @@ def components(facts: Facts) -> str:
 
 
 def proved(facts: Facts) -> str:
-    """Return what of each vendor's recipe was really run, and from which source."""
+    """Return the vendors' recipes that were really run, and from which source."""
     lines = ["| component | recipe | run for real | by |", "|---|---|---|---|"]
     for row in facts.components:
-        if row.sources == ("vendor",):
+        if row.sources == ("vendor",) and row.proved:
             tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
-            lines.append(f"| {row.name} | {row.recipe_name} | {row.proved or 'no: rendered only'} | {tests} |")
+            lines.append(f"| {row.name} | {row.recipe_name} | {row.proved} | {tests} |")
     return "\n".join(lines) + "\n"
 
 
-def versions(facts: Facts) -> str:
-    """Return the versions of each target of `packages`, and the driver that its CUDA asks for."""
-    return version_table(facts, "packages", ("torch", "tensorflow", "cuda", "cudnn", "nccl"))
-
-
-def vendor_versions(facts: Facts) -> str:
-    """Return the versions of each target of `vendor`, and the driver that its CUDA asks for."""
-    names = ("cuda", "cudnn", "efa-installer", "libfabric", "open-mpi", "nccl", "aws-ofi-nccl", "gdrcopy")
-    return version_table(facts, "vendor", (*names, "metis", "rmm", "smp", "smddp"))
-
-
-def version_table(facts: Facts, sources: str, names: tuple[str, ...]) -> str:
-    """Return a table of the targets of some sources with the versions of these components."""
-    lines = [f"| target | {' | '.join(names)} | NVIDIA driver at least |", "|---|" + "---|" * (len(names) + 1)]
-    for row in sorted_rows(facts):
-        if facts.sources_of(row) == sources:
-            versions = versions_of(row, facts)
-            cells = [versions.get(name, "-") for name in names]
-            cells.append(facts.cuda_by_name[row.cuda].minimum_driver or "-")
-            lines.append(f"| {facts.name_of(row)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def drivers(facts: Facts) -> str:
+    """Return the oldest NVIDIA driver that each major version of CUDA runs on, and the cells that have it."""
+    cells: dict[str, list[str]] = {}
+    for row in facts.cudas:
+        if row.minimum_driver:
+            cells.setdefault(row.minimum_driver, []).append(row.name)
+    lines = ["| `--cuda` | NVIDIA driver at least |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {', '.join(names)} | {driver} |" for driver, names in cells.items())]) + "\n"
 
 
 def instances(facts: Facts) -> str:
@@ -118,7 +106,7 @@ def compatibility_rules(facts: Facts) -> str:
 
 
 def launcher_facts(facts: Facts) -> str:
-    """Return what the launcher's preflight knows of instance types and file systems, as JSON, one row per line."""
+    """Return what `trainworks-preflight` knows of instance types and file systems, as JSON, one row per line."""
     instances = {
         row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
         for row in facts.instances
@@ -133,11 +121,17 @@ def launcher_facts(facts: Facts) -> str:
 
 
 def usage() -> str:
-    """Return the help of the commands, as a terminal of 100 columns shows it."""
-    import os
+    """Return what each command does; its ``--help`` says the rest."""
+    lines = ["| command | what it does |", "|---|---|"]
+    lines += [f"| `python build.py {name} --help` | {grammar_of(name).summary} |" for name in COMMANDS]
+    return "\n".join(lines) + "\n"
 
-    os.environ["COLUMNS"] = "100"
-    return "".join(f"```text\n{grammar_of(name).format_help()}```\n\n" for name in COMMANDS)
+
+def variables() -> str:
+    """Return the environment variables and the settings that commands read."""
+    sources = dict.fromkeys(source for name in COMMANDS for source in grammar_of(name).reads)
+    lines = ["| name | meaning |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)]) + "\n"
 
 
 def exit_statuses() -> str:
@@ -147,7 +141,8 @@ def exit_statuses() -> str:
         for status, _ in grammar_of(name).exit_statuses:
             ends.setdefault(status, []).append(f"`{name}`")
     lines = ["| status | meaning | commands |", "|---|---|---|"]
-    for error in sorted(TrainworksError.__subclasses__(), key=lambda error: error.exit_status):
+    errors: list[type[TrainworksError]] = [TrainworksError, *TrainworksError.__subclasses__()]
+    for error in errors:
         commands = ends.get(error.exit_status, [])
         cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
         lines.append(f"| {error.exit_status} | {error.meaning} | {cells} |")
@@ -172,16 +167,15 @@ def main() -> int:
     """Write, or with `--check` name what differs."""
     facts = load(ROOT)
     parts = {
-        "targets": list_markdown(facts),
         "components": components(facts),
-        "versions": versions(facts),
-        "vendor-versions": vendor_versions(facts),
+        "drivers": drivers(facts),
         "proved": proved(facts),
         "summary": summary_markdown(facts),
         "instances": instances(facts),
         "subjects": subjects(),
         "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
+        "variables": variables(),
         "exit-statuses": exit_statuses(),
         "lint-rules": lint_rules(),
     }
@@ -189,7 +183,7 @@ def main() -> int:
         path: filled(path.read_text(encoding="utf-8"), parts)
         for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     }
-    wanted[ROOT / "launcher" / "trainworks_launcher" / "preflight" / "facts.json"] = launcher_facts(facts)
+    wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

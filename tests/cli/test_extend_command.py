@@ -36,7 +36,7 @@ from trainworks.extend.wheels import find_sources, read_wheel
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest import imports
-from trainworks.imagetest.secrets import Finding, added
+from trainworks.imagetest.secrets import SecretFinding, added
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (
@@ -560,8 +560,8 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
 
 
 def test_what_the_base_has_is_not_its_extensions_fault() -> None:
-    def finding(where: str, path: str) -> Finding:
-        return Finding(where=where, path=path, rule="private key", advice="")
+    def finding(where: str, path: str) -> SecretFinding:
+        return SecretFinding(where=where, path=path, rule="private key", advice="")
 
     base = (finding("layer a", "etc/key"), finding("label x", ""))
     found = (

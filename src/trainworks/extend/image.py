@@ -1,30 +1,25 @@
-"""``build.py extend``: a base image, requirements and code become an image, built and tested.
+"""``build.py extend``: base, requirements and code become a plan, its rendering and an image (``build.image``).
 
-What can be wrong is looked for in two rounds, each of which tells everything at once: first what this machine's files
-say, with no engine; then what the base image says, before anything is built.
+Problems are looked for in two rounds, and each round reports all of them at once: first what this machine's files say,
+without an engine; then what the base image says, before anything is built.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import time
-from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from trainworks.build.context import context_folder, replace_output, write_context
-from trainworks.build.image import reported_checks
+from trainworks.build.context import replace_output, write_context
+from trainworks.build.image import ImageSpec, build_image
 from trainworks.engine import choose
-from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
+from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, ImageTestError, OutputError, UnknownNameError
 from trainworks.extend.lock import (
     Resolvable,
@@ -48,6 +43,7 @@ from trainworks.extend.plan import (
     make_extension,
 )
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
+from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import (
     BaseImage,
     Distribution,
@@ -59,18 +55,14 @@ from trainworks.extend.requirements import (
 )
 from trainworks.extend.source import SourceTree, read_source, some
 from trainworks.extend.wheels import build_wheels, find_sources, project_source
+from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.imagetest import interpreter
-from trainworks.imagetest.results import CheckResult
-from trainworks.imagetest.run import run_checks
-from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
-from trainworks.render.steps import build_steps
-from trainworks.terminal.build_progress import BuildProgress
+from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
-from trainworks.terminal.words import megabytes
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
@@ -104,17 +96,20 @@ class Extension:
         engine: Which has the base image.
         image: The base image.
         plan: What is made of it.
-        rendering: The build context.
         lock: The file with the hash-locked requirements, where it is ours and not the user's own.
-        settings: This machine's, with the package index that the base was built from.
+        spec: The image that is built.
     """
 
     engine: Engine
     image: BuiltImage
     plan: ExtensionPlan
-    rendering: Rendering
     lock: Path | None
-    settings: HostSettings
+    spec: ImageSpec
+
+    @property
+    def rendering(self) -> Rendering:
+        """The build context."""
+        return self.spec.rendering
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +135,11 @@ class _Inputs:
     apt: tuple[str, ...]
 
 
-def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Extended:
+def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> Extended:
     """Run ``build.py extend``.
 
     Args:
-        options: The command line.
+        request: What is asked for.
         root: The checkout: recipes and facts.
         environment: The process's environment.
 
@@ -155,14 +150,11 @@ def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Ex
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
     """
     settings = read_host_settings(environment)
-    inputs = _read_inputs(options, settings)
-    for text in _notes(options, inputs):
+    inputs = _read_inputs(request, settings)
+    for text in _notes(request, inputs):
         say(text)
-    engine = choose(options.engine)
-    information = engine.probe()
-    extension = _plan(inputs, engine, root, settings, environment, options)
-    image, plan, rendering, lock_path = extension.image, extension.plan, extension.rendering, extension.lock
-    base, locked = plan.base, plan.locked
+    extension = _plan(inputs, choose(request.engine, report=say), root, settings, environment, request)
+    plan, base = extension.plan, extension.plan.base
     report: dict[str, object] = {
         "name": plan.tag,
         "tags": [plan.tag],
@@ -170,58 +162,36 @@ def extend(options: Namespace, root: Path, environment: Mapping[str, str]) -> Ex
             "name": base.reference,
             "identifier": base.identifier,
             "digest": base.digest,
-            "size": image.size,
+            "size": extension.image.size,
             "python": base.version,
             "launcher": base.launcher,
         },
-        "requirements": [f"{name}=={version}" for name, version in locked],
-        "lock": str(lock_path) if lock_path else "",
+        "requirements": [f"{name}=={version}" for name, version in plan.locked],
+        "lock": str(extension.lock) if extension.lock else "",
         "commits": plan.commits,
         "apt": list(plan.apt),
         "code": {"files": len(plan.files), "size": inputs.source.size, "left_out": inputs.source.left_out},
         "entry_point": asdict(plan.entry_point) if plan.entry_point else None,
     }
-    if options.until == "render":
-        if options.output is not None:
-            replace_output(rendering, options.output)
-            write_context(rendering, options.output)
+    if request.until == "render":
+        rendering = extension.rendering
+        if request.output is not None:
+            replace_output(rendering, request.output)
+            write_context(rendering, request.output)
         files = [file.path for file in rendering.files]
         return Extended(report={**report, "dockerfile": rendering.dockerfile, "files": files})
-    say(f"{plan.tag}: building with {information.name} {information.version}")
-    started = time.monotonic()
-    built = _build(plan, rendering, engine, extension.settings, options)
-    seconds = time.monotonic() - started
-    grown = f"{megabytes(built.size - image.size)} more than {base.reference}"
-    say(
-        f"{plan.tag}  {built.identifier}  {megabytes(built.size)}, {grown}  built in {seconds:.1f} s with {engine.name}"
-    )
-    report |= {
-        "identifier": built.identifier,
-        "size": built.size,
-        "seconds": round(seconds, 2),
-        "engine": asdict(information),
-    }
-    if options.until == "build":
-        return Extended(report=report)
-    results = _check(plan, built, image, engine, settings, options.junit)
-    report["checks"] = [asdict(outcome) for outcome in results]
-    failed = [outcome for outcome in results if not outcome.passed]
-    broken = ImageTestError(
-        f"{plan.tag} was built and breaks {len(failed)} of its promises",
-        hint="the lines above that begin with FAIL say why; the image stays in the engine's store for a look",
-        reported=True,
-    )
-    return Extended(report=report, broken=broken if failed else None)
+    result = build_image(extension.spec, extension.engine, request)
+    return Extended(report={**report, **result.as_values()}, broken=result.broken)
 
 
-def plan_extension(options: Namespace, root: Path, environment: Mapping[str, str]) -> Extension:
+def plan_extension(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> Extension:
     """Return what an extension that was made already was made from; raises as ``extend`` does.
 
     Its lock has to be there: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)
-    inputs = _read_inputs(options, settings)
-    return _plan(inputs, choose(options.engine), root, settings, environment, options, resolving=False)
+    inputs = _read_inputs(request, settings)
+    return _plan(inputs, choose(request.engine, report=say), root, settings, environment, request, resolving=False)
 
 
 def _plan(
@@ -230,14 +200,15 @@ def _plan(
     root: Path,
     settings: HostSettings,
     environment: Mapping[str, str],
-    options: Namespace,
+    request: ExtendRequest,
     *,
     resolving: bool = True,
 ) -> Extension:
     """Find the base image, and plan and render what is made of it; ``resolving``: requirements get a lock if needed."""
     recipes = _recipes(root)
+    forbidden = settings.forbidden_texts("")
     companions = frozenset(name for component in load(root).components for name in component.companions)
-    image, base = find_base(options.base, engine)
+    image, base = find_base(request.base, engine)
     problems = _unfit(base, inputs)
     if problems:
         raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
@@ -255,17 +226,10 @@ def _plan(
     built: tuple[Wheel, ...] = ()
     if sources:
         rendering = render_wheels(tuple(sources), base, inputs.apt, recipes)
-        built = build_wheels(
-            tuple(sources),
-            rendering,
-            base,
-            engine,
-            _secrets(settings, base, inputs.apt),
-            settings,
-            environment,
-            verbose=options.verbose,
-            no_cache=options.no_cache,
-        )
+        name = f"trainworks/wheels:{rendering.digest[-12:]}"
+        secrets = _secrets(settings, base, inputs.apt)
+        spec = ImageSpec(name=name, tags=(name,), rendering=rendering, settings=settings, secrets=secrets)
+        built = build_wheels(tuple(sources), spec, base, engine, request)
         there = {canonicalize_name(row.name): row.version for row in base.distributions}
         problems = [
             f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} has {wheel.name} "
@@ -294,7 +258,7 @@ def _plan(
             environment,
             with_index=with_index_of(image, root, settings),
             companions=companions,
-            output=options.output,
+            output=request.output,
             resolving=resolving,
         )
     requirements += "".join(f"{wheel.pin}\n" for wheel in built)
@@ -304,7 +268,7 @@ def _plan(
     if any(name in companions for name, _ in locked):
         settings = with_index_of(image, root, settings)
     plan = make_extension(
-        tag=options.tag,
+        tag=request.tag,
         base=base,
         requirements=requirements,
         locked=locked,
@@ -317,13 +281,23 @@ def _plan(
         project=built[-1].name if inputs.project else "",
         installed=inputs.installed,
     )
-    rendering = render_extension(plan, recipes)
-    return Extension(engine=engine, image=image, plan=plan, rendering=rendering, lock=lock, settings=settings)
+    spec = ImageSpec(
+        name=request.tag,
+        tags=(request.tag,),
+        rendering=render_extension(plan, recipes),
+        settings=settings,
+        secrets=_secrets(settings, base, inputs.apt),
+        add_files=lambda folder: _add_local_wheels(plan, settings.pip, folder),
+        checks=plan.checks,
+        forbidden=forbidden,
+        extends=image,
+    )
+    return Extension(engine=engine, image=image, plan=plan, lock=lock, spec=spec)
 
 
 def _recipes(root: Path) -> dict[str, str]:
     try:
-        return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+        return {name: (data_folder(root, "templates") / name).read_text(encoding="utf-8") for name in RECIPES}
     except OSError as error:
         raise OutputError(
             f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"
@@ -343,43 +317,43 @@ def with_index_of(image: BuiltImage, root: Path, settings: HostSettings) -> Host
     return replace(settings, pip=replace(settings.pip, extra_index_urls=indexes)) if indexes else settings
 
 
-def _secrets(settings: HostSettings, base: BaseImage, apt: tuple[str, ...]) -> tuple[Secret, ...]:
+def _secrets(settings: HostSettings, base: BaseImage, apt: tuple[str, ...]) -> dict[str, bytes]:
     """Return what of this machine's settings the steps read."""
     names = (*PIP_SECRETS, *(APT_SECRETS if apt else ()))
     # Archives of this machine serve another suite of Debian, and no Ubuntu.
     content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
-    return tuple(Secret(identifier=name, content=content[name]) for name in names)
+    return {name: content[name] for name in names}
 
 
-def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
-    problems = [*check_names(options.base, options.tag), *check_packages(options.apt)]
+def _read_inputs(request: ExtendRequest, settings: HostSettings) -> _Inputs:
+    problems = [*check_names(request.base, request.tag), *check_packages(request.apt)]
     wanted, source, entry_point = Wanted(), SourceTree(), None
-    file: Path | None = options.requirements
-    if file is None and options.source is not None and (options.source / REQUIREMENTS).is_file():
-        file = options.source / REQUIREMENTS
-    if file is None and options.source is None and not options.apt:
+    file: Path | None = request.requirements
+    if file is None and request.source is not None and (request.source / REQUIREMENTS).is_file():
+        file = request.source / REQUIREMENTS
+    if file is None and request.source is None and not request.apt:
         problems.append("none of --requirements, --source and --apt is given: there is nothing to extend the base with")
     if file is not None:
         wanted, wrong = read_wanted(file)
         problems += wrong
     own = False
-    if options.source is not None:
-        own = file is not None and file.resolve() == (options.source / REQUIREMENTS).resolve()
-        places = [file] if file is not None and file.parent.resolve() == options.source.resolve() else []
+    if request.source is not None:
+        own = file is not None and file.resolve() == (request.source / REQUIREMENTS).resolve()
+        places = [file] if file is not None and file.parent.resolve() == request.source.resolve() else []
         # Ours, not the user's: they come and go, and must not make another image each time.
-        ignored = [name for place in (*places, *_project_files(options.source)) for name in locks_of(place)]
-        source = read_source(options.source, ignored=ignored, forbidden=settings.forbidden_texts(""))
+        ignored = [name for place in (*places, *_project_files(request.source)) for name in locks_of(place)]
+        source = read_source(request.source, ignored=ignored, forbidden=settings.forbidden_texts(""))
         problems += source.problems
     project = _project_file(source)
-    if options.entry_point is not None:
-        if options.source is None:
+    if request.entry_point is not None:
+        if request.source is None:
             problems.append("--entry-point is a path below --source, which is not given")
         elif source.files:
             executable = {file.path: file.mode == 0o755 for file in source.files}
             try:
-                entry_point = find_entry_point(options.entry_point, executable, project=bool(project))
+                entry_point = find_entry_point(request.entry_point, executable, project=bool(project))
             except ValueError as error:
-                problems.append(f"--entry-point: {error} (--source {options.source}, {CODE_FOLDER} in the image)")
+                problems.append(f"--entry-point: {error} (--source {request.source}, {CODE_FOLDER} in the image)")
     if problems:
         secrets = any("secret" in problem or "key" in problem for problem in source.problems)
         advice = "name files that must stay outside in a .trainworksignore in the root of --source; " if secrets else ""
@@ -390,12 +364,12 @@ def _read_inputs(options: Namespace, settings: HostSettings) -> _Inputs:
     installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
     return _Inputs(
         wanted=wanted,
-        file=file or (options.source / project if project else None),
+        file=file or (request.source / project if request.source is not None and project else None),
         source=source,
         project=project,
         installed=tuple(name for name in installed if name in {each.path for each in source.files}),
         entry_point=entry_point,
-        apt=tuple(sorted(set(options.apt))),
+        apt=tuple(sorted(set(request.apt))),
     )
 
 
@@ -413,9 +387,9 @@ def _project_file(source: SourceTree) -> str:
     return PROJECT_FILES[1] if found else ""
 
 
-def _notes(options: Namespace, inputs: _Inputs) -> Iterable[str]:
+def _notes(request: ExtendRequest, inputs: _Inputs) -> Iterable[str]:
     """Yield what a person should know of the code that is copied."""
-    if options.source is None:
+    if request.source is None:
         return
     source = inputs.source
     largest = max(source.files, key=lambda file: len(file.content))
@@ -423,11 +397,11 @@ def _notes(options: Namespace, inputs: _Inputs) -> Iterable[str]:
     yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
-    own = options.source / REQUIREMENTS
+    own = request.source / REQUIREMENTS
     if own.is_file() and REQUIREMENTS not in inputs.installed:
         yield f"  {own} is installed when a job starts, on each host: --requirements names another file"
     if (project := _project_file(source)) and not inputs.project:
-        yield f"  {project} is not installed: {options.entry_point} may install the project in its own way"
+        yield f"  {project} is not installed: {request.entry_point} may install the project in its own way"
 
 
 def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, BaseImage]:
@@ -500,45 +474,9 @@ def _unfit(base: BaseImage, inputs: _Inputs) -> list[str]:
     return problems + conflicts(inputs.wanted.requirements, base)
 
 
-def _build(
-    plan: ExtensionPlan, rendering: Rendering, engine: Engine, settings: HostSettings, options: Namespace
-) -> BuiltImage:
-    progress = BuildProgress(verbose=options.verbose)
-    existing = None if options.no_cache or options.output else engine.inspect(plan.tag)
-    if existing is not None and existing.labels.get(INPUTS_LABEL) == rendering.digest:
-        progress.line(f"  nothing changed since this image was built: {plan.tag}")
-        return existing
-    with ExitStack() as stack:
-        if options.output is None:
-            name = re.sub(r"[^a-z0-9.-]+", "-", f"extend-{plan.tag}".lower())
-            folder = stack.enter_context(context_folder(name, os.environ))
-        else:
-            replace_output(rendering, options.output)
-            folder = options.output
-        write_context(rendering, folder)
-        found = _add_local_wheels(plan, settings.pip, folder)
-        if found:
-            progress.line(f"  from this machine's own folders: {', '.join(found)}")
-        steps = build_steps(rendering.dockerfile, rendering.stage_components)
-        stack.enter_context(progress.following(StepTally(steps)))
-        return engine.build(
-            BuildRequest(
-                name=plan.tag,
-                context=folder,
-                tags=(plan.tag,),
-                secrets=_secrets(settings, plan.base, plan.apt),
-                arguments=settings.proxies,
-                labels={INPUTS_LABEL: rendering.digest},
-                stage_components=rendering.stage_components,
-                no_cache=options.no_cache,
-            ),
-            progress,
-        )
-
-
-def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> list[str]:
+def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
     """Copy locked wheels that this machine has in pip's folders into the context, where the installation looks."""
-    found = []
+    found: list[str] = []
     for path in sorted(path for local in settings.local_folders for path in local.glob("*.whl")):
         try:
             name, version, _, _ = parse_wheel_filename(path.name)
@@ -550,22 +488,4 @@ def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) 
             if hashlib.file_digest(stream, "sha256").hexdigest() in plan.requirements:
                 (folder / "wheels" / path.name).write_bytes(path.read_bytes())
                 found.append(path.name)
-    return found
-
-
-def _check(
-    plan: ExtensionPlan, built: BuiltImage, base: BuiltImage, engine: Engine, settings: HostSettings, junit: Path | None
-) -> tuple[CheckResult, ...]:
-    with reported_checks(plan.checks) as report:
-        results = run_checks(
-            engine,
-            built,
-            plan.checks,
-            forbidden=settings.forbidden_texts(""),
-            base=base,
-            report=report,
-            junit=junit,
-        )
-    failed = sum(not outcome.passed for outcome in results)
-    say(f"{len(results) - failed} checks passed, {failed} failed")
-    return results
+    return tuple(found)

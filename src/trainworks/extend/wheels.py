@@ -1,4 +1,4 @@
-"""Wheels of what has none: git repositories, each at a commit, and the user's project. The base image builds them."""
+"""Wheels of git repositories, each at a commit, and of the user's project: they are built in the base image."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from email.parser import BytesParser
-from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from trainworks.build.context import context_folder, write_context
-from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, Engine, Secret
+from trainworks.build.image import ImageSpec, run_build
+from trainworks.build.order import BuildOptions
+from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, LockError
 from trainworks.extend.plan import Source
 from trainworks.extend.requirements import BaseImage, GitRequirement, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
+from trainworks.host.cache import cache_folder
 from trainworks.host.git import source_archive
-from trainworks.host.settings import HostSettings
-from trainworks.render.dockerfile import Rendering
-from trainworks.render.steps import build_steps
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 
@@ -86,7 +84,7 @@ def find_sources(
 
 def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str, str]) -> tuple[str, bytes]:
     """Return the commit and its files, from the cache where the commit is known: no network is needed then."""
-    folder = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "git"
+    folder = cache_folder(environment, "git")
     stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
         if commit:
@@ -113,43 +111,26 @@ def project_source(files: Iterable[SourceFile]) -> Source:
 
 
 def build_wheels(
-    sources: tuple[Source, ...],
-    rendering: Rendering,
-    base: BaseImage,
-    engine: Engine,
-    secrets: tuple[Secret, ...],
-    settings: HostSettings,
-    environment: Mapping[str, str],
-    *,
-    verbose: bool,
-    no_cache: bool,
+    sources: tuple[Source, ...], spec: ImageSpec, base: BaseImage, engine: Engine, options: BuildOptions
 ) -> tuple[Wheel, ...]:
     """Build the wheels inside the base image, and return them in the order of their sources.
+
+    Args:
+        sources: What they are built from.
+        spec: The image that has them, and that is removed again.
+        base: The base image.
+        engine: What builds.
+        options: How; the folder of ``output`` is for the extended image alone.
 
     Raises:
         BuildError: One cannot be built, or is of another distribution than its requirement says.
     """
-    name = f"trainworks/wheels:{rendering.digest[-12:]}"
-    progress = BuildProgress(verbose=verbose)
+    name = spec.tags[0]
     say(f"  building wheels in {base.reference}: {', '.join(source.origin for source in sources)}")
-    with context_folder(f"wheels-{rendering.digest[-12:]}", environment) as folder:
-        write_context(rendering, folder)
-        with progress.following(StepTally(build_steps(rendering.dockerfile, rendering.stage_components))):
-            try:
-                engine.build(
-                    BuildRequest(
-                        name=name,
-                        context=folder,
-                        tags=(name,),
-                        secrets=secrets,
-                        arguments=settings.proxies,
-                        stage_components=rendering.stage_components,
-                        no_cache=no_cache,
-                    ),
-                    progress,
-                )
-            except BuildError as error:
-                raise BuildError(error.message, hint=_advice(base) or error.hint) from error
+    try:
+        run_build(spec, engine, replace(options, output=None), BuildProgress(verbose=options.verbose))
+    except BuildError as error:
+        raise BuildError(error.message, hint=_advice(base) or error.hint) from error
     files: dict[str, tuple[str, bytes]] = {}
     try:
         with engine.layers(name) as layers:
