@@ -111,7 +111,7 @@ def launcher_facts(facts: Facts) -> str:
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items())
     families = json.dumps([row.name for row in facts.families])
     return (
-        f'{{\n  "generated": "by tools/generate from images/",\n  "instances": {{\n{rows}\n  }},\n'
+        f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
         f'  "families": {families},\n  "storages": {json.dumps(storages)}\n}}\n'
     )
 

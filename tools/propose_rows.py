@@ -35,7 +35,6 @@ from trainworks.facts.rows import Component, Cuda, Facts, Stack, TargetRow  # no
 from trainworks.host.settings import HostSettings, read_host_settings  # noqa: E402
 from trainworks.inputs.lock_python import write_python_lock  # noqa: E402
 from trainworks.plan.shares import distribution_name, python_requirements  # noqa: E402
-from trainworks.plan.target import context_of  # noqa: E402
 
 UNKNOWN = "?"
 """A reviewer fills it in: a fact of a CUDA version that the package index does not have."""
@@ -103,6 +102,12 @@ def resolved(row: TargetRow, facts: Facts, settings: HostSettings, pins: Mapping
         packages = tomllib.loads(path.read_text(encoding="utf-8"))["package"]
     # What is there for building too comes twice; the image's own is the first.
     return {package["name"]: package["version"] for package in reversed(packages)}
+
+
+def components_of(row: TargetRow, facts: Facts) -> dict[str, Component]:
+    """Return the components that fit a row, by name."""
+    cuda, sources = facts.cuda_by_name[row.cuda], facts.stack_by_name[row.stack].sources
+    return {each.name: each for each in facts.components if each.fits(row.framework, sources, cuda, row.base)}
 
 
 def version_in(found: Mapping[str, str], component: Component, cuda: Cuda) -> str:

@@ -1,6 +1,6 @@
 """Facts about instance types and file systems, for hosts that preflight cannot look at. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate`` writes them to
+The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate.py`` writes them to
 facts.json beside this file. Inside an image the image's own manifest says what a job needs.
 """
 
