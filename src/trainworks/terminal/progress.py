@@ -129,13 +129,13 @@ class Task:
 
     @property
     def how_far(self) -> str:
-        """The second column of the display, beside the bar: counts, rate, elapsed and remaining time."""
+        """The second column of the display, beside the bar: counts, elapsed and remaining time, rate."""
         rate, left = self.rate, self.left
         parts = (
             self.counts,
-            f"{amount(int(rate))}/s" if rate else "",
             clock(self.elapsed),
             f"about {clock(left)} left" if left else "",
+            f"{amount(int(rate))}/s" if rate else "",
         )
         return ", ".join(filter(None, parts))
 
