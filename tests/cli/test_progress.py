@@ -102,7 +102,7 @@ def test_a_file_tells_how_much_of_it_was_read() -> None:
 BUILD = f"""
 import sys
 from trainworks.terminal.build_progress import BuildProgress
-from trainworks.engine.progress import BuildKitParser, StepTally, Timings
+from trainworks.engine.progress import BuildKitParser, StepTally
 from trainworks.render.steps import build_steps
 
 stages = {{"first": "system", "second": "torch", "final": "image"}}
@@ -118,7 +118,7 @@ COPY --from=second /two /two
 COPY --chmod=0755 files/run /usr/bin/file
 RUN --mount=type=bind,source=files,target=/src ls /src
 ''', stages)
-tally = StepTally(steps, Timings(seconds={{step.key: 100.0 for step in steps}}))
+tally = StepTally(steps)
 progress, parser = BuildProgress(), BuildKitParser(stages)
 with progress.following(tally):
     for line in open({str(LOGS / "buildkit-success.txt")!r}):
@@ -147,7 +147,7 @@ def test_a_build_on_a_terminal() -> None:
         mine.read(waits)
         whole, step = mine.shown[-2:]
         assert whole.startswith("building ")
-        assert re.search(r"━ +1 of 6 steps, 0:0\d, about 8:\d\d left$", whole), "five steps of 100 s, less the present"
+        assert re.search(r"━ +1 of 6 steps, 0:0\d$", whole)
         assert re.fullmatch(r"system  more +0:0\d", step)
         assert mine.cursor_is_hidden()
         mine.type("\n")

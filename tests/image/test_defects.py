@@ -17,8 +17,9 @@ from image.test_imagetest import LocalEngine, ask, ignore, run
 from trainworks.engine.protocol import BuildRequest, Completed
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import inventory, questions, run_checks
+from trainworks.imagetest import inventory, questions
 from trainworks.imagetest import test_promises as promises
+from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
     CommandCheck,

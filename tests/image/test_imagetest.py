@@ -44,18 +44,10 @@ from trainworks.engine.protocol import (
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
-from trainworks.imagetest import (
-    CheckResult,
-    component_width,
-    inventory,
-    line,
-    packages,
-    probe,
-    questions,
-    run_checks,
-    secrets,
-)
+from trainworks.imagetest import inventory, packages, probe, questions, secrets
 from trainworks.imagetest import test_promises as promises
+from trainworks.imagetest.results import CheckResult, component_width, line
+from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -624,7 +616,8 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import image.test_imagetest as tests\n"
-        "from trainworks.imagetest import line, run_checks\n"
+        "from trainworks.imagetest.results import line\n"
+        "from trainworks.imagetest.run import run_checks\n"
         "from trainworks.plan.checks import CommandCheck\n"
         "checks = (CommandCheck(component='a', command=('true',)), CommandCheck(component='b', command=('false',)))\n"
         "run_checks(tests.LocalEngine(), tests.IMAGE, checks, report=lambda result: print(line(result, width=1)))\n"

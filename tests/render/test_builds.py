@@ -126,7 +126,7 @@ def test_a_variant_is_not_recorded_as_the_target(built_today: Path, capsys: pyte
     assert main(line) == 9
     assert f"this image is a variant of {CPU}" in capsys.readouterr().err
     assert main([*line, "--until", "build"]) == 2
-    assert "--record is for what was tested" in capsys.readouterr().err
+    assert "--record is for tested images" in capsys.readouterr().err
     assert (built_today / "images" / "built.toml").read_bytes() == before
 
 

@@ -160,11 +160,12 @@ def test_growth_names_components_and_packages(facts: Facts) -> None:
 def test_the_image_that_had_the_name_before_is_remembered(tmp_path: Path, facts: Facts) -> None:
     plan = plan_of_target(CPU, facts)
     first, second = size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)
-    assert remember(first, "docker", tmp_path) is None
-    assert remember(first, "docker", tmp_path) is None, "the same image again is no other one"
-    assert remember(second, "buildah", tmp_path) is None, "another engine's images are made of other layers"
-    assert remember(second, "docker", tmp_path) == first
-    assert remember(second, "docker", tmp_path) == first, "and stays so until there is a third one"
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert remember(first, "docker", cache) is None
+    assert remember(first, "docker", cache) is None, "the same image again is no other one"
+    assert remember(second, "buildah", cache) is None, "another engine's images are made of other layers"
+    assert remember(second, "docker", cache) == first
+    assert remember(second, "docker", cache) == first, "and stays so until there is a third one"
 
 
 def test_a_report_is_read_back_and_anything_else_refused(tmp_path: Path, facts: Facts) -> None:

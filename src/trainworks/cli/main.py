@@ -39,8 +39,6 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
         name, words = _command(words)
         command = command_named(name)
         options = command.parser().parse_args(words)
-        # For commands that start other processes with the same words.
-        options.words = tuple(words)
         return int(command.run(options, options.root or root or Path.cwd()))
     except TrainworksError as error:
         _say_error(error, as_json=as_json)
@@ -96,8 +94,7 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
     from trainworks.terminal.words import describe
 
     if as_json and not error.reported:
-        content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        put_json({**content, "exit_status": error.exit_status})
+        put_json(error.as_values())
     said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
     try:
         DISPLAY.write(said)

@@ -16,14 +16,6 @@ ENGINES: Final = {
 """Name to class, in the order in which they are tried; imported when asked for."""
 
 
-MERGES_RUNNING_STEPS: Final = frozenset({"docker"})
-"""Engines that run a step once which two builds want at the same time.
-
-BuildKit joins steps of several builds by their content: the second build waits, and calls the step cached (tried with
-Docker 20.10). Each buildah is a process of its own, which finds a layer only when another one has committed it.
-"""
-
-
 def create(name: str) -> Engine:
     """Return the engine of this name, not yet asked whether it answers.
 

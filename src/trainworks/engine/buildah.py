@@ -470,7 +470,7 @@ class BuildahEngine:
                 shared = Path(parent) / name
                 shared.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).symlink_to(shared)
-            yield folder, {**os.environ, "TMPDIR": str(folder)}
+            yield folder, {**processes.own_environment(), "TMPDIR": str(folder)}
 
     @contextlib.contextmanager
     def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:

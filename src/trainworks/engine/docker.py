@@ -389,7 +389,7 @@ class DockerEngine:
         """Return the command line's environment: this process's, the daemon's address, BuildKit on, no extras."""
         host = self._host()
         return {
-            **os.environ,
+            **processes.own_environment(),
             **({"DOCKER_HOST": host} if host else {}),
             **arguments,
             "DOCKER_BUILDKIT": "1",
@@ -553,8 +553,12 @@ class DockerContainer:
 
             thread = threading.Thread(target=pump, daemon=True)
             thread.start()
-            thread.join(timeout)
-            if thread.is_alive():
+
+            def ended(seconds: float | None) -> bool:
+                thread.join(seconds)
+                return not thread.is_alive()
+
+            if not processes.wait_for(ended, timeout):
                 # Ends everything inside and idles again, with the files as they are.
                 self._sdk.restart(timeout=0)
                 thread.join(_SHORT_CALL)

@@ -25,6 +25,9 @@ from typing import IO, Final
 GRACE: Final = 10.0
 """Seconds that a child has between the first polite signal and SIGKILL."""
 
+_POLL: Final = 0.1
+"""Seconds between two looks of a waiting thread at whether it was interrupted."""
+
 _CHUNK: Final = 65536
 _LONGEST_LINE: Final = 65536
 _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
@@ -59,10 +62,14 @@ def uninterrupted() -> Iterator[None]:
     """Hold back SIGINT and SIGTERM while a short, bounded piece of work is done, and deliver them after it.
 
     A second Ctrl-C from an impatient user must not tear down the very code that cleans up after the first. Only the
-    main thread receives signals in Python, so elsewhere this does nothing.
+    main thread receives signals in Python; elsewhere it is an ``Interruption`` that is held back.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        _THREAD.held += 1
+        try:
+            yield
+        finally:
+            _THREAD.held -= 1
         return
     held: list[int] = []
 
@@ -80,6 +87,77 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(each, signal.SIG_DFL if handler is None else handler)
         for number in dict.fromkeys(held):
             signal.raise_signal(number)
+
+
+class Interruption:
+    """Ctrl-C for threads that work side by side: the main thread receives the signal, and hands it on to them."""
+
+    def __init__(self) -> None:
+        """Start with no interruption."""
+        self._requested = threading.Event()
+
+    def request(self) -> None:
+        """Raise ``KeyboardInterrupt``, once, in each thread that it reaches, where that waits; returns at once."""
+        self._requested.set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether it was requested."""
+        return self._requested.is_set()
+
+    @contextlib.contextmanager
+    def reaches_this_thread(self) -> Iterator[None]:
+        """Let it reach this thread while the ``with`` block runs."""
+        _THREAD.interruption = self
+        try:
+            yield
+        finally:
+            _THREAD.interruption = None
+
+
+class _Thread(threading.local):
+    """What a thread can be interrupted by, and how many blocks of it hold an interruption back."""
+
+    interruption: Interruption | None = None
+    held: int = 0
+
+
+_THREAD: Final = _Thread()
+
+
+def check_interrupted() -> None:
+    """Raise ``KeyboardInterrupt`` in a thread that an ``Interruption`` reaches, unless it is held back."""
+    interruption = _THREAD.interruption
+    if interruption is not None and interruption.requested and not _THREAD.held:
+        # Once: what cleans up after it waits for children too.
+        _THREAD.interruption = None
+        raise KeyboardInterrupt
+
+
+def wait_for(waits: Callable[[float | None], bool], timeout: float | None = None) -> bool:
+    """Wait for something, so that an ``Interruption`` of this thread ends the wait.
+
+    Args:
+        waits: Waits for it, at most so many seconds (``None``: no limit), and returns whether it happened.
+        timeout: How long to wait, in seconds; ``None``: no limit.
+
+    Returns:
+        Whether it happened in time.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while _THREAD.interruption is not None:
+        check_interrupted()
+        left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
+        if waits(max(0.0, left)):
+            return True
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+    return waits(timeout)
+
+
+def own_environment() -> dict[str, str]:
+    """Return this process's environment; another thread may change it meanwhile, as pytest does for each check."""
+    return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
 
 
 class _OneInterrupt:
@@ -203,7 +281,7 @@ class Child:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return the exit status (128 + N for signal N), or ``None`` when it still runs after ``timeout`` seconds."""
-        if not self._exited.wait(timeout):
+        if not wait_for(self._exited.wait, timeout):
             return None
         status = self._started.returncode
         return 128 - status if status < 0 else status
@@ -308,7 +386,7 @@ def stream(
         reader = threading.Thread(target=pump, daemon=True)
         reader.start()
         threading.Thread(target=watch, daemon=True).start()
-        while (chunk := arrivals.get()) is not None:
+        while (chunk := _next(arrivals)) is not None:
             for line in splitter.feed(chunk):
                 on_line(line)
         for line in splitter.finish():
@@ -316,6 +394,13 @@ def stream(
         status = child.wait()
     assert status is not None
     return status
+
+
+def _next(arrivals: queue.SimpleQueue[bytes | None]) -> bytes | None:
+    while True:
+        check_interrupted()
+        with contextlib.suppress(queue.Empty):
+            return arrivals.get(timeout=_POLL)
 
 
 class LineSplitter:

@@ -7,14 +7,13 @@ out. The archive used is the one that this machine's apt uses, and the image is 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 from trainworks.engine.archive import write_archive
-from trainworks.engine.processes import stream
+from trainworks.engine.processes import own_environment, stream
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError
 from trainworks.facts.rows import Base
@@ -111,7 +110,7 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
         if MERGED_USR_HOOKS.is_dir():
             argv.append(f"--hook-dir={MERGED_USR_HOOKS}")
         argv += [base.suite, str(root), *sources]
-        environment = {**os.environ, **settings.proxies, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
+        environment = {**own_environment(), **settings.proxies, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8"}
         try:
             status = stream(tuple(argv), note, environment=environment)
             if status != 0:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import tarfile
 from pathlib import Path
 
-from trainworks.engine.processes import Finished, run
+from trainworks.engine.processes import Finished, own_environment, run
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError
 from trainworks.host.bootstrap import EPOCH
@@ -141,7 +140,7 @@ def moved(repository: str, tag: str, commit: str, there: str) -> LockError:
 
 
 def _git(words: tuple[str, ...], repository: str, ca_path: str, seconds: float = SECONDS) -> Finished:
-    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    environment = {**own_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     environment |= {"GIT_HTTP_LOW_SPEED_LIMIT": "1000", "GIT_HTTP_LOW_SPEED_TIME": "60"}
     if ca_path:
         environment["GIT_SSL_CAINFO"] = ca_path

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from trainworks.engine.processes import wait_for
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
 from trainworks.imagetest.results import CheckResult, title_of
 from trainworks.plan.checks import Check
+
+_ONE_SESSION: Final = threading.Lock()
+"""pytest keeps state of its own in the process: threads that check images take turns."""
 
 FAULTS: Final = (EngineError, EngineUnavailableError, OutputError)
 """What says nothing of the image: the engine failed or is gone, or its disk is full."""
@@ -81,8 +86,12 @@ def run_checks(
     ]
     if junit is not None:
         arguments += [f"--junit-xml={junit.absolute()}", "--override-ini=junit_suite_name=trainworks"]
-    with _pytest_environment():
-        status = pytest.main(arguments, plugins=[plugin])
+    wait_for(lambda seconds: _ONE_SESSION.acquire(timeout=-1 if seconds is None else seconds))
+    try:
+        with _pytest_environment():
+            status = pytest.main(arguments, plugins=[plugin])
+    finally:
+        _ONE_SESSION.release()
     if plugin.interrupted:
         raise KeyboardInterrupt
     if plugin.fault is not None:

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 from trainworks.errors import HostError, LockError, OutputError
 from trainworks.facts.rows import Artifact, Base
 from trainworks.host.apt import AptSettings
+from trainworks.host.cache import cache_folder
 from trainworks.plan.model import ImagePlan
 
 if TYPE_CHECKING:
@@ -71,14 +72,14 @@ class Unreachable:
     implied: bool = False
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
+def sources_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder that keeps downloaded sources: ``trainworks/sources`` below the user's cache folder.
 
     Raises:
         HostError: The user has no home and ``XDG_CACHE_HOME`` is not set.
     """
     try:
-        return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "sources"
+        return cache_folder(environment, "sources")
     except RuntimeError as error:
         raise HostError("no folder for downloads: the user has no home", hint="set XDG_CACHE_HOME") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 from trainworks.engine.protocol import HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
+from trainworks.host.cache import cache_folder
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.image_contents import Contents, File
 from trainworks.plan.model import ImagePlan
@@ -333,13 +334,16 @@ def _from_values(values: Mapping[str, Any]) -> SizeReport:
     )
 
 
-def remember(report: SizeReport, engine: str, cache: Path) -> SizeReport | None:
+def remember(report: SizeReport, engine: str, environment: Mapping[str, str]) -> SizeReport | None:
     """Keep a report on this machine, and return that of the image which had this name in this engine before.
 
     A cache that cannot be read or written costs the comparison only.
     """
     key = hashlib.sha256(f"{engine} {report.reference}".encode()).hexdigest()[:32]
-    path = cache / "trainworks" / "reports" / f"{key}.json"
+    try:
+        path = cache_folder(environment, "reports", f"{key}.json")
+    except RuntimeError:
+        return None
     kept: list[SizeReport] = []
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = [_from_values(values) for values in json.loads(path.read_text(encoding="utf-8"))]

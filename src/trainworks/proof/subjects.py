@@ -16,6 +16,7 @@ from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import OutputError, ProofError, UnknownNameError
 from trainworks.extend.image import TITLE_LABEL, plan_extension
 from trainworks.extend.render import RECIPES
+from trainworks.extend.request import ExtendRequest
 from trainworks.facts.load import BUILT, load
 from trainworks.imagetest.packages import Answer
 from trainworks.imagetest.questions import list_packages
@@ -92,9 +93,16 @@ def extension_subject(options: Namespace, root: Path, environment: Mapping[str, 
         LockError: The lock of its requirements is not there, or not for them.
         ProofError: It was made from something else than what is here now.
     """
-    # The folder of ``--output`` is the proof's here, not the build context's.
-    choice = {**vars(options), "tag": options.target, "output": None, "verbose": False, "no_cache": False}
-    extension = plan_extension(Namespace(**choice), root, environment)
+    request = ExtendRequest(
+        base=options.base,
+        tag=options.target,
+        requirements=options.requirements,
+        apt=tuple(options.apt),
+        source=options.source,
+        entry_point=options.entry_point,
+        engine=options.engine,
+    )
+    extension = plan_extension(request, root, environment)
     engine, plan, rendering = extension.engine, extension.plan, extension.rendering
     image = _built(engine, plan.tag, rendering, "build.py extend")
 

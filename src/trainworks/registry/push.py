@@ -22,6 +22,7 @@ from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import RegistryError, UnknownNameError
 from trainworks.host import aws
+from trainworks.host.cache import cache_folder
 from trainworks.registry import ecr
 from trainworks.registry.client import (
     IMAGE_CONFIGURATION,
@@ -479,6 +480,5 @@ def _record(engine: Engine, image: BuiltImage, manifest: Manifest, environment: 
 
 
 def _record_file(engine: Engine, image: BuiltImage, environment: Mapping[str, str]) -> Path:
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "pushes"
     name = hashlib.sha256(f"{engine.name} {image.identifier}".encode()).hexdigest()[:32]
-    return cache / f"{name}.json"
+    return cache_folder(environment, "pushes", f"{name}.json")

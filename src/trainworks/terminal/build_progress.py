@@ -34,7 +34,7 @@ class BuildProgress:
     def __call__(self, event: StepEvent) -> None:
         """Take one event of the build."""
         key = (event.component, event.step)
-        self.tally.add(event, self.display.clock())
+        self.tally.add(event)
         if event.state == "started":
             self.running[key] = self.display.add(event.component or "engine", log=False)
             self.running[key].note = readable(event.step)
@@ -70,12 +70,9 @@ class BuildProgress:
     def following(self, tally: StepTally) -> Iterator[None]:
         """Show how far the build is for the time of the ``with`` block; ``tally`` knows its steps."""
         self.tally = tally
-        with self.display.task(
-            "building", tally.total, "steps", log=False, left=lambda: tally.left(self.display.clock())
-        ) as self._task:
+        with self.display.task("building", tally.total, "steps", log=False) as self._task:
             try:
                 yield
-                tally.finish(self.display.clock())
             finally:
                 self._task = None
                 while self.running:

@@ -27,7 +27,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put, put_result
+from trainworks.terminal.output import put_result
 
 STAGES = ("render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
@@ -96,12 +96,24 @@ def add_contents(grammar: Grammar) -> None:
 def run(options: Namespace, root: Path) -> int:
     """Extend an image."""
     from trainworks.extend.image import extend
+    from trainworks.extend.request import ExtendRequest
 
-    done = extend(options, root, os.environ)
-    if options.until == "render" and options.format == "text":
-        put(f"{options.output}\n" if options.output else str(done.report["dockerfile"]))
-    else:
-        put_result(options, done.report, f"{options.tag}\n")
+    request = ExtendRequest(
+        base=options.base,
+        tag=options.tag,
+        requirements=options.requirements,
+        apt=tuple(options.apt),
+        source=options.source,
+        entry_point=options.entry_point,
+        until=options.until,
+        engine=options.engine,
+        output=options.output,
+        junit=options.junit,
+        no_cache=options.no_cache,
+        verbose=options.verbose,
+    )
+    done = extend(request, root, os.environ)
+    put_result(options, done.report, done.text)
     if done.broken is not None:
         raise done.broken
     return 0

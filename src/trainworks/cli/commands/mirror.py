@@ -41,7 +41,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
-    from trainworks.inputs.mirror import fill_mirror
+    from trainworks.inputs.fill_mirror import fill_mirror
     from trainworks.plan.select import rows_named
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say

@@ -68,7 +68,7 @@ def run(options: Namespace, root: Path) -> int:
         return size_report(contents, plan_of_target(contents.name, facts), facts)
 
     report = size(options.image)
-    before = remember(report, engine.name, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
+    before = remember(report, engine.name, os.environ)
     if options.since:
         before = read_report(Path(options.since)) if Path(options.since).is_file() else size(options.since)
     growth = growth_of(before, report) if before else None
