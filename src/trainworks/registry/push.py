@@ -242,8 +242,7 @@ def _send(
     packed: dict[str, Descriptor] = {}
     read = compressed = 0
     with (
-        # Layers are packed and sent in turns: what is left follows from how far the packing is.
-        DISPLAY.task("pushing", unit=BYTES, left=lambda: None) as task,
+        DISPLAY.task("pushing", unit=BYTES) as task,
         DISPLAY.task("packing", image.size, BYTES) as packing,
         tempfile.TemporaryDirectory(prefix="trainworks-push-") as folder,
         engine.archive(reference) as stream,
