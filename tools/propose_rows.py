@@ -35,6 +35,7 @@ from trainworks.facts.rows import Component, Cuda, Facts, Stack, TargetRow  # no
 from trainworks.host.settings import HostSettings, read_host_settings  # noqa: E402
 from trainworks.inputs.lock_python import write_python_lock  # noqa: E402
 from trainworks.plan.shares import distribution_name, python_requirements  # noqa: E402
+from trainworks.plan.target import context_of  # noqa: E402
 
 UNKNOWN = "?"
 """A reviewer fills it in: a fact of a CUDA version that the package index does not have."""
