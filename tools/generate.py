@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write everything in this repository that follows from the facts: `tools/generate.py`, or `--check` to compare only.
 
-- Tables of targets, versions, components, instance types, rules and exit statuses, and the command line's help. Each
+- Tables of targets, versions, components, instance types and exit statuses, and the command line's help. Each
   stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 
@@ -25,11 +25,7 @@ from trainworks.errors import TrainworksError  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import SUBJECTS  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
-from trainworks.inspect.listing import (  # noqa: E402
-    summary_markdown,
-)
-from trainworks.lint.findings import SEVERITIES  # noqa: E402
-from trainworks.lint.rules import RULES  # noqa: E402
+from trainworks.inspect.listing import summary_markdown  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -149,15 +145,6 @@ def exit_statuses() -> str:
     return "\n".join(lines) + "\n"
 
 
-def lint_rules() -> str:
-    """Return the reference of lint's rules, the severe ones first."""
-    lines = ["| rule | severity | finds | why | instead |", "|---|---|---|---|---|"]
-    for rule in sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity)):
-        cells = (rule.name, rule.severity, rule.summary, rule.reason, rule.fix)
-        lines.append(f"| {' | '.join(map(cell, cells))} |")
-    return "\n".join(lines) + "\n"
-
-
 def filled(text: str, parts: Mapping[str, str]) -> str:
     """Return a page with the text between marks of these names replaced; tests write the other parts."""
     return MARKED.sub(lambda found: f"{found[1]}{parts.get(found[2], found[3])}{found[4]}", text)
@@ -177,7 +164,6 @@ def main() -> int:
         "usage": usage(),
         "variables": variables(),
         "exit-statuses": exit_statuses(),
-        "lint-rules": lint_rules(),
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)

@@ -419,7 +419,6 @@ class LocalEngine:
     open_containers: int = 0
     name: str = "local"
     identifier_is_configuration: bool = False
-    merges_running_steps: bool = False
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[Container]:

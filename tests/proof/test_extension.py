@@ -25,7 +25,7 @@ from proof.support import (
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
-from trainworks.extend.requirements import BaseImage
+from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest import packages
 from trainworks.proof.components import ListedComponent, extension_bill, package_components
@@ -44,7 +44,7 @@ six==1.17.0 \\
     --hash=sha256:{"0" * 64} \\
     --hash=sha256:{"1" * 64}
 """
-BASE = BaseImage(
+BASE = ExtendedBase(
     reference="host.example:5000/team/pytorch:tiny",
     identifier=f"sha256:{'a' * 64}",
     digest=f"host.example:5000/team/pytorch@sha256:{'d' * 64}",

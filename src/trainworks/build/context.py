@@ -102,6 +102,19 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
 
 
+def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[str, object]]:
+    """Write a rendering to ``--output``; return the result for people (without a folder the Dockerfile) and programs.
+
+    Raises:
+        OutputError: The folder has files that are not ours, or cannot be written.
+    """
+    if folder is not None:
+        replace_output(rendering, folder)
+        write_context(rendering, folder)
+    text = rendering.dockerfile if folder is None else f"{folder}\n"
+    return text, {"dockerfile": rendering.dockerfile, "files": [file.path for file in rendering.files]}
+
+
 @contextlib.contextmanager
 def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
     """Give an empty folder for a build context, the same one for each build of an image, and remove it afterwards.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.build.history import last_build
 from trainworks.build.order import BuildOrder
-from trainworks.build.session import BuildSession, TargetResult
+from trainworks.build.session import BuildReport, BuildSession
 from trainworks.inputs.sources import Places, missing_sources, sources_folder
 from trainworks.inspect.plan import describe_forecast, describe_plan, describe_sources
 from trainworks.plan.model import ImagePlan, Request
@@ -16,7 +16,7 @@ from trainworks.render.dockerfile import render
 from trainworks.render.forecast import forecast
 
 
-def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> TargetResult:
+def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
     """Do with a target what the order says.
 
     Args:
@@ -26,7 +26,9 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
         order: What to do.
 
     Raises:
-        TrainworksError: See ``_write_rendering`` and ``build.target.build_target``.
+        RecipeError: A recipe and its values do not fit.
+        OutputError: The folder of ``--output`` has files that are not ours, or cannot be written.
+        TrainworksError: See ``build.target.build_target``.
     """
     if order.until == "plan":
         return _show_plan(plan, session)
@@ -38,35 +40,20 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
     return build_target(request, plan, session, order)
 
 
-def _show_plan(plan: ImagePlan, session: BuildSession) -> TargetResult:
+def _show_plan(plan: ImagePlan, session: BuildSession) -> BuildReport:
     """Return a plan, and what a build would do: what is built again and why, and what is downloaded."""
     last = last_build(plan.tags[0], os.environ)
     inputs, ended = (last.inputs, last.ended) if last else (None, "")
     expected = forecast(plan, render(plan, session.facts), session.facts, inputs, ended)
     missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
-    return TargetResult(
+    return BuildReport(
         report={**json.loads(plan.as_json()), "forecast": expected.as_values()},
         text=describe_plan(plan) + describe_forecast(expected) + describe_sources(missing),
     )
 
 
-def _write_rendering(plan: ImagePlan, session: BuildSession, output: Path | None) -> TargetResult:
-    """Write a target's Dockerfile and files into a folder; without one the text is the Dockerfile.
+def _write_rendering(plan: ImagePlan, session: BuildSession, output: Path | None) -> BuildReport:
+    from trainworks.build.context import write_output
 
-    Raises:
-        OutputError: The folder has files that are not ours, or cannot be written.
-        RecipeError: A recipe and its values do not fit.
-    """
-    rendering = render(plan, session.facts)
-    if output is not None:
-        from trainworks.build.context import replace_output, write_context
-
-        replace_output(rendering, output)
-        write_context(rendering, output)
-    report: dict[str, object] = {
-        "name": plan.target.name,
-        "tags": plan.tags,
-        "dockerfile": rendering.dockerfile,
-        "files": [file.path for file in rendering.files],
-    }
-    return TargetResult(report=report, text=rendering.dockerfile if output is None else f"{output}\n")
+    text, values = write_output(render(plan, session.facts), output)
+    return BuildReport(report={"name": plan.target.name, "tags": plan.tags, **values}, text=text)

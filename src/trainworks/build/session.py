@@ -1,4 +1,4 @@
-"""What the targets of one run share, and what each of them comes to."""
+"""What the targets of one run share, and what a build comes to."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class BuildSession:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetResult:
-    """What a target came to.
+class BuildReport:
+    """What a build, or a part of it, came to.
 
     Attributes:
         report: For programs, as JSON.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainworks.build.context import add_local_artifacts, add_local_wheels
+from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
 from trainworks.build.image import ImageResult, ImageSpec, build_image
 from trainworks.build.order import BuildOrder, PushOrder
-from trainworks.build.session import BuildSession, TargetResult
+from trainworks.build.session import BuildReport, BuildSession
 from trainworks.engine import choose
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.mirror import check_mirror
@@ -24,7 +24,7 @@ from trainworks.render.forecast import inputs_of
 from trainworks.terminal.output import say
 
 
-def build_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> TargetResult:
+def build_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
     """Build a target's image and test it, as far as the order says.
 
     Args:
@@ -64,7 +64,7 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
     if order.push is not None and result.broken is None:
         report["pushed"], pushed = _push(plan.tags[0], order.push, result, session.settings)
         text += pushed
-    return TargetResult(report=report, text=text, image=result)
+    return BuildReport(report=report, text=text, image=result)
 
 
 def _with_sources(
@@ -74,15 +74,17 @@ def _with_sources(
     refuse_unlocked(plan)
     if session.mirror.folder:
         check_mirror(plan, session.mirror.folder, complete=order.offline)
-    plan, left_out = reachable_plan(
-        request,
-        plan,
-        session.facts,
-        session.places,
-        session.settings,
-        strict=order.strict or order.record or order.push is not None,
-        mirror=order.mirror,
-    )
+    # Two targets often need the same files: the second one finds what the first one downloaded.
+    with one_at_a_time("sources", os.environ):
+        plan, left_out = reachable_plan(
+            request,
+            plan,
+            session.facts,
+            session.places,
+            session.settings,
+            strict=order.strict or order.record or order.push is not None,
+            mirror=order.mirror,
+        )
     if left_out:
         say(describe_left_out(plan, left_out))
     return plan, left_out

@@ -98,8 +98,6 @@ class BuildahEngine:
     name = "buildah"
     # An image's configuration is rewritten when it is exported.
     identifier_is_configuration = False
-    # Each build is a process of its own, which finds a layer only after another one has committed it.
-    merges_running_steps = False
 
     def __init__(self, *, options: tuple[str, ...] = ()) -> None:
         """Remember how to call it; nothing is run before the first call.

@@ -90,8 +90,6 @@ class DockerEngine:
     name = "docker"
     # A daemon names an image by its configuration, as registries do.
     identifier_is_configuration = True
-    # BuildKit joins equal steps of several builds: the second build waits, and calls the step cached (Docker 20.10).
-    merges_running_steps = True
 
     def __init__(self, *, host: str | None = None) -> None:
         """Store the daemon's address; nothing is sent before the first call.

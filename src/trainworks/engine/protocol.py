@@ -191,13 +191,10 @@ class Engine(Protocol):
         name: Its name in ``ENGINES``.
         identifier_is_configuration: Whether ``BuiltImage.identifier`` is the digest of the configuration that a push
             sends. If so, tags can be compared with a registry's before the image is exported.
-        merges_running_steps: Whether two simultaneous builds that need the same step run it once. If not, builds that
-            share stages run one after the other.
     """
 
     name: str
     identifier_is_configuration: bool
-    merges_running_steps: bool
 
     def probe(self, report: Report = ignore) -> EngineInformation:
         """Ask the engine for its version; ``report`` receives a line if that takes long. Changes nothing."""

@@ -17,8 +17,8 @@ from trainworks.build.image import ImageSpec, run_build
 from trainworks.build.order import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, LockError
-from trainworks.extend.plan import Source
-from trainworks.extend.requirements import BaseImage, GitRequirement, Wheel
+from trainworks.extend.plan import WheelSource
+from trainworks.extend.requirements import ExtendedBase, GitRequirement, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder
@@ -48,7 +48,7 @@ def read_wheel(file: str, content: bytes, *, extras: str = "", built: bool = Fal
 
 def find_sources(
     wanted: Iterable[GitRequirement], known: Mapping[str, str], environment: Mapping[str, str], *, resolving: bool
-) -> tuple[list[Source], dict[str, str]]:
+) -> tuple[list[WheelSource], dict[str, str]]:
     """Return the files of git repositories and their commits, by requirement.
 
     Args:
@@ -60,7 +60,7 @@ def find_sources(
     Raises:
         LockError: Git is not installed, or a repository does not answer or does not have the reference or commit.
     """
-    sources: list[Source] = []
+    sources: list[WheelSource] = []
     commits: dict[str, str] = {}
     for requirement in wanted:
         pinned = commits.get(str(requirement)) or known.get(str(requirement), "")
@@ -71,7 +71,7 @@ def find_sources(
         commit, archive = _archive(requirement, pinned, environment)
         commits[str(requirement)] = commit
         sources.append(
-            Source(
+            WheelSource(
                 archive=archive,
                 origin=str(requirement),
                 subdirectory=requirement.subdirectory,
@@ -99,7 +99,7 @@ def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str,
     return commit, archive
 
 
-def project_source(files: Iterable[SourceFile]) -> Source:
+def project_source(files: Iterable[SourceFile]) -> WheelSource:
     """Return the user's code as what a wheel is built from."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -107,11 +107,11 @@ def project_source(files: Iterable[SourceFile]) -> Source:
             member = tarfile.TarInfo(f"source/{file.path}")
             member.size, member.mode, member.mtime = len(file.content), file.mode, EPOCH
             archive.addfile(member, io.BytesIO(file.content))
-    return Source(archive=buffer.getvalue(), origin="--source")
+    return WheelSource(archive=buffer.getvalue(), origin="--source")
 
 
 def build_wheels(
-    sources: tuple[Source, ...], spec: ImageSpec, base: BaseImage, engine: Engine, options: BuildOptions
+    sources: tuple[WheelSource, ...], spec: ImageSpec, base: ExtendedBase, engine: Engine, options: BuildOptions
 ) -> tuple[Wheel, ...]:
     """Build the wheels inside the base image, and return them in the order of their sources.
 
@@ -152,7 +152,7 @@ def build_wheels(
     return tuple(wheels)
 
 
-def _advice(base: BaseImage) -> str:
+def _advice(base: ExtendedBase) -> str:
     if base.compiler:
         return ""
     how = "--apt g++ --apt python3-dev installs one" if base.apt else "take a base with one"

@@ -32,7 +32,7 @@ class InstalledDistribution(TypedDict):
 
 
 class Interpreter(TypedDict):
-    """The fields of ``trainworks.extend.requirements.BaseImage`` about the image's Python."""
+    """What ``trainworks.extend.requirements.ExtendedBase`` says of the image's Python."""
 
     python: str
     version: str

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
-from trainworks.extend.requirements import BaseImage, locked_hashes
+from trainworks.extend.requirements import ExtendedBase, locked_hashes
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
 from trainworks.imagetest.packages import PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
@@ -247,7 +247,7 @@ def _place(each: ListedComponent) -> tuple[str, str]:
     return each.purl, dict(each.properties).get("path", "")
 
 
-def _extended(base: BaseImage) -> ListedComponent:
+def _extended(base: ExtendedBase) -> ListedComponent:
     path, _, tag = base.reference.partition("@")[0].rpartition(":")
     if not path or "/" in tag:
         path, tag = base.reference.partition("@")[0], ""

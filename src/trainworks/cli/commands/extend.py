@@ -27,7 +27,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put, put_result
+from trainworks.terminal.output import put_result
 
 STAGES = ("render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
@@ -65,7 +65,7 @@ def parser() -> Grammar:
             ExtendError,
         ),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
-        see_also=("push", "prove", "report", "lint"),
+        see_also=("push", "prove", "report"),
     )
     grammar.add_argument(
         "--base", required=True, metavar="IMAGE", help="extend this image of the engine or of a registry"
@@ -113,10 +113,7 @@ def run(options: Namespace, root: Path) -> int:
         verbose=options.verbose,
     )
     done = extend(request, root, os.environ)
-    if options.until == "render" and options.format == "text":
-        put(f"{options.output}\n" if options.output else str(done.report["dockerfile"]))
-    else:
-        put_result(options, done.report, f"{options.tag}\n")
+    put_result(options, done.report, done.text)
     if done.broken is not None:
         raise done.broken
     return 0
