@@ -311,7 +311,7 @@ def test_an_engine_that_was_asked_for_and_does_not_answer(engine: str, root: Pat
 def test_settings_that_pip_refuses(root: Path) -> None:
     done = run(root, *CPU, environment={"PIP_TIMEOUT": "soon"})
     assert (done.returncode, done.stdout) == (10, "")
-    assert "pip's time-out is 'soon'" in done.stderr
+    assert "pip's time-out must be a number of seconds, got 'soon'" in done.stderr
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])

@@ -11,10 +11,9 @@ from trainworks.errors import CompatibilityError
 from trainworks.facts.ranges import SUBJECTS, Subjects, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
 from trainworks.plan.compatibility import all_hold, conflicts
-from trainworks.plan.model import Request
 from trainworks.plan.parts import parts_of, subjects_of, subjects_of_artifacts
-from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components
+from trainworks.plan.resolve import plan_row, plan_target, usual_components
+from trainworks.plan.target import context_of
 
 
 @dataclass(frozen=True)
@@ -234,8 +233,9 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
     components = [
         each for each in row_facts.components if each.name in {"efa-installer", "libfabric", "torch", "metis"}
     ]
-    parts = parts_of(row, components, row_facts)
-    subjects = subjects_of(row, components, parts.versions, row_facts) | subjects_of_artifacts(parts.artifacts)
+    target = context_of(row, row_facts)
+    parts = parts_of(target, components, row_facts)
+    subjects = subjects_of(target, components) | subjects_of_artifacts(parts.artifacts)
     assert subjects == {
         "framework": "pytorch",
         "pytorch": "1.10.2",
@@ -268,7 +268,8 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
 
 def test_a_target_without_cuda_has_none_of_its_subjects(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.cuda == "cpu")
-    subjects = subjects_of(row, (), {"cudnn": "9"}, facts)
+    target = replace(context_of(row, facts), versions={"cudnn": "9"})
+    subjects = subjects_of(target, ())
     assert not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"} & subjects.keys()
 
 
@@ -285,7 +286,7 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
     )
     components = [each for each in spoiled.components if each.name == "efa-installer"]
     with pytest.raises(CompatibilityError) as caught:
-        plan_row(row, components, spoiled)
+        plan_target(context_of(row, spoiled), components, spoiled)
     unfit, broken = caught.value.problems
     assert unfit == "efa-installer 1.15.2: requires base ubuntu22.04; this target has base ubuntu20.04 (source: test)"
     assert broken.startswith("image: image.base ubuntu20.04: why")
@@ -293,8 +294,8 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
 
 def test_every_target_of_the_matrix_fits(facts: Facts) -> None:
     for row in facts.targets:
-        components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
-        parts = parts_of(row, components, facts)
+        target = context_of(row, facts)
+        parts = parts_of(target, usual_components(target, facts), facts)
         assert (parts.unfit, parts.broken) == ((), ()), facts.name_of(row)
 
 
@@ -302,5 +303,4 @@ def test_advice_is_part_of_the_plan_and_refuses_nothing(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.framework == "pytorch")
     rule = Rule(name="hint", when={"sources": "packages"}, reason="r", instead="i", source="s", severity="advise")
     advised = replace(facts, rules=(rule,))
-    components = select_components(Request(framework=row.framework, cuda=row.cuda), row, advised)
-    assert plan_row(row, components, advised).advice == ("hint: sources packages: r; instead: i (source: s)",)
+    assert plan_row(row, advised).advice == ("hint: sources packages: r; instead: i (source: s)",)

@@ -11,6 +11,7 @@ from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
 from trainworks.plan.names import nearest
 from trainworks.plan.select import request_for, select_components, select_row, version_key
+from trainworks.plan.target import context_of
 
 
 def ask(cuda: str, *, version: str | None = None, python: str | None = None) -> Request:
@@ -117,13 +118,15 @@ def test_unknown_names_get_the_nearest_and_all_there_is(
 
 
 def chosen(request: Request, facts: Facts) -> list[str]:
-    return [component.name for component in select_components(request, select_row(request, facts), facts)]
+    return [
+        component.name for component in select_components(request, context_of(select_row(request, facts), facts), facts)
+    ]
 
 
 def test_defaults_of_a_cuda_target_in_the_order_of_their_layers(facts: Facts) -> None:
     assert chosen(ask("cu121"), facts) == [
         row.name
-        for row in facts.fitting_components(select_row(ask("cu121"), facts)).values()
+        for row in context_of(select_row(ask("cu121"), facts), facts).fitting.values()
         if row.required or row.default
     ]
 

@@ -60,7 +60,7 @@ NOT_PORTABLE = {
     "COPY --link, --parents, --exclude": re.compile(r"^COPY .*--(link|parents|exclude)", re.MULTILINE),
     "network or security modes": re.compile(r"--(network|security)="),
 }
-"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2 (design.md section 5)."""
+"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
 
 
 def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rendering]) -> None:

@@ -1,6 +1,6 @@
 """What an extension of an image is: a base image, requirements and code, and whether these three fit each other. Pure.
 
-The contract is that of the platform's own images (spec.md S1, "Extending a prebuilt image"): code lies in
+The contract is that of the platform's own images (SageMaker guide, "Extend a Prebuilt Container"): code lies in
 ``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the entry point is a path below it.
 """
 

@@ -575,11 +575,6 @@ class Facts:
         rows = {row.name: row.digest for row in self.base_images if row.digest}
         return {row.name: row.digest for row in self.locked_base_images} | rows
 
-    def fitting_components(self, row: TargetRow) -> Mapping[str, Component]:
-        """Return the components for a target's framework, sources and cell, by name, in the order of their layers."""
-        sources, cuda = self.sources_of(row), self.cuda_by_name[row.cuda]
-        return {each.name: each for each in self.components if each.fits(row.framework, sources, cuda, row.base)}
-
     def sources_of(self, row: TargetRow) -> Source:
         """Return the sources of a target: those of its stack."""
         return self.stack_by_name[row.stack].sources

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.plan.select import version_key
-from trainworks.plan.versions import components_of, versions_of
+from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
@@ -44,7 +44,7 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
         return f"{built.date}, {built.engine},{seconds} {built.megabytes} MB"
     if older := facts.built_by_target.get(name):
         return f"built from an older recipe ({older.date})"
-    parts = [component.name for component in components_of(row, facts).values() if component.proved]
+    parts = [component.name for component in context_of(row, facts).components.values() if component.proved]
     return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
 
 
@@ -92,7 +92,7 @@ def list_json(facts: Facts) -> str:
             "base": row.base,
             "sources": facts.sources_of(row),
             "stack": row.stack,
-            "versions": versions_of(row, facts),
+            "versions": context_of(row, facts).versions,
             "built": asdict(built) | {"current": built.target in current} if built else None,
         }
         for row in sorted_rows(facts)

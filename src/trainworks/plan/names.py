@@ -31,7 +31,7 @@ def _common_prefix(one: str, other: str) -> int:
 LIKE_ENOUGH = 0.4
 """Below this share of common letters a suggestion confuses more than it helps."""
 
-LISTED = 30
+LISTED = 20
 """If more names than these are available, an error shows only the closest ones."""
 
 SHOWN = 5

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainworks.facts.ranges import Subjects, Value
-from trainworks.facts.rows import Artifact, Component, Facts, TargetRow
+from trainworks.facts.rows import Artifact, Component, Facts
 from trainworks.plan.compatibility import Conflict, all_hold, conflicts, describe
-from trainworks.plan.versions import artifact_rows, declared_versions, versions_of
+from trainworks.plan.target import TargetContext, artifact_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,10 @@ class Parts:
     advice: tuple[Conflict, ...]
 
 
-def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> Parts:
+def parts_of(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
     """Return the parts of a target with these components, and every way in which they do not go together."""
-    versions = versions_of(row, facts)
-    subjects = subjects_of(row, components, versions, facts)
-    artifacts, unfit = _choose_artifacts(row, components, subjects, facts)
+    subjects = subjects_of(target, components)
+    artifacts, unfit = _choose_artifacts(target, components, subjects, facts)
     subjects |= subjects_of_artifacts(artifacts)
     unknown = {f"{name}.flags" for name in unfit}
     unknown |= {other for name in unfit for each in facts.artifacts_by_name.get(name, ()) for other in each.together}
@@ -44,7 +43,7 @@ def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> P
     found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), subjects)
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
     return Parts(
-        versions=versions,
+        versions=target.versions,
         subjects=subjects,
         artifacts=artifacts,
         unfit=tuple(problem for problems in unfit.values() for problem in problems),
@@ -53,12 +52,10 @@ def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> P
     )
 
 
-def subjects_of(
-    row: TargetRow, components: Iterable[Component], versions: Mapping[str, str], facts: Facts
-) -> dict[str, Value]:
+def subjects_of(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
     """Return what rules and artifacts can ask about a target with these components (``facts.ranges.SUBJECTS``)."""
-    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
-    image, builder_image = (facts.base_image_by_name.get(name) for name in (row.image, row.builder_image))
+    row, base, cell, versions = target.row, target.base, target.cell, target.versions
+    image, builder_image = target.image, target.builder_image
     subjects: dict[str, Value] = {
         component.name: versions[component.name] for component in components if component.name in versions
     }
@@ -68,13 +65,13 @@ def subjects_of(
     subjects |= {
         row.framework: row.version,
         "framework": row.framework,
-        "cell": cuda.name,
-        "python": facts.python_of(row),
+        "cell": cell.name,
+        "python": target.python,
         "base": base.name,
         "base.python": base.python,
         "base.pythons": frozenset({base.python, *base.pythons}),
         "glibc": base.glibc,
-        "sources": facts.sources_of(row),
+        "sources": target.sources,
     }
     if image:
         subjects["image.base"] = image.base
@@ -82,16 +79,16 @@ def subjects_of(
         subjects["builder.base"] = builder_image.base
         if "cuda" in builder_image.provides:
             subjects["builder.cuda"] = builder_image.provides["cuda"]
-    if cuda.version:
+    if cell.version:
         subjects |= {
-            "cell.cuda": cuda.version,
-            "cuda": versions.get("cuda", cuda.version),
-            "driver": cuda.minimum_driver,
+            "cell.cuda": cell.version,
+            "cuda": versions.get("cuda", cell.version),
+            "driver": cell.minimum_driver,
         }
         if "cudnn" in versions:
             subjects["cudnn"] = versions["cudnn"]
-        if cuda.architectures:
-            subjects["architectures"] = frozenset(cuda.architectures)
+        if cell.architectures:
+            subjects["architectures"] = frozenset(cell.architectures)
     return subjects
 
 
@@ -104,21 +101,20 @@ def subjects_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict
 
 
 def _choose_artifacts(
-    row: TargetRow, components: Sequence[Component], subjects: Subjects, facts: Facts
+    target: TargetContext, components: Sequence[Component], subjects: Subjects, facts: Facts
 ) -> tuple[dict[str, tuple[Artifact, ...]], dict[str, list[str]]]:
     """Return what each component downloads, and the problems of each component for which not exactly one row fits.
 
     A component whose version is not declared but brought by another part downloads nothing.
     """
-    declared, versions = declared_versions(row, facts), versions_of(row, facts)
     found: dict[str, tuple[Artifact, ...]] = {}
     problems: dict[str, list[str]] = {}
     for component in components:
         name = component.name
-        if name in versions and name not in declared:
+        if name in target.versions and name not in target.declared:
             continue
-        version = versions.get(name, "")
-        rows = artifact_rows(component, version, facts.sources_of(row), facts)
+        version = target.versions.get(name, "")
+        rows = artifact_rows(component, target, facts)
         fitting = [each for each in rows if all_hold(each.requires, subjects)]
         if len(fitting) == 1:
             own = fitting[0]
