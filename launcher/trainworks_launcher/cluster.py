@@ -14,14 +14,14 @@ from trainworks_launcher.errors import Problem
 from trainworks_launcher.values import Json, kind, mapping, text, texts
 
 HOMOGENEOUS = "homogeneousCluster"
-"""The platform's name of the only group of a cluster without groups (TT)."""
+"""The platform's name of the only group of a cluster without groups (as sagemaker-training)."""
 
 _TEXTS = ("current_host", "current_instance_type", "current_group_name", "network_interface_name")
 
 
 @dataclass(frozen=True)
 class Group:
-    """One instance group: its name, the instance type of its hosts ("" if not said), its hosts in order."""
+    """One instance group: its name, the instance type of its hosts ("" if not given), its hosts in order."""
 
     name: str
     instance_type: str
@@ -63,7 +63,7 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
     """What is of the wrong type, or does not fit together, in the resource config. Absent and null are the same."""
     where = names.RESOURCE_CONFIG_FILE
     problems = [
-        Problem(f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name here")
+        Problem(f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name")
         for name in _TEXTS
         if config.get(name) is not None and not isinstance(config[name], str)
     ]

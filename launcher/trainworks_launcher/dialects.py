@@ -18,11 +18,17 @@ from typing import Mapping
 class Dialect:
     """One major line of Open MPI.
 
-    major: 4 or 5. runtime_option: the option for parameters of the run-time. runtime_prefixes: how their names begin.
-    options: every option without its dashes -> the number of words that follow it. optional: options whose value, if
-    any, is written behind "=". renamed: old name of a parameter -> the name this line uses. gone: parameters without a
-    successor -> why they may be dropped. socket: what it calls a processor package. own_classes: whether parameters of
-    the run-time, of PMIx and of MPI have options of their own.
+    Attributes:
+        major: 4 or 5.
+        runtime_option: Option for parameters of the run-time.
+        runtime_prefixes: How the names of those parameters begin.
+        options: Option without its dashes -> the number of words that follow it.
+        optional: Options whose value, if any, is written behind ``=``.
+        renamed: Old name of a parameter -> the name in this line.
+        gone: Parameter without a successor -> why it may be dropped.
+        socket: What this line calls a processor package.
+        own_classes: Whether parameters of the run-time, of PMIx and of MPI have options of their own.
+        renamed_prefixes: Old beginning of parameters' names -> the beginning in this line.
     """
 
     major: int

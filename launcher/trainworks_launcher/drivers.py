@@ -24,9 +24,16 @@ _AUTOMATIC = "auto"  # "requirements.txt, if it is there"
 
 @dataclass(frozen=True)
 class Drivers:
-    """hyperparameters: what the files ask for, by the names of the older lines. command: a line of shell that is run in
-    the place of an entry point, "" for none; arguments: what follows it. requirements: the file that is installed, ""
-    for the usual one. distributed: distributed.json as it is, for the script. notes: for the log."""
+    """What ModelTrainer's files say.
+
+    Attributes:
+        hyperparameters: What the files ask for, as the hyperparameters of the older SDK.
+        command: Line of shell that runs instead of an entry point; ``""`` for none.
+        arguments: Arguments of ``command``.
+        requirements: File that is installed; ``""`` for the usual one.
+        distributed: distributed.json as it is, for the script.
+        notes: Lines for the log.
+    """
 
     hyperparameters: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
     command: str = ""
@@ -86,15 +93,21 @@ def read_drivers(
     started_by_us: bool,
     problems: list[Problem],
 ) -> Drivers:
-    """What the two files ask for. program: the entry point that the job names otherwise, "" for none. started_by_us:
-    this launcher runs below another one.
+    """Read what the two files ask for.
 
-    Adds to ``problems`` what is wrong in the files, and what contradicts the hyperparameters.
+    Args:
+        source: sourcecode.json.
+        distributed: distributed.json.
+        hyperparameters: The job's hyperparameters.
+        program: The entry point that the job names otherwise; ``""`` for none.
+        base: The base directory.
+        started_by_us: Whether this launcher runs below another one.
+        problems: Gets what is wrong in the files, and what contradicts the hyperparameters.
     """
     if not source:
         return NONE
     if program:
-        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is there and not used: the job names {program!r}",))
+        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
     fields = _Fields(names.SOURCE_CODE_FILE, source)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
     arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))

@@ -1,7 +1,7 @@
 """Restarts and lost hosts: what a torchrun job asks for, and whether that can be. Pure.
 
-``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from whoever starts the
-container); both are the user's, so two different values are a contradiction and none of them wins.
+``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from the platform that starts
+the container); both are the user's, so two different values are a contradiction and none of them wins.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ MODE = "torch_distributed"
 
 @dataclass(frozen=True)
 class Elastic:
-    """restarts: how often torchrun starts failed ranks again, 0: never. minimum_hosts: with so many the job goes on
-    when others are lost, 0: with all of them only."""
+    """What may happen after a failure.
+
+    Attributes:
+        restarts: How often torchrun starts failed ranks again; 0: never.
+        minimum_hosts: The job goes on with this many hosts when others are lost; 0: only with all of them.
+    """
 
     restarts: int = 0
     minimum_hosts: int = 0
@@ -39,9 +43,15 @@ def read_elastic(
     all_hosts: int,
     problems: list[Problem],
 ) -> Elastic:
-    """What a job asks for whose distribution has so many hosts; what is wrong with it is added to ``problems``.
+    """Read what a job asks for.
 
-    all_hosts: of the job, with those that take no part in the distribution.
+    Args:
+        reserved: Reserved hyperparameters.
+        variables: The process's environment.
+        mode: The job's mode.
+        hosts: Number of hosts of the distribution.
+        all_hosts: Number of hosts of the job, with those that take no part in the distribution.
+        problems: Gets what is wrong.
     """
     reader = _Reader(reserved, variables, problems)
     restarts = reader.whole(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)

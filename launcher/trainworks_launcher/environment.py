@@ -41,9 +41,16 @@ _PROBE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Devices:
-    """What this host has. gpus, neuron_devices, cpus: counts. efa: names of EFA devices, None if they cannot be known
-    (a preflight on a laptop). interfaces: network interfaces. reaching: interface that routes to the leader, looked up
-    only if the given one does not exist."""
+    """What this host has.
+
+    Attributes:
+        gpus: Number of NVIDIA GPUs.
+        neuron_devices: Number of Neuron devices.
+        cpus: Number of CPUs.
+        efa: Names of EFA devices; None if they cannot be known (preflight).
+        interfaces: Names of network interfaces.
+        reaching: Interface that routes to the leader; looked up only if the given interface does not exist.
+    """
 
     gpus: int = 0
     neuron_devices: int = 0
@@ -57,13 +64,26 @@ class Devices:
 class Environment:
     """The world as read once. Paths are absolute; mappings are read-only.
 
-    variables: the process's environment. hyperparameters: decoded, user's and reserved. resource_config and
-    input_data_config: the platform's files. manifest: the image's. hostname: the kernel's. programs: name -> path of
-    those that exist. hostname_shim: path if the file exists, else "". launcher_python, launcher_directory: this
-    launcher itself, for the small programs that it starts (rank.py, agent.py). drivers: what ModelTrainer's files say;
-    in ``hyperparameters`` already, except for a command and its arguments. aws_client: how AWS can be asked, BOTO3
-    or the path of the aws command line, "" for neither or no need. job_secret: with which hosts prove who they are; it
-    is in no other field, so that no process of the user gets it. problems: what could not be read.
+    Attributes:
+        base_directory: Root of the platform's directories.
+        variables: The process's environment, without the job's secret.
+        hyperparameters: Decoded hyperparameters, the user's and the reserved ones.
+        resource_config: The platform's file of that name.
+        input_data_config: The platform's file of that name.
+        manifest: The image's manifest.
+        devices: What this host has.
+        code: The user's code.
+        hostname: The kernel's host name.
+        programs: Name -> path, of programs that exist.
+        hostname_shim: Path of the shim if the file exists, else ``""``.
+        launcher_python: Python that runs this launcher.
+        launcher_directory: Directory of this launcher, with the small programs that it starts (rank.py, agent.py).
+        drivers: What ModelTrainer's files say. It is in ``hyperparameters`` already, except for a command and its
+            arguments.
+        job_secret: Secret that hosts prove to know. It is in no other field, so that no process of the user gets it.
+        aws_client: How to ask AWS: BOTO3, or the path of the aws command line; ``""`` if neither exists or is
+            needed.
+        problems: What could not be read.
     """
 
     base_directory: str
@@ -95,7 +115,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     base = str(Path(base).absolute())
     if not Path(base).is_dir():
         advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
-        problems.append(Problem("there is no such directory, and the job's files are expected in it", base, advice))
+        problems.append(Problem("directory not found; the job's files are expected in it", base, advice))
     hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
     trainer = drivers.read_drivers(
         _read_object(base, names.SOURCE_CODE_FILE, problems),
@@ -174,7 +194,7 @@ def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Mani
     except FileNotFoundError:
         if asked:
             problems.append(
-                Problem("there is no such file", f"{names.IMAGE_MANIFEST_VARIABLE}={asked}", "unset it, or correct it")
+                Problem("file not found", f"{names.IMAGE_MANIFEST_VARIABLE}={asked}", "unset it, or correct it")
             )
     except (OSError, UnicodeDecodeError) as error:
         problems.append(Problem(f"the image manifest cannot be read: {error}", str(path)))

@@ -17,8 +17,10 @@ from trainworks_launcher.values import readable
 class Problem:
     """One thing that is wrong with a job.
 
-    what: the mistake, one sentence without a full stop. where: the file, hyperparameter or variable it is in.
-    advice: what to do about it, naming the nearest right value where there is one; may be empty.
+    Attributes:
+        what: The mistake, one sentence without a full stop.
+        where: The file, hyperparameter or variable that has it.
+        advice: What to do about it, with the nearest right value where one exists; may be empty.
     """
 
     what: str

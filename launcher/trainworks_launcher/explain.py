@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.values import Json, readable
 
@@ -26,8 +27,15 @@ _NARROWEST, _WIDEST = 60, 180
 
 @dataclass(frozen=True)
 class Row:
-    """One line of an explanation. kind: "flag", "variable", "process" (one that runs before or beside it) or "choice".
-    value: "" for a flag without one."""
+    """One line of an explanation.
+
+    Attributes:
+        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the command) or ``choice``.
+        name: What the line is about.
+        value: Its value; ``""`` for a flag without one.
+        origin: Who decided, as ``Origin.word``.
+        why: The reason.
+    """
 
     kind: str
     name: str
@@ -36,7 +44,8 @@ class Row:
     why: str
 
 
-_PLATFORM, _USER, _IMAGE, _DEFAULT = "platform", "user", "image", "default"
+_PLATFORM, _USER = Origin.PLATFORM.word, Origin.USER.word
+_IMAGE, _DEFAULT = Origin.IMAGE.word, Origin.DEFAULT.word
 
 _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -109,7 +118,9 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
     """
     about = {reason.subject: reason for reason in plan.why}
     rows = [
-        Row("flag", reason.subject, _value(reason), reason.origin, reason.why) for reason in plan.why if reason.words
+        Row("flag", reason.subject, _value(reason), reason.origin.word, reason.why)
+        for reason in plan.why
+        if reason.words
     ]
     for name, value in sorted(plan.env.items()):
         if inherited.get(name) == value:
@@ -129,7 +140,7 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
             for name, value in sorted(beside.env.items())
         ]
     rows += [
-        Row("choice", reason.subject, "", reason.origin, reason.why)
+        Row("choice", reason.subject, "", reason.origin.word, reason.why)
         for reason in plan.why
         if not reason.words and reason.subject not in plan.env
     ]
@@ -150,7 +161,7 @@ def _value(reason: Reason) -> str:
 def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
     """(origin, reason) of a variable: what the plan says of it, else what it always means."""
     if name in about:
-        return about[name].origin, about[name].why
+        return about[name].origin.word, about[name].why
     if name in _VARIABLES:
         return _VARIABLES[name]
     return next((meaning for prefix, meaning in _PREFIXES.items() if name.startswith(prefix)), ("", ""))

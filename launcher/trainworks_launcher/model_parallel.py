@@ -25,7 +25,10 @@ _SWITCHES = ("auto_partition", "contiguous", "load_partition", "horovod", "ddp",
 
 
 def parameters(hyperparameters: Mapping[str, Json], variables: Mapping[str, str]) -> tuple[Json, str]:
-    """(the parameters, where they are); (None, "") when there are none. An empty object counts as none (TT)."""
+    """Return the parameters and where they are; (None, "") when there are none.
+
+    An empty object counts as none (as sagemaker-training).
+    """
     value = hyperparameters.get(names.MODEL_PARALLEL_PARAMETERS)
     if value not in (None, "", {}, "{}"):
         return value, f"hyperparameter {names.MODEL_PARALLEL_PARAMETERS}"

@@ -10,7 +10,7 @@ from trainworks_launcher import names
 from trainworks_launcher.entry import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.environment import BOTO3, Environment
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.exported import region_of
+from trainworks_launcher.settings import region_of
 from trainworks_launcher.values import Json
 
 _ARN = (
@@ -24,7 +24,14 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Repository:
-    """A package repository of AWS CodeArtifact. owner: account number of the domain."""
+    """A package repository of AWS CodeArtifact.
+
+    Attributes:
+        region: AWS region.
+        owner: Account number of the domain.
+        domain: Name of the domain.
+        repository: Name of the repository.
+    """
 
     region: str
     owner: str
@@ -58,7 +65,7 @@ def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems:
         advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
         problems.append(Problem("the endpoint has credentials in it", f"variable {where}", advice))
     program = _program(environment, "fetch.py", f"the code is at {code.archive}", problems)
-    words = (code.archive, endpoint, region_of(environment, reserved), _command_line(environment))
+    words = (code.archive, endpoint, region_of(environment.variables, reserved), _command_line(environment))
     return replace(code, fetch=(*program, *words))
 
 
@@ -75,7 +82,7 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
         listed = ()
     elif not listed and code.requirements != REQUIREMENTS and not code.remote:
         place = code.archive or code.directory
-        what = f"there is no file {code.requirements!r} in {place}"
+        what = f"file not found: {code.requirements!r} in {place}"
         problems.append(
             Problem(what, f"{names.SOURCE_CODE_FILE}: requirements", nearest(code.requirements, code.entries))
         )
@@ -85,7 +92,9 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
     if not python and not entry.in_python:  # else it is a problem already
         advice = "install python3, or leave the file out"
         problems.append(
-            Problem(f"there is no Python in this image, and there is a {code.requirements}", "program python", advice)
+            Problem(
+                f"Python is not installed in this image, and there is a {code.requirements}", "program python", advice
+            )
         )
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
     if environment.manifest.protected:
@@ -129,7 +138,7 @@ def _program(environment: Environment, name: str, reason: str, problems: list[Pr
     """How one of our programs that asks AWS is started: with the Python that has boto3, else with the launcher's."""
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
-        what = f"there is neither boto3 nor the aws command line here, and {reason}"
+        what = f"neither boto3 nor the aws command line is installed, and {reason}"
         problems.append(Problem(what, f"image {environment.manifest.name!r}", advice))
     has_library = environment.aws_client == BOTO3
     python = environment.programs.get("python", "") if has_library else environment.launcher_python

@@ -18,10 +18,13 @@ _SHOWN = 5
 
 
 def look_at_code(base: str, location: str, program: str, problems: list[Problem]) -> Code:
-    """The code at a location: a path, ``file://``, or an address at REMOTE, which is not fetched here.
+    """Look at the code at a location: a path, ``file://``, or an address at REMOTE, which is not fetched.
 
-    base: the base directory; an archive is unpacked into its code directory. program: the entry point asked for; it is
-    looked up by itself, however many files there are. What cannot be used is a problem.
+    Args:
+        base: The base directory; an archive is unpacked into its code directory.
+        location: Where the code is.
+        program: The entry point asked for; it is looked up even if the code has very many files.
+        problems: Gets what cannot be used.
     """
     directory = f"{base}/{names.CODE_DIRECTORY}"
     scheme, separator, rest = location.partition("://")

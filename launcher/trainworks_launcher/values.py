@@ -10,7 +10,7 @@ Json = Union[None, bool, int, float, str, List["Json"], Dict[str, "Json"]]
 """A decoded JSON value."""
 
 NOTHING: Mapping[str, Json] = MappingProxyType({})
-"""An empty JSON object that nobody can add to."""
+"""An empty JSON object that is read-only."""
 
 
 NESTING_LIMIT = 100
@@ -23,6 +23,10 @@ def decode(text: str) -> Json:
         value: Json = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"nested deeper than {NESTING_LIMIT} levels") from error
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # of the conversion of a whole number, since Python 3.11
+        raise ValueError("a whole number has too many digits") from error
     if text.count("[") + text.count("{") > NESTING_LIMIT and _depth(value) > NESTING_LIMIT:
         raise ValueError(f"nested deeper than {NESTING_LIMIT} levels")
     return value
@@ -66,7 +70,7 @@ def unusable(text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        return f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
+        return f"has half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not a character"
     return ""
 
 
@@ -79,6 +83,13 @@ def readable(text: str) -> str:
 def compact(value: object) -> str:
     """Encode as JSON without spaces and with sorted keys: the text form of the SM_* variables (sagemaker-training)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def text_form(value: Json) -> str:
+    """Return a value as the text of an environment variable: a string as it is, null as ``""``, else compact JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else compact(value)
 
 
 def text(value: Json, default: str = "") -> str:

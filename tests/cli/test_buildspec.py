@@ -133,7 +133,8 @@ def test_the_batch_is_every_target_that_can_be_built(content: Any, facts: Facts)
 
 
 def test_the_committed_file_is_the_generated_one(root: Path) -> None:
-    done = subprocess.run((sys.executable, str(root / "tools" / "write-buildspec"), "--check"), check=False, timeout=60)
+    program = root / "tools" / "write_buildspec.py"
+    done = subprocess.run((sys.executable, str(program), "--check"), check=False, timeout=60)
     assert done.returncode == 0
 
 

@@ -7,9 +7,11 @@ import os
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -350,7 +352,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
         argv = [sys.executable, str(root / "build.py"), *words]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert done.returncode == 9
-    assert done.stderr == "error: stdout cannot be written: No space left on device\n"
+    assert done.stderr == "error: cannot write to stdout: No space left on device\n"
 
 
 @pytest.mark.parametrize("words", [("--list",), (*CPU, "--until", "plan", "--format", "json")])
@@ -385,16 +387,38 @@ def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedPr
 
 def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: Path, tmp_path: Path) -> None:
     program = tmp_path / "build.py"
-    program.write_bytes((root / "build.py").read_bytes())
+    for name in ("build.py", "pyproject.toml"):
+        (tmp_path / name).write_bytes((root / name).read_bytes())
     done = bare_run(bare_python, program, "--list")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: this Python lacks argcomplete, docker, jinja2, packaging, pydantic")
-    assert done.stderr.endswith("hint: type `make setup`, then this again\n")
+    content = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    names = [requirement.partition(">")[0] for requirement in content["project"]["dependencies"]]
+    assert done.stderr.startswith(f"error: {bare_python} lacks {', '.join(names)}\n")
+    assert done.stderr.endswith("hint: run `make setup`, then this again\n")
+
+
+def test_a_dependency_that_is_missing_when_it_is_needed_is_named(tmp_path: Path, root: Path) -> None:
+    """As in an environment that is older than the checkout; the commands import what they need when they need it."""
+    shutil.copy(root / "build.py", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["packaging>=1", "docker>=99", "trainworks-needs-this>=1"]\n', encoding="utf-8"
+    )
+    (tmp_path / "src" / "trainworks").mkdir(parents=True)
+    (tmp_path / "src" / "trainworks" / "__init__.py").touch()
+    (tmp_path / "src" / "trainworks" / "cli.py").write_text(
+        "def main(root):\n    import trainworks_needs_this\n", encoding="utf-8"
+    )
+    done = bare_run(Path(sys.executable), tmp_path / "build.py", "--list")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {sys.executable} lacks docker>=99 (it has ")
+    assert "), trainworks-needs-this\n" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Path, root: Path, tmp_path: Path) -> None:
     program = tmp_path / "build.py"
-    program.write_bytes((root / "build.py").read_bytes())
+    for name in ("build.py", "pyproject.toml"):
+        (tmp_path / name).write_bytes((root / name).read_bytes())
     stand_in = tmp_path / ".venv" / "bin" / "python"
     stand_in.parent.mkdir(parents=True)
     stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
@@ -407,13 +431,14 @@ def test_the_environment_of_the_checkout_is_found_by_any_python(bare_python: Pat
 def test_an_environment_that_cannot_be_looked_at_is_as_none(bare_python: Path, root: Path, tmp_path: Path) -> None:
     """As behind a folder that only its owner may read; root is refused a link to a name that is too long as well."""
     program = tmp_path / "build.py"
-    program.write_bytes((root / "build.py").read_bytes())
+    for name in ("build.py", "pyproject.toml"):
+        (tmp_path / name).write_bytes((root / name).read_bytes())
     stand_in = tmp_path / ".venv" / "bin" / "python"
     stand_in.parent.mkdir(parents=True)
     stand_in.symlink_to(f"/{'x' * 300}")
     done = bare_run(bare_python, program, "--list")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.endswith("hint: type `make setup`, then this again\n")
+    assert done.stderr.endswith("hint: run `make setup`, then this again\n")
 
 
 # Signals, and time.

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ from documented import DOCUMENTED, PAGE
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks.cli.grammar import CPU_TARGET, TARGET
-from trainworks.inspect.difference import Difference
-from trainworks.inspect.sizes import SizeReport
+from trainworks.inspect.image_difference import ImageDifference
+from trainworks.inspect.outdated import OutdatedReport
+from trainworks.inspect.size_report import SizeReport
 from trainworks.proof.verify import Verified
 from trainworks.registry.push import Pushed
 
@@ -40,16 +40,6 @@ RESULTS = {
     "lint": ("lint", "Dockerfile"),
     "lock --check": ("lock", "--check", "--only", CPU_TARGET),
     "schema": ("schema",),
-    "vulnerabilities": ("vulnerabilities", "sbom.cdx.json", "--database", "advisory.json", "--no-archive"),
-    "vulnerabilities --output": (
-        "vulnerabilities",
-        "sbom.cdx.json",
-        "--database",
-        "advisory.json",
-        "--no-archive",
-        "--output",
-        "b",
-    ),
 }
 """Command lines that need no engine and no network, by their row of docs/json.md."""
 
@@ -68,7 +58,8 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("mirror", "folder", "--only", "nonsense"), 4),
     (("check", "--only", "nonsense"), 4),
     (("lint", "absent"), 9),
-    (("vulnerabilities", "a", *ENGINE), 6),
+    (("outdated", "a", *ENGINE), 6),
+    (("outdated", "absent.json"), 9),
     (("catalogue", "--output", "absent/catalogue.html"), 9),
     (("schema", "--root", "/dev/null"), 9),
     (("--list", "--root", "/nonexistent"), 9),
@@ -80,16 +71,12 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in a folder of the test's own, where no engine answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shutil.copy(root / "tests" / "golden" / "proof" / "sbom.cdx.json", tmp_path)
-    affected = [{"package": {"ecosystem": "PyPI", "name": "torch"}, "versions": ["0.1"]}]
-    advisory = {"id": "PYSEC-1", "modified": "2026-01-01T00:00:00Z", "affected": affected}
-    (tmp_path / "advisory.json").write_text(json.dumps(advisory), encoding="utf-8")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY a /a\n", encoding="utf-8")
@@ -126,7 +113,9 @@ def test_every_command_is_walked_and_takes_the_option() -> None:
     }
     assert walked == set(COMMANDS)
     for name in COMMANDS:
-        assert any("--format" in each.names and "json" in each.choices for each in grammar_of(name).arguments()), name
+        assert any(
+            "--format" in each["names"] and "json" in each["choices"] for each in grammar_of(name).arguments()
+        ), name
 
 
 def test_every_command_is_documented() -> None:
@@ -137,8 +126,9 @@ def test_results_of_engines_and_registries_are_as_documented() -> None:
     def fields(kind: type) -> set[str]:
         return {field.name for field in dataclasses.fields(kind)}
 
-    assert DOCUMENTED["diff"][1] == fields(Difference) | {"folders"}
+    assert DOCUMENTED["diff"][1] == fields(ImageDifference) | {"folders"}
     assert DOCUMENTED["report"][1] == fields(SizeReport) | {"schema", "growth"}
+    assert DOCUMENTED["outdated"][1] == fields(OutdatedReport)
     assert DOCUMENTED["verify"][1] == fields(Verified) | {"image"}
     pushed = re.search(r"`push` .*a list with ((?:`\w+` ?)+)", PAGE)
     assert pushed is not None

@@ -20,7 +20,7 @@ import sys
 from trainworks.engine import choose
 from trainworks.errors import TrainworksError
 try:
-    choose(*sys.argv[1:])
+    choose(*sys.argv[1:], report=lambda line: print(line, file=sys.stderr))
 except TrainworksError as error:
     print(error)
     sys.exit(error.exit_status)
@@ -63,6 +63,7 @@ def test_a_daemon_that_takes_the_call_and_says_nothing_is_not_waited_for_long(tm
         done = choose(tmp_path)
     assert done.returncode == EngineUnavailableError.exit_status, done.stderr
     assert f"docker: the docker daemon at unix://{tmp_path}/no.sock does not answer: " in done.stdout
+    assert f"waiting for the docker daemon at unix://{tmp_path}/no.sock to answer, at most 10 s\n" in done.stderr
     assert time.monotonic() - started < 40
 
 
@@ -123,7 +124,7 @@ def test_a_buildah_whose_store_does_not_open_says_why(tmp_path: Path) -> None:
 def test_an_unknown_engine_has_a_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match="unknown engine 'dokcer'") as caught:
         engine.choose("dokcer")
-    assert caught.value.hint == "did you mean docker?; there is: docker, buildah"
+    assert caught.value.hint == "did you mean docker? (available: docker, buildah)"
 
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:

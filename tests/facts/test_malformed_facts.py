@@ -11,6 +11,7 @@ import pytest
 
 from trainworks.errors import FactsError, OutputError
 from trainworks.facts.load import load
+from trainworks.facts.rows import Facts
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,28 @@ DAMAGES = (
         "images/cuda.toml",
         'version = "12.1"',
         "version = 12.1",
-        "images/cuda.toml: cuda 9 (name = 'cu121', version = 12.1): key 'version': input should be a valid string",
+        "images/cuda.toml: cuda 9 (name = 'cu121', version = 12.1): key 'version': must be a string, got 12.1",
     ),
     Damage(
         "a text for a number",
         "images/instances.toml",
         "gpus = 8",
         'gpus = "8"',
-        "(name = 'ml.g5.48xlarge'): key 'gpus': input should be a valid integer",
+        "(name = 'ml.g5.48xlarge'): key 'gpus': must be an integer, got '8'",
     ),
     Damage(
         "a text for a flag",
         "images/instances.toml",
         "efa_rdma = true",
         'efa_rdma = "yes"',
-        "(name = 'ml.g6.8xlarge'): key 'efa_rdma': input should be a valid boolean, got 'yes'",
+        "(name = 'ml.g6.8xlarge'): key 'efa_rdma': must be true or false, got 'yes'",
     ),
     Damage(
         "a text for a list",
         "images/components.toml",
         'needs = ["torch"]',
         'needs = "torch"',
-        "(name = 'torchvision'): key 'needs': input should be a valid array",
+        "(name = 'torchvision'): key 'needs': must be an array, got 'torch'",
     ),
     Damage(
         "an unknown key",
@@ -81,7 +82,7 @@ DAMAGES = (
         "images/stacks.toml",
         'sources = "packages"',
         'sources = "parcels"',
-        "key 'sources': input should be 'packages' or 'vendor', got 'parcels'",
+        "key 'sources': must be 'packages' or 'vendor', got 'parcels'",
     ),
     Damage(
         "a missing key",
@@ -94,7 +95,7 @@ DAMAGES = (
     Damage(
         "a row without a source",
         "images/components.toml",
-        'source = "components.md section 9"',
+        'source = "aws/deep-learning-containers: its training Dockerfiles with smp install its wheel by URL"',
         "",
         "(name = 'smp'): key 'source' is missing",
     ),
@@ -226,14 +227,14 @@ DAMAGES = (
         "templates/components/ssh.j2",
         'ssh = "/usr/bin/ssh"',
         "ssh = 22",
-        "templates/components/ssh.j2: key 'programs.ssh': input should be a valid string, got 22",
+        "templates/components/ssh.j2: key 'programs.ssh': must be a string, got 22",
     ),
     Damage(
         "one check where a list of them should be",
         "templates/components/rmm.j2",
         "[[check]]",
         "[check]",
-        "templates/components/rmm.j2: key 'check': input should be a valid array",
+        "templates/components/rmm.j2: key 'check': must be an array",
     ),
     Damage(
         "a recipe of no component",
@@ -480,9 +481,9 @@ def test_a_table_that_is_missing_is_one_problem(checkout: Path, problems_of: Cal
     assert problems_of() == ("images/bases.toml: cannot be read: No such file or directory",)
 
 
-def test_a_checkout_without_the_launcher_is_refused(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+def test_the_packages_own_folder_stands_in_for_one_that_is_missing(checkout: Path, facts: Facts) -> None:
     (checkout / "launcher").rmdir()
-    assert problems_of() == ("launcher is not a folder: every image has the launcher in it",)
+    assert load(checkout).files == facts.files
 
 
 def test_a_component_without_recipe(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
@@ -534,6 +535,6 @@ def test_the_error_is_one_paragraph_with_a_count(checkout: Path) -> None:
         load(checkout)
 
 
-def test_a_folder_without_images_is_no_checkout(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="images is not a folder"):
+def test_a_folder_without_any_facts_is_not_a_root(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"has no folder images, templates or launcher"):
         load(tmp_path)

@@ -37,9 +37,9 @@ from trainworks.plan.resolve import make_plan
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
-def stock(root: Path, *owned: str) -> inventory.Answer:
+def stock(root: Path, *owned: str) -> inventory.InventoryAnswer:
     """Run the inventory as it runs in an image, in a child, with a folder as the image's root."""
-    request: inventory.Request = {"root": str(root), "owned": list(owned), "contents": ""}
+    request: inventory.InventoryRequest = {"root": str(root), "owned": list(owned), "contents": ""}
     command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
     child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return questions.inventory_of(Completed(status=child.returncode, output=child.stdout))

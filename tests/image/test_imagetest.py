@@ -41,6 +41,7 @@ from trainworks.engine.protocol import (
     Layer,
     Mount,
     Progress,
+    Report,
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
@@ -80,10 +81,10 @@ IMAGE = BuiltImage(
 # --- the probe -------------------------------------------------------------------------------------------------------
 
 
-def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.Answer:
+def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.ProbeAnswer:
     """Run the probe as it runs in an image, in a child, with a folder as the image's root."""
     request = questions.request_of((), IMAGE, python=sys.executable)
-    request.update(typing.cast("probe.Request", {"root": str(root), **parts}))
+    request.update(typing.cast("probe.ProbeRequest", {"root": str(root), **parts}))
     child = subprocess.run(
         questions.command_of(request, interpreter=sys.executable),
         env={"PATH": "/usr/bin:/bin", **(environment or {})},
@@ -417,6 +418,7 @@ class LocalEngine:
     interrupt: bool = False
     open_containers: int = 0
     name: str = "local"
+    identifier_is_configuration: bool = False
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[Container]:
@@ -437,7 +439,7 @@ class LocalEngine:
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         return self.steps if reference == "local" else ()
 
-    def probe(self) -> EngineInformation:
+    def probe(self, report: Report = print) -> EngineInformation:
         raise NotImplementedError
 
     def inspect(self, reference: str) -> BuiltImage | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from trainworks.facts.load import NO_FRAMEWORKS
+from trainworks.facts.rows import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def make_tree(root: Path, *, base_image: str = "", sources: Literal["packages", 
     (images / "lock").mkdir(parents=True)
     shutil.copytree(ROOT / "templates", root / "templates")
     (root / "launcher").mkdir()
-    for name in NO_FRAMEWORKS:
+    for name in (table.name for table in TABLES.values()):
         # Rows that name other rows would need them all.
         content = (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8") if name in ("bases", "cuda") else ""
         content = content or "# None of these.\n"

@@ -18,7 +18,7 @@ from trainworks.errors import FactsError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
 from trainworks.inspect.listing import list_text, summary_markdown
-from trainworks.proof.subjects import read_checkout
+from trainworks.proof.provable_image import read_checkout
 from trainworks.render.builds import current_builds, inputs_of_target
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"

@@ -66,8 +66,13 @@ def lines_of(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[
 
 
 class Contradiction(NamedTuple):
-    """A line of a requirements file that pip could not fulfil. wanted: "" where it names an address; kept: name and
-    version that the image has."""
+    """A line of a requirements file that pip cannot fulfil.
+
+    Attributes:
+        place: File and line.
+        wanted: What the line asks for; ``""`` where it names an address.
+        kept: Name and version that the image has.
+    """
 
     place: str
     wanted: str
@@ -101,7 +106,7 @@ def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
 def _asked_for(line: str) -> tuple[str, str, str, Callable[[str], bool]]:
     """(name, requirement, version, whether a version fits) of a line; where it names an address, the requirement is ""
     and the version that of the wheel, "" for another kind of file. The name is "" where the line does not apply to this
-    machine, or has none. Raises ValueError for what is no requirement."""
+    machine, or has none. Raises ValueError for what is not a requirement."""
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
 
     wanted = re.sub(r"\s--?[a-z].*$", "", line).strip()  # --hash and other options of a line

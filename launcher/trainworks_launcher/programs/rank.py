@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         try:
             _report(directory)
         except OSError as error:
-            sys.stderr.write(f"trainworks: this rank goes on without the launcher of its host: {error}\n")
+            sys.stderr.write(f"trainworks: this rank runs without the launcher of its host: {error}\n")
     size = _number(_SIZE)
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")

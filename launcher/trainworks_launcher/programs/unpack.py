@@ -169,7 +169,7 @@ def _file_of(
             break
         seen.add(target)
     if target not in files:
-        raise ValueError(f"member {'/'.join(path)!r}: it is a hard link to what is no file of the archive")
+        raise ValueError(f"member {'/'.join(path)!r}: it is a hard link to something that is not a file of the archive")
     return target
 
 

@@ -14,9 +14,16 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: one of the three ends. status: exit status for every host. host: where it happened. text: the failure text,
-    cause first; "" for a success. cause: its first line as we found it, also where the text is the user's own. rank: of
-    the process that failed first, -1 if that is not known."""
+    """How a job ended.
+
+    Attributes:
+        kind: SUCCEEDED, FAILED or STOPPED.
+        status: Exit status of every host.
+        host: Host where it happened.
+        text: The failure text, cause first; ``""`` for a success.
+        cause: First line of the failure text that the launcher made, also where ``text`` is the user's own.
+        rank: Process that failed first; -1 if that is not known.
+    """
 
     kind: str
     status: int = 0
@@ -34,15 +41,19 @@ def exit_status(wait_status: int) -> int:
 
 
 def describe_status(returncode: int, oom_kills: int | None = None) -> str:
-    """``exit status 3`` or ``killed by SIGKILL (exit status 137)``, and whether memory ran out.
+    """Describe ``exit status 3`` or ``killed by SIGKILL (exit status 137)``, and whether memory ran out.
 
-    oom_kills: how many processes of this host the kernel killed during the job; None if it does not say.
+    Args:
+        returncode: Of the process, negative after a signal.
+        oom_kills: Processes of this host that the kernel killed during the job; None if it does not say.
     """
     number = -returncode if returncode < 0 else returncode - 128 if returncode > 128 else 0
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return f"exit status {returncode}{lack_of_memory(oom_kills)}"
+        if returncode >= 0:
+            return f"exit status {returncode}{lack_of_memory(oom_kills)}"
+        name = f"signal {number}"  # a real-time signal has no name of its own
     hint = ", perhaps out of memory" if name == "SIGKILL" and oom_kills is None else ""
     return f"killed by {name} (exit status {exit_status(returncode)}{hint}){lack_of_memory(oom_kills)}"
 
@@ -54,9 +65,13 @@ def lack_of_memory(oom_kills: int | None) -> str:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rank that ended before the job did. at: when the trouble began, in seconds of the leader's monotonic clock.
-    outcome: what its host knows: its number, its status (0: not known) and the failure text from its own output.
-    certain: it failed on its own account, by its traceback or its status."""
+    """A rank that ended before the job did.
+
+    Attributes:
+        at: When the trouble began, in seconds of the leader's monotonic clock.
+        outcome: What its host knows: rank, status (0: not known) and the failure text from its own output.
+        certain: It failed on its own account, by its traceback or its status.
+    """
 
     at: float
     outcome: Outcome
@@ -87,7 +102,7 @@ UNKNOWN_END = "it failed"
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """The outcome of a rank whose host did not know its status, with the status that somebody else knows."""
+    """The outcome of a rank whose host did not know its status, with the status that another host knows."""
     text = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1)
     return replace(outcome, status=exit_status(returncode), text=shorten(text))
 

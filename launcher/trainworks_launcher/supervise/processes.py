@@ -131,7 +131,7 @@ def children_of(parent: int) -> tuple[int, ...]:
 
 
 def exit_status_of_zombie(pid: int, started: str) -> int | None:
-    """The exit status (negative after a signal) of somebody else's child that has ended and was not waited for yet.
+    """The exit status (negative after a signal) of another's child that has ended and was not waited for yet.
 
     proc(5), field ``exit_code``: readable for the short time until the parent has taken it. None if that has passed.
     """

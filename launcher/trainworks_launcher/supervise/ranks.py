@@ -1,7 +1,7 @@
-"""The ranks of this host: each one reports here when it starts, and its output, its signals and its end are ours.
+"""The ranks of this host: each reports when it starts; the launcher handles its output, its signals and its end.
 
-``rank.py`` connects to a socket in the runtime directory (mode 0700: nobody else reaches it) and hands over the read
-ends of its standard output and error. So the output of a rank comes straight to the launcher of its own host, whoever
+``rank.py`` connects to a socket in the runtime directory (mode 0700: no other user reaches it) and hands over the read
+ends of its standard output and error. So the output of a rank comes straight to the launcher of its own host, whatever
 started it; its process id is the kernel's word (SO_PEERCRED), and signals can go to the rank itself.
 """
 

@@ -133,12 +133,17 @@ def failure_text(
     rank: int = -1,
     oom_kills: int | None = None,
 ) -> str:
-    """The text of a program that failed: its cause, where it happened, then as much context as fits.
+    """Return the text of a program that failed: its cause, where it happened, then as much context as fits.
 
-    what: the program as a person calls it. returncode: None if it is not known. tail: the end of its output, of the
-    rank that failed first if it is known.
-    processes: whose output is in the tail. rank: that failed first, -1 if it is not known. oom_kills: as in
-    ``describe_status``.
+    Args:
+        what: The program as a person calls it.
+        host: Its host.
+        mode: The job's mode.
+        returncode: Negative after a signal; None if it is not known.
+        tail: End of its output, or of the output of the rank that failed first, if that is known.
+        processes: Number of processes whose output is in ``tail``.
+        rank: Rank that failed first; -1 if it is not known.
+        oom_kills: As in ``describe_status``.
     """
     output = tail.decode("utf-8", "replace")
     cause, traceback = find_traceback(output, processes)

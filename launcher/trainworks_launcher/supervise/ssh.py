@@ -38,7 +38,7 @@ def make_key(ssh_keygen: str, path: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason or not path.is_file():
-        raise RefusalError([Problem(f"no ssh key could be made: {reason}", ssh_keygen, "")], names.EXIT_HOSTS)
+        raise RefusalError([Problem(f"cannot make an ssh key: {reason}", ssh_keygen, "")], names.EXIT_HOSTS)
     return " ".join(Path(f"{path}.pub").read_text(encoding="ascii").split()[:2])
 
 
@@ -87,7 +87,7 @@ class Server:
         (directory / "authorized_keys").write_text(f"{limits} {leader_key}\n", encoding="ascii")
         session = {name: env[name] for name in (*_SESSION_VARIABLES, names.HOSTNAME_VARIABLE) if name in env}
         session[names.RUNTIME_DIRECTORY_VARIABLE] = session["TMPDIR"] = str(directory)
-        words = "said nothing"
+        words = "it printed nothing"
         fair = True
         for _ in range(_TRIES):
             self.port = _free_port(address)
@@ -139,7 +139,7 @@ def _free_port(address: str) -> int:
 
 def _configuration(directory: Path, address: str, port: int, session: Mapping[str, str], fair: bool) -> str:
     """sshd's whole configuration. fair: logins that are not done are bounded per address, so that a flood from one
-    keeps nobody else out (OpenSSH 8.5 and later)."""
+    keeps no other host out (OpenSSH 8.5 and later)."""
     pairs = " ".join('"{}={}"'.format(name, value.replace('"', "")) for name, value in sorted(session.items()))
     return (
         f"Port {port}\nListenAddress {address}\n"
@@ -172,5 +172,5 @@ def _wait_until_listening(process: subprocess.Popen[bytes]) -> str:
             if b"Server listening on" in words:
                 return ""
             if not chunk:
-                return words.decode("utf-8", "replace").strip() or "it ended without a word"
+                return words.decode("utf-8", "replace").strip() or "it ended and printed nothing"
     return words.decode("utf-8", "replace").strip() or f"it did not listen within {_START_SECONDS:g} s"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.supervise import memory, output
+from trainworks_launcher.supervise import memory, outcome_files
 from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
@@ -42,7 +42,7 @@ class Verdict:
 
     # ---------------------------------------------------------------------------------------------- before the end
     def of_rank(self, rank: Rank) -> Suspect | None:
-        """What to tell the other hosts of a rank that has just ended; None if it ended well or was told to end."""
+        """What to tell the other hosts about a rank that has just ended; None if it ended well or was told to end."""
         if rank.status in (0, -signal.SIGTERM):
             return None
         certain = rank.status is not None or rank.has_traceback()
@@ -57,11 +57,11 @@ class Verdict:
         self._suspects.append(suspect)
 
     def forget(self) -> None:
-        """The ranks begin again: whoever failed before has been forgiven."""
+        """The ranks begin again: earlier failures no longer count."""
         self._suspects.clear()
 
     def knows(self, rank: int) -> bool:
-        """Whether the output of a rank is here, or its host has spoken."""
+        """Whether this host has the output of a rank, or its host has reported it."""
         local = self.ranks is not None and self.ranks.latest(rank) is not None
         return local or first_suspect(self._suspects, rank) is not None
 
@@ -75,7 +75,14 @@ class Verdict:
         return reports.torchrun_report(tail) if self._plan.ranks_by == "torchrun" else (-1, 0)
 
     def of_command(self, what: str, code: int, tail: bytes, stop_signal: int = 0) -> Outcome:
-        """The outcome of a command that did not end with status 0. what: a person's name of it. tail: of its output."""
+        """Return the outcome of a command that did not end with status 0.
+
+        Args:
+            what: A person's name of the command.
+            code: Its return code, negative after a signal.
+            tail: End of its output.
+            stop_signal: Stop signal that came before; 0 for none.
+        """
         number, reported = self.reported_rank(tail)
         local = self.ranks.latest(number) if self.ranks is not None else None
         told = first_suspect(self._suspects, number) if self.ranks is not None else None
@@ -87,8 +94,7 @@ class Verdict:
         else:
             processes = self._plan.processes if self.ranks is None else 1
             found = self._failure(code, tail, number, what, processes)
-        own = output.users_own_failure(self._base)
-        text = self._masker.text(own) if own else found.text
+        text = outcome_files.users_own_failure(self._base, self._masker) or found.text
         if stop_signal:
             text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
         kind = STOPPED if stop_signal else FAILED

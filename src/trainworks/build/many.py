@@ -141,7 +141,7 @@ def build_many(
     started = time.monotonic()
     if order.until in ("build", "test") and any(target.plan and not target.plan.unlocked for target in targets):
         # Once for all: no target gets another engine because this one does not answer for a moment.
-        order = replace(order, engine=choose(order.engine).name)
+        order = replace(order, engine=choose(order.engine, report=say).name)
     _make_folders(order)
     interruption, interrupted = Interruption(), False
     counts: Counter[str] = Counter()

@@ -13,9 +13,10 @@ from pathlib import Path
 from trainworks.build.context import one_at_a_time
 from trainworks.build.image import ImageResult
 from trainworks.errors import OutputError
+from trainworks.facts.data import writable_root
 from trainworks.facts.load import BUILT
+from trainworks.facts.lockfile import write as write_facts
 from trainworks.facts.rows import Built, Facts
-from trainworks.inputs.lock_python import write_lock
 from trainworks.plan.model import ImagePlan
 from trainworks.render.builds import inputs_of_target
 from trainworks.render.dockerfile import Rendering
@@ -34,6 +35,7 @@ def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Pat
     Raises:
         OutputError: The image is not the target's own, or the file cannot be written.
     """
+    writable_root(root, "`--record`")
     row = next(row for row in facts.targets if facts.name_of(row) == plan.target.name)
     if rendering.digest != inputs_of_target(row, facts):
         raise OutputError(
@@ -80,7 +82,7 @@ def record(built: Built, targets: Collection[str], root: Path, environment: Mapp
     path = root / "images" / BUILT
     with one_at_a_time(str(path.resolve()), environment):
         rows = {row.target: row for row in _read(path)} | {built.target: built}
-        write_lock(path, HEADER + "".join(_as_toml(rows[name]) for name in sorted(rows) if name in targets))
+        write_facts(path, HEADER + "".join(_as_toml(rows[name]) for name in sorted(rows) if name in targets))
     return path
 
 

@@ -47,7 +47,7 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
 
         refuse_record(plan, rendering, facts, session.root)
     spec = image_spec(plan, rendering, session.settings, session.places.folders)
-    result = build_image(spec, choose(order.engine), order)
+    result = build_image(spec, choose(order.engine, report=say), order)
     if left_out:
         say(describe_left_out(plan, left_out))
     report: dict[str, object] = {

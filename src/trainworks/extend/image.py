@@ -29,6 +29,7 @@ from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, Wheel, locked_versions, read_requirements, wrong_builds
 from trainworks.extend.source import SourceTree
 from trainworks.extend.wheels import build_wheels, find_sources, project_source
+from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
@@ -110,7 +111,7 @@ def plan_extension(
     inputs = read_inputs(request, forbidden)
     for text in notes(request, inputs) if resolving else ():
         say(text)
-    engine, facts, recipes = choose(request.engine), load(root), _recipes(root)
+    engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
     image, base = find_base(request.base, engine)
     check_fit(base, inputs)
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
@@ -241,7 +242,7 @@ def _report(extension: Extension) -> dict[str, object]:
 
 def _recipes(root: Path) -> dict[str, str]:
     try:
-        return {name: (root / "templates" / name).read_text(encoding="utf-8") for name in RECIPES}
+        return {name: (data_folder(root, "templates") / name).read_text(encoding="utf-8") for name in RECIPES}
     except OSError as error:
         raise OutputError(
             f"{error.filename}: {error.strerror}", hint="run from a checkout of trainworks, or name one with --root"

@@ -6,10 +6,10 @@ Every row carries its ``source``: where the fact comes from. Names of fields are
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 Source = Literal["packages", "vendor"]
@@ -329,28 +329,6 @@ class PrivilegedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Database:
-    """Published advisories about the packages of one distribution, or of Python's index.
-
-    Attributes:
-        name: What a person calls it.
-        packages: The type that package URLs of such packages have: ``deb`` or ``pypi``.
-        ecosystem: How OSV calls them; ``{version}`` stands for the distribution's ``VERSION_ID``.
-        url: One zip with all advisories, a JSON file each.
-        page: Where people read about one; ``{id}`` stands for its identifier.
-        distribution: ``ID`` of the distribution; ``""`` where the packages are of none.
-    """
-
-    name: str
-    packages: str
-    ecosystem: str
-    url: str
-    page: str
-    source: str
-    distribution: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Built:
     """One row of ``images/built.toml``: a build that really happened, with every image test green.
 
@@ -484,25 +462,68 @@ class SourceFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Everything that was read: rows, recipes, and the files that recipes copy."""
+class Table:
+    """One kind of rows in ``images/``.
 
-    bases: tuple[Base, ...]
-    base_images: tuple[BaseImage, ...]
-    cudas: tuple[Cuda, ...]
-    artifacts: tuple[Artifact, ...]
-    rules: tuple[Rule, ...]
-    components: tuple[Component, ...]
-    stacks: tuple[Stack, ...]
-    instances: tuple[Instance, ...]
-    families: tuple[Family, ...]
-    storages: tuple[Storage, ...]
-    fabric: tuple[FabricVariable, ...]
-    generated_files: tuple[GeneratedFiles, ...]
-    privileged_files: tuple[PrivilegedFiles, ...]
-    databases: tuple[Database, ...]
+    Attributes:
+        name: Its file, ``images/NAME.toml``.
+        key: What each row begins with: ``[[KEY]]``.
+        row_type: The type of its rows.
+        names: Takes a row, returns the names that no other row of the table may have.
+        optional: Whether the file may be missing.
+    """
+
+    name: str
+    key: str
+    row_type: type[Any]
+    names: Callable[[Any], Iterable[str]]
+    optional: bool = False
+
+
+def _table(
+    name: str,
+    key: str,
+    row_type: type[Any],
+    *,
+    names: Callable[[Any], Iterable[str]] = lambda row: (row.name,),
+    optional: bool = False,
+) -> Any:
+    """Return a field of ``Facts`` that has the rows of a table."""
+    table = Table(name=name, key=key, row_type=row_type, names=names, optional=optional)
+    return field(metadata={"table": table})
+
+
+def _no_names(_row: Artifact) -> tuple[str, ...]:
+    """Return no names: several artifacts of one name and version may differ in what they require."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that was read: rows, recipes, and the files that recipes copy.
+
+    A table of ``images/`` is named in one place, its field below; ``TABLES`` and everything else follow from it.
+    """
+
+    bases: tuple[Base, ...] = _table("bases", "base", Base)
+    base_images: tuple[BaseImage, ...] = _table("base-images", "base_image", BaseImage)
+    cudas: tuple[Cuda, ...] = _table("cuda", "cuda", Cuda)
+    artifacts: tuple[Artifact, ...] = _table("artifacts", "artifact", Artifact, names=_no_names)
+    rules: tuple[Rule, ...] = _table("compatibility", "rule", Rule)
+    components: tuple[Component, ...] = _table(
+        "components", "component", Component, names=lambda row: [f"{row.name} ({source})" for source in row.sources]
+    )
+    stacks: tuple[Stack, ...] = _table("stacks", "stack", Stack)
+    instances: tuple[Instance, ...] = _table("instances", "instance", Instance)
+    families: tuple[Family, ...] = _table("families", "family", Family)
+    storages: tuple[Storage, ...] = _table("storage", "storage", Storage)
+    fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
+    generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
+    privileged_files: tuple[PrivilegedFiles, ...] = _table(
+        "privileged-files", "privileged", PrivilegedFiles, names=lambda row: (row.package,)
+    )
+    built: tuple[Built, ...] = _table("built", "built", Built, names=lambda row: (row.target,), optional=True)
     targets: tuple[TargetRow, ...]
-    built: tuple[Built, ...]
     recipes: Mapping[str, Recipe]
     templates: Mapping[str, str]
     files: tuple[SourceFile, ...]
@@ -575,3 +596,7 @@ class Facts:
         vendor = "-vendor" if self.sources_of(row) == "vendor" else ""
         python = self.python_of(row).replace(".", "")
         return f"{row.framework}-{row.version}-{row.cuda}-py{python}-{row.base}{vendor}"
+
+
+TABLES: Mapping[str, Table] = {each.name: each.metadata["table"] for each in fields(Facts) if "table" in each.metadata}
+"""The tables of ``images/``, by field of ``Facts``; every other file there is a framework's."""

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import LockError
-from trainworks.facts.load import LOCKED_ARTIFACTS, LOCKED_BASE_IMAGES
+from trainworks.errors import LockError, RegistryError
+from trainworks.facts import lockfile
 from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
 from trainworks.host.git import moved, tag_commit
 from trainworks.host.signatures import check_signature
-from trainworks.inputs.lock_python import write_lock
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
-from trainworks.registry.digest import image_digest
+from trainworks.registry.client import Registries, RegistryUnreachableError, image_digest, split_reference
 
-HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
-ARTIFACTS_ARE = "What the files of images/artifacts.toml are, as first seen or as published."
-BASE_IMAGES_ARE = "Which images the tags of images/base-images.toml and images/bases.toml mean."
+Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
 
 Report = Callable[[str], None]
 """Takes a line for people."""
@@ -63,7 +61,7 @@ def lock_artifacts(
     finally:
         # What an interrupt leaves undone does not undo what was downloaded.
         if locked != facts.locked_artifact_by_url:
-            _write(root / "images" / "lock" / LOCKED_ARTIFACTS, ARTIFACTS_ARE, map(_artifact_toml, _sorted(locked)))
+            _write(root, lockfile.ARTIFACTS, LockedArtifact, _sorted(locked))
     return problems
 
 
@@ -126,33 +124,50 @@ def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
     differences = _differences(artifact, Content(sha256=locked.sha256, size=locked.size)) if locked else ""
     if not differences:
         return []
-    where = f"images/lock/{LOCKED_ARTIFACTS} and its row in images/artifacts.toml differ"
+    where = f"images/lock/{lockfile.ARTIFACTS} and its row in images/artifacts.toml differ"
     return [f"{artifact.name} {artifact.version}: {where}: {differences}; remove the one that is wrong"]
 
 
 def lock_base_images(
-    rows: Iterable[TargetRow], facts: Facts, client: Client, root: Path, *, report: Report
+    rows: Iterable[TargetRow], facts: Facts, registries: Registries, root: Path, *, report: Report
 ) -> list[str]:
-    """Record which images the tags of targets' base images mean today; arguments and result as ``lock_artifacts``.
+    """Record the digests that the tags of the targets' base images have today.
 
-    Unlike a file, a tag is meant to move: its image gets security updates. A new digest is recorded, and said.
+    A tag moves with each security update of its image, so a new digest replaces the recorded one, and is reported.
+
+    Args:
+        rows: The targets.
+        facts: All facts.
+        registries: Connections and logins. A registry that does not answer is not asked again.
+        root: The checkout, whose ``images/lock/base-images.toml`` is written.
+        report: Receives a line of text for each digest that changed.
+
+    Returns:
+        The tags that could not be recorded, one line each.
     """
     locked = {row.name: row.digest for row in facts.locked_base_images}
     before = dict(locked)
     problems: list[str] = []
+    silent: set[str] = set()
     for name in dict.fromkeys(name for row in rows for name in images_of(row, facts)):
+        host = split_reference(name)[0]
         if _row_digest(name, facts):
             continue
+        if host in silent:
+            problems.append(f"base image {name}: not tried, {host} does not answer")
+            continue
         try:
-            locked[name] = image_digest(name, client)
-        except LockError as error:
+            locked[name] = image_digest(name, registries)
+        except RegistryError as error:
             problems.append(f"base image {name}: {error.message}")
+            if isinstance(error, RegistryUnreachableError):
+                silent.add(host)
             continue
         if before.get(name, locked[name]) != locked[name]:
-            report(f"  base image {name} has moved: from {before[name]} to {locked[name]}")
+            report(f"  base image {name} moved from {before[name]} to {locked[name]}")
     if locked != before:
         images = (LockedBaseImage(name=name, digest=locked[name]) for name in sorted(locked))
-        _write(root / "images" / "lock" / LOCKED_BASE_IMAGES, BASE_IMAGES_ARE, map(_base_image_toml, images))
+        _write(root, lockfile.BASE_IMAGES, LockedBaseImage, images)
     return problems
 
 
@@ -164,16 +179,8 @@ def _row_digest(name: str, facts: Facts) -> str:
     return next((base.digest for base in facts.bases if base.image == name), "")
 
 
-def _write(path: Path, what: str, rows: Iterable[str]) -> None:
-    write_lock(path, HEADER.format(what=what) + "".join(rows))
-
-
-def _artifact_toml(row: LockedArtifact) -> str:
-    return f'\n[[artifact]]\nurl = "{row.url}"\nsha256 = "{row.sha256}"\nsize = {row.size}\n'
-
-
-def _base_image_toml(row: LockedBaseImage) -> str:
-    return f'\n[[base_image]]\nname = "{row.name}"\ndigest = "{row.digest}"\n'
+def _write(root: Path, name: str, row_type: type[Row], rows: Iterable[Row]) -> None:
+    lockfile.write(root / "images" / lockfile.LOCK / name, lockfile.as_toml(row_type, rows))
 
 
 def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], list[str]]:
@@ -202,8 +209,8 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     urls = {row.url for row in facts.artifacts}
     images = {row.name for row in facts.base_images} | {base.image for base in facts.bases}
     for where, leftovers in (
-        (LOCKED_ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
-        (LOCKED_BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
+        (lockfile.ARTIFACTS, [row.url for row in facts.locked_artifacts if row.url not in urls]),
+        (lockfile.BASE_IMAGES, [row.name for row in facts.locked_base_images if row.name not in images]),
     ):
         problems += [f"images/lock/{where}: {leftover} stands in no row any more; remove it" for leftover in leftovers]
     return problems, unlocked

@@ -17,14 +17,13 @@ from uv import find_uv_bin
 
 from trainworks.engine.processes import run
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import LockError, OutputError
+from trainworks.errors import LockError
+from trainworks.facts import lockfile
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.sizes import file_sizes
 from trainworks.plan.locks import own_wheels, requirements_of
-
-HEADER = "# Written by `python build.py lock`; do not edit. Every file that the target's Python layers are made of.\n"
 
 SECONDS = 600.0
 """How long one resolution may take."""
@@ -44,7 +43,7 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
         wanted = [str(requirement) for requirement in requirements_of(row, facts) if requirement.build == build]
         wheels = () if build else own_wheels(row, facts)
         packages += _resolve(wanted, wheels, platform, row, settings, environment, build=build)
-    return HEADER + "".join(map(_as_toml, packages))
+    return lockfile.as_toml(LockedPackage, packages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,32 +172,10 @@ def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str
     return source["url"], source["hashes"]["sha256"]
 
 
-def _as_toml(package: LockedPackage) -> str:
-    requires = ", ".join(f'"{name}"' for name in package.requires)
-    return (
-        f'\n[[package]]\nname = "{package.name}"\nversion = "{package.version}"\nfile = "{package.file}"\n'
-        f'sha256 = "{package.sha256}"\n'
-        + (f"size = {package.size}\n" if package.size else "")
-        + (f"requires = [{requires}]\n" if requires else "")
-        + ("build = true\n" if package.build else "")
-    )
-
-
 def write_python_lock(
     row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str], root: Path
 ) -> Path:
     """Lock the Python files of a target into ``images/lock`` below ``root``; raises ``LockError``, ``OutputError``."""
-    path = root / "images" / "lock" / f"{facts.name_of(row)}.toml"
-    write_lock(path, lock_target(row, facts, settings, environment))
+    path = lockfile.lock_path(root, facts.name_of(row))
+    lockfile.write(path, lock_target(row, facts, settings, environment))
     return path
-
-
-def write_lock(path: Path, text: str) -> None:
-    """Write a lock: all of it, or nothing. Raises ``OutputError``."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

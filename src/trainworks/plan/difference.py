@@ -65,7 +65,7 @@ def plan_difference(before: ImagePlan, after: ImagePlan) -> PlanDifference:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return what is another between two tables, by name."""
+    """Return what differs between two tables, by name."""
     return tuple(
         Change(name=name, before=before.get(name), after=after.get(name))
         for name in sorted({**before, **after})

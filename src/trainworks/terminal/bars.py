@@ -9,14 +9,14 @@ from typing import TextIO
 import rich.progress
 from rich.console import Console
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from trainworks.terminal.progress import Task
 
 PAINTED_PER_SECOND = 5
 
-BAR_COLUMNS = 20
+BAR_COLUMNS = 16
 
 
 class Bars:
@@ -31,8 +31,9 @@ class Bars:
         )
         self._rows: dict[Task, rich.progress.TaskID] = {}
         self._progress = rich.progress.Progress(
-            _What(),
-            _HowFar(),
+            _What(Column(min_width=24)),
+            # A narrow terminal cuts the other column first.
+            _HowFar(Column(no_wrap=True)),
             console=console,
             refresh_per_second=PAINTED_PER_SECOND,
             transient=True,

@@ -98,7 +98,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._lose(f"the connection broke: {error.strerror or error}")
+            self._lose(f"connection lost: {error.strerror or error}")
             return
         self._loop.watch(self._socket, READ | WRITE if self._outgoing else READ, self._ready)
 
@@ -108,7 +108,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(f"the connection broke: {error.strerror or error}")
+            self._lose(f"connection lost: {error.strerror or error}")
             return
         if not data:
             self._lose("it closed the connection")
@@ -125,9 +125,9 @@ class Connection:
 
 
 def one_reason(error: ValueError) -> str:
-    """Why bytes are no message, without the bytes themselves."""
+    """Why bytes are not a message, without the bytes themselves."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text"
+        return "it is not text"
     return str(error)[:100]
 
 

@@ -103,6 +103,6 @@ def read_suspect(message: Message, now: float) -> Suspect:
     """The suspect in a message that came at a time."""
     age = message.get("age")
     age = float(age) if isinstance(age, (int, float)) else 0.0
-    # A status of 0 says that it is not known there, and that is no error.
+    # A status of 0 says that it is not known there, and that is not an error.
     outcome = replace(read_outcome(message), status=number(message.get("status")) & 0xFF)
     return Suspect(now - age, outcome, message.get("certain") is True)

@@ -27,8 +27,16 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a proof covers. digest: of the job. host: that joins. Nonces: 64 hexadecimal digits, fresh for each
-    connection. host_key: the joining host's ssh host key. public_key: the leader's ssh key. Both "" without ssh."""
+    """What a proof covers.
+
+    Attributes:
+        digest: Digest of the job.
+        host: Host that joins.
+        worker_nonce: 64 hexadecimal digits, fresh for each connection.
+        leader_nonce: As ``worker_nonce``.
+        host_key: The joining host's ssh host key; ``""`` without ssh.
+        public_key: The leader's ssh key; ``""`` without ssh.
+    """
 
     digest: str
     host: str

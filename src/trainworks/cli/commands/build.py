@@ -1,4 +1,4 @@
-"""``build.py``: walks the layers from a row to a tested image, as far as ``--until`` says."""
+"""``build.py``: plan, render, build and test an image, as far as ``--until`` says."""
 
 from __future__ import annotations
 
@@ -60,19 +60,24 @@ def parser() -> Grammar:
         program="build.py",
         usage="build.py [build] --framework FRAMEWORK --cuda CELL [options]\n"
         "       build.py [build] --list | --all | --only GLOB [options]",
-        summary="build and test an image; the command that is meant where none is named",
-        details="Builds a container image for training on Amazon SageMaker and clusters like it, and tests every "
-        "promise that its parts make.",
+        summary="build and test an image; the default command",
+        details="Builds a container image for distributed training, and tests what its components promise. A plan "
+        "shows what the image is made of without building it.",
         examples=(
-            Example("--list", "what can be built, and what was built for real"),
-            Example("--framework pytorch --cuda cu121 --until plan", "what would it be made of, and built again? why?"),
-            Example("--framework pytorch --cuda cpu --until render --output context", "write its Dockerfile and files"),
+            Example("--list", "list the targets, and which were built"),
+            Example(
+                "--framework pytorch --cuda cu121 --until plan",
+                "show the components, and what would be rebuilt and why",
+            ),
+            Example(
+                "--framework pytorch --cuda cpu --until render --output context", "write the Dockerfile and its files"
+            ),
             Example("--framework pytorch --cuda cu121", "build and test the newest PyTorch for CUDA 12.1", "an engine"),
             Example("--all -j 2", "build and test every target, two at once", "an engine"),
         ),
-        result="the image's name on stdout once every test is green; `build.py push NAME` brings it to a registry. "
-        "Progress and errors go to stderr.",
-        done="done, and tests green",
+        result="the image's name on stdout, after every test has passed. `build.py push NAME` pushes it. Progress and "
+        "errors go to stderr.",
+        done="built, and all tests passed",
         fails=(
             FactsError,
             UnknownNameError,
@@ -90,40 +95,44 @@ def parser() -> Grammar:
         see_also=("check", "extend", "push", "docs/targets.md"),
     )
     what = grammar.add_argument_group("what to build")
-    what.add_argument("--framework", metavar="FRAMEWORK", help="for example pytorch")
-    what.add_argument("--cuda", metavar="CELL", help="cpu, or for example cu121")
-    what.add_argument("--framework-version", metavar="VERSION", help="default: the newest for this CUDA")
-    what.add_argument("--python", metavar="PYTHON", help="for example 3.13; default: the oldest of the target")
+    what.add_argument("--framework", metavar="FRAMEWORK", help="choose a framework, such as pytorch")
+    what.add_argument("--cuda", metavar="CELL", help="choose a CUDA release, such as cu121, or cpu")
+    what.add_argument(
+        "--framework-version", metavar="VERSION", help="choose a version; default: the newest for this CUDA"
+    )
+    what.add_argument("--python", metavar="PYTHON", help="choose a Python, such as 3.13; default: the oldest")
     what.add_argument(
         "--sources",
         choices=("packages", "vendor"),
         default="packages",
-        help="packages: Debian and Python packages only (default); vendor: the vendors' own installers",
+        help="use Debian and Python packages (default), or vendors' installers",
     )
     add_components(what)
     many = grammar.add_argument_group("many targets")
-    many.add_argument("--all", action="store_true", help="every target; those with unlocked inputs are skipped")
-    many.add_argument("--only", action="append", default=[], metavar="GLOB", help="targets of these names: 'pytorch-*'")
-    many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="so many at once (default: 1)")
+    many.add_argument("--all", action="store_true", help="build every target; skip those with unlocked inputs")
+    many.add_argument(
+        "--only", action="append", default=[], metavar="GLOB", help="build targets of this name, such as 'pytorch-*'"
+    )
+    many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="build N targets at once (default: 1)")
     many.add_argument("--bake", action="store_true", help="write docker-bake.json for `docker buildx bake` to --output")
     how = grammar.add_argument_group("how")
-    how.add_argument("--list", action="store_true", help="show every target, and which were built for real")
+    how.add_argument("--list", action="store_true", help="list every target, and which were built")
     add_until(how, STAGES)
     add_engine(how)
     add_format(how)
     add_build_options(how)
-    how.add_argument("--mirror", metavar="DIR|URL", help="take from here what it has (`build.py mirror DIR` fills one)")
+    how.add_argument("--mirror", metavar="DIR|URL", help="take downloads from this mirror (see `build.py mirror`)")
     how.add_argument("--offline", action="store_true", help="with --mirror: take every download from there, or fail")
     how.add_argument(
         "--strict",
         action="store_true",
-        help="fail where an input is not locked or a source cannot be reached; --push and --record imply it",
+        help="fail if an input is not locked or a source cannot be reached",
     )
-    how.add_argument(
-        "--record", action="store_true", help="write into images/built.toml that it was built, if its tests pass"
-    )
+    how.add_argument("--record", action="store_true", help="record the build in images/built.toml; implies --strict")
     push = grammar.add_argument_group("push (docs/push.md)")
-    push.add_argument("--push", action="store_true", help="push the image once it is built and tested")
+    push.add_argument(
+        "--push", action="store_true", help="push the image after its tests have passed; implies --strict"
+    )
     add_repositories(push)
     return grammar
 

@@ -1,4 +1,4 @@
-"""``build.py extend``: a base image, requirements and code become a tested image."""
+"""``build.py extend``: make a tested image from a base image, requirements and code."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py extend``."""
     grammar = Grammar(
         "extend",
-        summary="make a tested image of a base image, requirements and your code",
-        details="Makes an image of a base image, requirements and code, and proves what is in it. Requirements without "
-        "hashes are resolved for the base first, and the file with the hashes is kept beside yours.",
+        summary="make a tested image from a base image, requirements and your code",
+        details="Makes an image from a base image, requirements and code, and tests it. Requirements without hashes "
+        "are resolved for the base first; a file with the hashes is written beside yours.",
         examples=(
             Example(
                 "extend --base my/pytorch:1 --tag my/train:1 --source src --entry-point train.py",
-                "your code in an image of ours, or in any with a Python",
+                "add your code to an image with Python",
                 needs="an engine",
             ),
             Example(
                 "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --apt libgl1",
-                "more Python and Debian packages",
+                "add Python and Debian packages",
                 needs="an engine",
             ),
         ),
-        result="the new image's name, once all its tests are green; `build.py push NAME` brings it to a registry.",
-        done="made, and tests green",
+        result="the new image's name, after all tests have passed. `build.py push NAME` pushes it.",
+        done="made, and all tests passed",
         fails=(
             UnknownNameError,
             EngineError,
@@ -67,8 +67,10 @@ def parser() -> Grammar:
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("push", "prove", "report", "lint"),
     )
-    grammar.add_argument("--base", required=True, metavar="IMAGE", help="an image of ours, or a registry's")
-    grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name of the new image, such as my/train:1")
+    grammar.add_argument(
+        "--base", required=True, metavar="IMAGE", help="extend this image of the engine or of a registry"
+    )
+    grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name the new image, such as my/train:1")
     add_contents(grammar)
     add_until(grammar, STAGES)
     add_engine(grammar)
@@ -78,13 +80,17 @@ def parser() -> Grammar:
 
 
 def add_contents(grammar: Grammar) -> None:
-    """Add what goes into an extended image; ``prove`` is given the same."""
+    """Add the contents of an extended image, which ``prove`` takes too."""
     grammar.add_argument(
-        "--requirements", type=Path, metavar="FILE", help="to install (default: requirements.txt of --source)"
+        "--requirements", type=Path, metavar="FILE", help="install these; default: requirements.txt of --source"
     )
     grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
-    grammar.add_argument("--source", type=Path, metavar="DIR", help="copied to /opt/ml/code; a project is installed")
-    grammar.add_argument("--entry-point", metavar="FILE", help="below --source; default: the job names it")
+    grammar.add_argument(
+        "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
+    )
+    grammar.add_argument(
+        "--entry-point", metavar="FILE", help="run this file below --source; default: the job names one"
+    )
 
 
 def run(options: Namespace, root: Path) -> int:

@@ -26,8 +26,8 @@ def parser() -> Grammar:
         reads=(Source("PATH", "hadolint, where it is installed"),),
         see_also=("docs/lint.md",),
     )
-    grammar.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a Dockerfile, ours or any other")
-    add_format(grammar, note="of the findings on stdout")
+    grammar.add_argument("files", nargs="+", type=Path, metavar="FILE", help="check this Dockerfile")
+    add_format(grammar, note="write the findings in this format")
     return grammar
 
 

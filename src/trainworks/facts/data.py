@@ -1,0 +1,58 @@
+"""Where ``images/``, ``templates/`` and ``launcher/`` are: in a checkout, or in the installed package.
+
+The wheel has a copy of the three folders (``pyproject.toml``, ``force-include``). A folder of a checkout takes the
+place of the package's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainworks.errors import OutputError
+
+FOLDERS = ("images", "templates", "launcher")
+
+INSTALLED = Path(__file__).resolve().parents[1] / "data"
+"""The data of an installed package; a checkout, and an editable install of one, does not have this folder."""
+
+PACKAGED = INSTALLED if INSTALLED.is_dir() else INSTALLED.parents[2]
+"""The folder with the package's own three folders."""
+
+
+def default_root(current: Path) -> Path:
+    """Return the root that is meant where none is named: the current folder if it is a checkout, else the package's."""
+    return current if all((current / name).is_dir() for name in FOLDERS) else PACKAGED
+
+
+def data_folder(root: Path, name: str) -> Path:
+    """Return one of ``FOLDERS``: that of ``root`` if it has one, else the package's own.
+
+    Raises:
+        OutputError: ``root`` has none of them.
+    """
+    if (root / name).is_dir():
+        return root / name
+    if not any((root / each).is_dir() for each in FOLDERS):
+        raise OutputError(
+            f"{root} has no folder {', '.join(FOLDERS[:-1])} or {FOLDERS[-1]}",
+            hint="--root takes a checkout of trainworks, or a folder with an images/ or templates/ of your own",
+        )
+    return PACKAGED / name
+
+
+def writable_root(root: Path, what: str) -> Path:
+    """Return a root that may be written to.
+
+    Args:
+        root: The root.
+        what: What writes, for people.
+
+    Raises:
+        OutputError: It is the data of an installed package.
+    """
+    if root.resolve() == INSTALLED:
+        raise OutputError(
+            f"{what} writes into a checkout, and {root} is the data of the installed package",
+            hint="clone the repository, and run this in the clone or with --root DIR",
+        )
+    return root

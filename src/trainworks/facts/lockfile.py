@@ -1,0 +1,172 @@
+"""The files of ``images/lock``: the only place that knows their format, for reading and for writing.
+
+``TARGET.toml`` has every Python file of a target; all targets share ``artifacts.toml`` and ``base-images.toml``.
+``build.py lock`` writes them, and ``facts.load`` reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainworks.errors import OutputError
+from trainworks.facts.patterns import PATTERNS
+from trainworks.facts.reader import Reader
+from trainworks.facts.rows import Lock, LockedArtifact, LockedBaseImage, LockedPackage
+
+Row = TypeVar("Row")
+
+LOCK = "lock"
+"""Their folder, in ``images``."""
+
+ARTIFACTS = "artifacts.toml"
+BASE_IMAGES = "base-images.toml"
+"""The files that all targets share; every other one is a target's."""
+
+KEYS: Mapping[type[Any], str] = {
+    LockedPackage: "package",
+    LockedArtifact: "artifact",
+    LockedBaseImage: "base_image",
+}
+"""What each row begins with, by its type: ``[[KEY]]``."""
+
+HEADER = "# Written by `python build.py lock`; do not edit. {what}\n"
+WHAT: Mapping[type[Any], str] = {
+    LockedPackage: "Every file that the target's Python layers are made of.",
+    LockedArtifact: "What the files of images/artifacts.toml are, as first seen or as published.",
+    LockedBaseImage: "Which images the tags of images/base-images.toml and images/bases.toml mean.",
+}
+
+
+def _text(key: str) -> str:
+    """Return the pattern of a text of a package, in quotes."""
+    pattern, _ = PATTERNS[LockedPackage][key]
+    plain = re.sub(r"\((?!\?)", "(?:", pattern.pattern.removesuffix(r"\Z"))
+    # Atomic: a text that is refused is refused at once.
+    return f'"(?>{plain})"'
+
+
+AS_WRITTEN = re.compile(
+    rf"""
+\[\[package\]\]
+name = (?P<name>{_text("name")})
+version = (?P<version>{_text("version")})
+file = (?P<file>{_text("file")})
+sha256 = (?P<sha256>{_text("sha256")})
+(?:size = (?P<size>[1-9][0-9]{{0,17}})
+)?(?:requires = \[(?P<requires>{_text("requires")}(?:, {_text("requires")})*)\]
+)?(?P<build>build = true
+)?"""
+)
+"""One package exactly as ``as_toml`` writes it."""
+
+
+def lock_path(root: Path, target: str) -> Path:
+    """Return the file of a target's lock below a checkout."""
+    return root / "images" / LOCK / f"{target}.toml"
+
+
+def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
+    """Return the locks of all targets, by the target's name; the reader has their problems."""
+    locks: dict[str, Lock] = {}
+    for path in sorted((images / LOCK).glob("*.toml")):
+        if path.name not in {ARTIFACTS, BASE_IMAGES}:
+            packages = tuple(_read_packages(reader, path))
+            reader.problems += [f"{reader.name(path)}: {name} stands in two rows" for name in _repeated(packages)]
+            locks[path.stem] = Lock(target=path.stem, packages=packages)
+    return locks
+
+
+def read_shared(reader: Reader, images: Path, name: str, row_type: type[Row]) -> tuple[Row, ...]:
+    """Return the rows of a lock that all targets share; it may not be there yet."""
+    path = images / LOCK / name
+    return tuple(_read(reader, path, row_type)) if os.path.lexists(path) else ()
+
+
+def _read_packages(reader: Reader, path: Path) -> list[LockedPackage]:
+    text = reader.text(path)
+    packages = _as_written(text)
+    if packages is None:
+        where = reader.name(path)
+        return reader.rows(LockedPackage, KEYS[LockedPackage], reader.parse(text, where), where)
+    return packages
+
+
+def _as_written(text: str) -> list[LockedPackage] | None:
+    """Return the packages of a lock that is exactly as it was written, None of any other.
+
+    Locks are most of what every command reads: one expression takes a fifth of the time of a TOML parser and a check
+    of each value. A lock that was edited is read as TOML, and what is wrong with it is said.
+    """
+    header = HEADER.format(what=WHAT[LockedPackage])
+    if not text.startswith(header):
+        return None
+    packages = []
+    end = len(header)
+    for match in AS_WRITTEN.finditer(text, end):
+        if match.start() != end:
+            return None
+        end = match.end()
+        name, version, file, sha256, size, requires, build = match.groups()
+        packages.append(
+            LockedPackage(
+                name=name[1:-1],
+                version=version[1:-1],
+                file=file[1:-1],
+                sha256=sha256[1:-1],
+                size=int(size or 0),
+                requires=tuple(requires[1:-1].split('", "')) if requires else (),
+                build=build is not None,
+            )
+        )
+    return packages if end == len(text) else None
+
+
+def _read(reader: Reader, path: Path, row_type: type[Row]) -> list[Row]:
+    return reader.rows(row_type, KEYS[row_type], reader.toml(path), reader.name(path))
+
+
+def _repeated(packages: Iterable[LockedPackage]) -> list[str]:
+    """Return the names of packages that are there twice.
+
+    What is needed to build and what is installed are two sets: `setuptools` may well be in both.
+    """
+    seen: set[tuple[str, bool]] = set()
+    twice: dict[str, None] = {}
+    for package in packages:
+        if (key := (package.name, package.build)) in seen:
+            twice[f"package {package.name + ' (build)' * package.build!r}"] = None
+        seen.add(key)
+    return sorted(twice)
+
+
+def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:
+    """Return the text of a lock: its rows in this order, without the keys that have their default."""
+    key = KEYS[row_type]
+    return HEADER.format(what=WHAT[row_type]) + "".join(f"\n[[{key}]]\n{_lines(row)}" for row in rows)
+
+
+def _lines(row: object) -> str:
+    values = {each.name: (getattr(row, each.name), each) for each in dataclasses.fields(row)}  # type: ignore[arg-type]
+    # Strings, numbers, truth values and lists of them are written alike in JSON and TOML.
+    return "".join(
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+        for name, (value, field) in values.items()
+        if value != field.default
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of facts: all of it, or nothing. Raises ``OutputError``."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,139 @@
+"""What the texts of rows must look like; everything that reaches a Dockerfile has a pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trainworks.facts.rows import (
+    Artifact,
+    Base,
+    BaseImage,
+    Built,
+    Component,
+    Cuda,
+    LockedArtifact,
+    LockedBaseImage,
+    LockedPackage,
+    Rule,
+    Stack,
+    TargetRow,
+)
+
+Patterns = Mapping[str, tuple[re.Pattern[str], str]]
+"""By key: the pattern, and how a person would say it. Each text of a list and each value of a table must match."""
+
+FRONT_MATTER_PATTERNS: Patterns = {
+    "path": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a folder"),
+    "programs": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a program"),
+    "owns": (re.compile(r"/\S+\Z"), "an absolute path, in which `*` may stand"),
+    "imports": (re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z"), "the name of a Python module"),
+}
+"""What texts of a front matter must look like, by key, as in ``PATTERNS``."""
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+"""The name of an environment variable."""
+
+NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*\Z")
+SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+DIGEST = re.compile(r"(sha256:[0-9a-f]{64})?\Z")
+OPTIONAL_SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
+COMMIT = re.compile(r"([0-9a-f]{40})?\Z")
+FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
+URL = re.compile(r"(https:/{2}\S+)?\Z")
+VERSION = re.compile(r"\d+(\.\d+)*([.+-]?[a-z0-9]+)*\Z")
+PYTHON = re.compile(r"3\.\d+\Z")
+OPTIONAL_NAME = re.compile(r"([a-z0-9]+([.-][a-z0-9]+)*)?\Z")
+IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/-]*(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9._-]*)?\Z")
+OPTIONAL_IMAGE = re.compile(rf"({IMAGE.pattern.removesuffix(chr(92) + 'Z')})?\Z")
+DIGITS = re.compile(r"\d+(\.\d+)*\Z")
+OPTIONAL_DIGITS = re.compile(r"(\d+(\.\d+)*)?\Z")
+RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*\Z")
+PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*\Z")
+FLAG = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*\Z")
+BOUNDS = r"(<=|>=|==|!=|<|>)\d[A-Za-z0-9.+]*"
+REQUIREMENT = re.compile(rf"[A-Za-z0-9{{][A-Za-z0-9._*{{}}-]*(\[[A-Za-z0-9._,-]+\])?({BOUNDS}(,{BOUNDS})*)?\Z")
+DISTRIBUTION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
+FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*\Z")
+
+_PACKAGES = (PACKAGE, "the name of a package of the distribution")
+_IMAGE = (IMAGE, "an image's name, for example 'debian:bookworm-slim'")
+_RELEASE = (RELEASE, "a version, for example '2.4.1'")
+_REQUIREMENT = (REQUIREMENT, "the name of a Python distribution, with extras or a range such as <1.24 behind it")
+
+PATTERNS: Mapping[type[Any], Patterns] = {
+    Base: {
+        "name": (NAME, "lower-case letters, digits and dashes"),
+        "suite": (NAME, "lower-case letters, digits and dashes"),
+        "version": (DIGITS, "numbers and dots"),
+        "glibc": (DIGITS, "numbers and dots"),
+        "image": _IMAGE,
+        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
+        "python": (PYTHON, "MAJOR.MINOR, for example '3.11'"),
+        "pythons": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of an interpreter"),
+    },
+    Built: {
+        "inputs": (re.compile(r"sha256:[0-9a-f]{64}\Z"), "'sha256:' and 64 hexadecimal digits"),
+        "date": (re.compile(r"\d{4}-\d\d-\d\d\Z"), "a day, for example '2026-11-22'"),
+    },
+    BaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent")},
+    Cuda: {
+        "name": (
+            re.compile(r"(cpu|neuron|cu\d{3})\Z"),
+            "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'",
+        ),
+        "version": (OPTIONAL_DIGITS, "numbers and dots, or absent"),
+        "wheel_suffix": (re.compile(r"(cu\d+)?\Z"), "'cu' and digits, or absent"),
+        "architectures": (re.compile(r"\d+[a-z]?\Z"), "an architecture as nvcc names it, without the dot: '80'"),
+    },
+    Component: {
+        "name": (NAME, "lower-case letters, digits and dashes"),
+        "recipe": (OPTIONAL_NAME, "lower-case letters, digits and dashes, or absent"),
+        "debian": _PACKAGES,
+        "rpm": _PACKAGES,
+        "build_debian": _PACKAGES,
+        "build_rpm": _PACKAGES,
+        "python": _REQUIREMENT,
+        "python_cpu": _REQUIREMENT,
+    },
+    Stack: {"components": _RELEASE},
+    Artifact: {
+        "name": (NAME, "lower-case letters, digits and dashes"),
+        "version": _RELEASE,
+        "tag": (re.compile(r"([A-Za-z0-9][A-Za-z0-9._/+-]*)?\Z"), "the name of a git tag, or absent"),
+        "flags": (FLAG, "one option or word, without blanks"),
+        "provides": _RELEASE,
+        "together": _RELEASE,
+        "url": (URL, "an https:// URL, or absent"),
+        "git": (URL, "an https:// URL, or absent"),
+        "signature": (URL, "an https:// URL, or absent"),
+        "key": (URL, "an https:// URL, or absent"),
+        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
+        "commit": (COMMIT, "40 hexadecimal digits, or absent"),
+        "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
+    },
+    Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
+    TargetRow: {
+        "version": (VERSION, "a version, for example '2.4.1'"),
+        "python": (re.compile(r"(3\.\d+)?\Z"), "MAJOR.MINOR, for example '3.11', or absent"),
+        "versions": _RELEASE,
+        "image": (OPTIONAL_IMAGE, f"{_IMAGE[1]}, or absent"),
+        "builder_image": (OPTIONAL_IMAGE, f"{_IMAGE[1]}, or absent"),
+        "wheel_index": (URL, "an https:// URL, or absent"),
+        "limits": _REQUIREMENT,
+    },
+    LockedArtifact: {"sha256": (SHA256, "64 hexadecimal digits")},
+    LockedBaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits")},
+    LockedPackage: {
+        "name": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
+        "file": (FILE, "the name of a file, without a folder"),
+        "requires": (DISTRIBUTION, "a normalised name: lower-case letters, digits and dashes"),
+        "sha256": (SHA256, "64 hexadecimal digits"),
+        "version": (VERSION, "a version, for example '2.4.1'"),
+    },
+}
+"""What a text must look like, by row type and key: the pattern, and how a person would say it.
+
+Of a list it is each text that must, of a table each value. Everything that reaches a Dockerfile has a pattern.
+"""

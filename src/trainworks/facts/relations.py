@@ -1,0 +1,161 @@
+"""Checks what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from difflib import get_close_matches
+
+from trainworks.facts.patterns import FILE
+from trainworks.facts.ranges import SUBJECTS, problem_of, references
+from trainworks.facts.rows import TABLES, Component, Facts
+from trainworks.facts.shapes import short
+
+
+def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -> None:
+    """Check what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
+
+    def names_of(kind: str, names: Iterable[str]) -> Set[str]:
+        return {*names, *(name for malformed_kind, name in malformed if malformed_kind == kind)}
+
+    for field, table in TABLES.items():
+        names = [name for row in getattr(facts, field) for name in table.names(row)]
+        problems.extend(f"images: {table.key} {name!r} stands in two rows" for name in _repeated(names))
+    component_names = {component.name for component in facts.components}
+    known = names_of("component", component_names)
+    problems.extend(
+        f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
+        for recipe in facts.recipes.values()
+        for number, check in enumerate(recipe.checks, start=1)
+        if check.beside and check.beside not in known
+    )
+    recipes = {component.recipe_name for component in facts.components}
+    for component in facts.components:
+        problems.extend(
+            f"images/components.toml: component {component.name!r}: {key} unknown {need!r}"
+            for key, needs in (("needs", component.needs), ("builds_with", component.builds_with))
+            for need in needs
+            if need not in known
+        )
+        if circle := " -> ".join(_circle(component.name, facts.components)):
+            problems.append(f"images/components.toml: component {component.name!r}: builds_with in a circle: {circle}")
+        if component.recipe_name not in facts.recipes:
+            problems.append(
+                f"templates/components/{component.recipe_name}.j2 is missing: the component {component.name} has a row"
+            )
+    problems.extend(
+        f"templates/components/{name}.j2: no row of this name in images/components.toml"
+        for name in sorted(set(facts.recipes) - recipes - known)
+    )
+    _relate_artifacts(facts, problems)
+    _relate_ranges(facts, known | names_of("artifact", [row.name for row in facts.artifacts]), problems)
+    problems.extend(
+        f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
+        for stack in facts.stacks
+        for name in stack.components
+        if name not in known
+    )
+    target_names: list[str] = []
+    for target in facts.targets:
+        where = f"images/{target.framework}.toml: target {target.version} {target.cuda} {target.base}"
+        broken = [
+            f"{where}: key '{key}': no row {value!r} in {file}"
+            for key, value, rows, file in (
+                ("cuda", target.cuda, facts.cuda_by_name, "images/cuda.toml"),
+                ("base", target.base, facts.base_by_name, "images/bases.toml"),
+                ("stack", target.stack, facts.stack_by_name, "images/stacks.toml"),
+                ("image", target.image, facts.base_image_by_name, "images/base-images.toml"),
+                ("builder_image", target.builder_image, facts.base_image_by_name, "images/base-images.toml"),
+            )
+            if value and value not in names_of("base_image" if key.endswith("image") else key, rows)
+        ]
+        broken += [
+            f"{where}: key 'versions': unknown component {name!r}" for name in target.versions if name not in known
+        ]
+        problems.extend(broken)
+        # A malformed base is in its file, and has no Python to name the target by; nor has a stack its sources.
+        if not broken and target.base in facts.base_by_name and target.stack in facts.stack_by_name:
+            target_names.append(facts.name_of(target))
+    problems.extend(f"images: target {name} stands in two rows" for name in _repeated(target_names))
+    if len(target_names) == len(facts.targets) and not names_of("target", ()):
+        # A lock of a target that does not exist is a leftover; one that is missing is said when the target is planned.
+        problems.extend(
+            f"images/lock/{name}.toml: no target of this name" for name in sorted(set(facts.locks) - set(target_names))
+        )
+
+
+def _circle(name: str, components: Iterable[Component]) -> tuple[str, ...]:
+    """Return the way from a component back to itself by ``builds_with``, ``()`` if there is none.
+
+    Of the components of a circle only the first one by name has it: it is one problem.
+    """
+    builds_with: dict[str, tuple[str, ...]] = {}
+    for component in components:
+        builds_with[component.name] = (*builds_with.get(component.name, ()), *component.builds_with)
+    ways: list[tuple[str, ...]] = [(name,)]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        for need in builds_with.get(way[-1], ()):
+            if need == name:
+                return (*way, name) if name == min(way) else ()
+            if need not in seen:
+                seen.add(need)
+                ways.append((*way, need))
+    return ()
+
+
+def _relate_artifacts(facts: Facts, problems: list[str]) -> None:
+    """Check that each artifact is one file or one commit, and that what it brings along has a row."""
+    versions = {(row.name, row.version) for row in facts.artifacts}
+    for row in facts.artifacts:
+        where = f"images/artifacts.toml: artifact {row.name} {row.version}"
+        if not FILE.match(row.file):
+            problems.append(f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a file")
+        if bool(row.url) == bool(row.git):
+            problems.append(f"{where}: must have either `url` or `git`")
+        if bool(row.git) != bool(row.commit):
+            problems.append(f"{where}: `git` and `commit` belong together: a tag alone can be moved")
+        if len({bool(row.signature), bool(row.key), bool(row.fingerprint)}) > 1:
+            problems.append(f"{where}: `signature`, `key` and `fingerprint` belong together")
+        problems.extend(
+            f"{where}: key 'together': no artifact {name} {version}"
+            for name, version in row.together.items()
+            if (name, version) not in versions
+        )
+
+
+def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
+    """Check that rules, artifacts and variables ask about what there is, in ranges that can be read."""
+    provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
+    versions = {*parts, *(name for each in provided for name in each)}
+    known = {*SUBJECTS, *versions, *(row.framework for row in facts.targets)}
+    known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
+    ranges = [
+        (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
+        for row in facts.rules
+        for key, written in (("when", row.when), ("require", row.require))
+    ]
+    ranges += [
+        (f"images/artifacts.toml: artifact {row.name} {row.version}: key 'requires'", row.requires)
+        for row in facts.artifacts
+    ]
+    ranges += [(f"images/fabric.toml: variable {row.name!r}: key 'when'", row.when) for row in facts.fabric]
+    for where, written in ranges:
+        for name, allowed in written.items():
+            for asked in (name, *references(allowed)):
+                if asked not in known:
+                    near = get_close_matches(asked, sorted(known), n=1)
+                    advice = f"; did you mean {near[0]}?" if near else ""
+                    problems.append(f"{where}: unknown subject {asked!r}{advice}")
+            if problem := problem_of(allowed):
+                problems.append(f"{where}: {name}: {problem}")
+    problems.extend(
+        f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say which plans it speaks about"
+        for row in facts.rules
+        if not row.when
+    )
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    seen: set[str] = set()
+    return sorted({name for name in names if name in seen or seen.add(name)})  # type: ignore[func-returns-value]

@@ -1,0 +1,175 @@
+"""Reads a table of TOML into a frozen dataclass and says everything that is wrong with it; writes its JSON schema.
+
+A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X, ...]``,
+``Mapping[str, X]``, ``object``. Nothing is converted but an array into a tuple.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Row = TypeVar("Row")
+
+LARGEST_NUMBER = 2**63 - 1
+"""What TOML promises to hold; Python cannot even print one of thousands of digits."""
+
+LONGEST_VALUE = 200
+"""Characters of a value that an error shows."""
+
+PLAIN: Mapping[type, str] = {str: "a string", bool: "true or false", int: "an integer"}
+"""The types of single values, and what an error calls them."""
+
+
+_SHAPES: dict[type[Any], Shape[Any]] = {}
+
+
+class Shape(Generic[Row]):
+    """What a dataclass asks of a table.
+
+    Args:
+        row_type: The dataclass; its fields are the keys.
+    """
+
+    def __init__(self, row_type: type[Row]) -> None:
+        """Look at the annotations, once."""
+        hints = get_type_hints(row_type)
+        self.row_type = row_type
+        self.types: Mapping[str, Any] = {each.name: hints[each.name] for each in _fields(row_type)}
+        self.required = tuple(each.name for each in _fields(row_type) if _is_required(each))
+        self.numbers = tuple(name for name, annotation in self.types.items() if annotation is int)
+        self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
+
+    def read(self, raw: Mapping[str, Any]) -> tuple[Row | None, list[str]]:
+        """Return the row of a table, None if the table is malformed, and everything that is wrong with it."""
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        checks = self._checks
+        for key, value in raw.items():
+            check = checks.get(key)
+            if check is None:
+                problems.append(f"unknown key '{key}'")
+            else:
+                values[key] = check(value, key, problems)
+        problems += [f"key '{key}' is missing" for key in self.required if key not in raw]
+        return (None if problems else self.row_type(**values)), problems
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of one table."""
+        properties = {
+            each.name: _schema_of(self.types[each.name]) | _default_of(each) for each in _fields(self.row_type)
+        }
+        return {
+            "type": "object",
+            "description": inspect.cleandoc(self.row_type.__doc__ or ""),
+            "additionalProperties": False,
+            "properties": properties,
+            "required": list(self.required),
+        }
+
+
+def shape_of(row_type: type[Row]) -> Shape[Row]:
+    """Return the shape of a dataclass; looking at its annotations takes longer than reading a row."""
+    if row_type not in _SHAPES:
+        _SHAPES[row_type] = Shape(row_type)
+    return _SHAPES[row_type]
+
+
+def short(value: object) -> str:
+    """Return a value as Python writes it, without the end of a long one."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "a value that is nested too deeply"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def _fields(row_type: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(row_type)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """Return what a schema says of a default; an empty one goes without saying."""
+    if field.default is dataclasses.MISSING or not field.default:
+        return {}
+    return {"default": list(field.default) if isinstance(field.default, tuple) else field.default}
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+_Check = Callable[[Any, str, list[str]], Any]
+"""Takes a value, its place and the list of problems; returns what the row gets."""
+
+
+def _check_of(annotation: Any) -> _Check:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is tuple:
+        return _array_check(_check_of(arguments[0]))
+    if origin is Literal:
+        return _choice_check(arguments)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _table_check(_check_of(arguments[1]))
+    return _plain_check(annotation) if annotation in PLAIN else lambda value, _place, _problems: value
+
+
+def _plain_check(kind: Any) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        # Python's True is a number too; TOML's is not.
+        if type(value) is not kind:
+            problems.append(f"key '{place}': must be {PLAIN[kind]}, got {short(value)}")
+        elif kind is int and abs(value) > LARGEST_NUMBER:
+            problems.append(f"key '{place}': a number has too many digits")
+        return value
+
+    return check
+
+
+def _choice_check(choices: tuple[str, ...]) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        if value not in choices:
+            problems.append(f"key '{place}': must be {' or '.join(map(repr, choices))}, got {short(value)}")
+        return value
+
+    return check
+
+
+def _array_check(item: _Check) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        if not isinstance(value, list):
+            problems.append(f"key '{place}': must be an array, got {short(value)}")
+            return ()
+        return tuple([item(each, f"{place}.{number}", problems) for number, each in enumerate(value)])
+
+    return check
+
+
+def _table_check(item: _Check) -> _Check:
+    def check(value: Any, place: str, problems: list[str]) -> Any:
+        if not isinstance(value, dict):
+            problems.append(f"key '{place}': must be a table, got {short(value)}")
+            return {}
+        return {key: item(each, f"{place}.{key}", problems) for key, each in value.items()}
+
+    return check
+
+
+def _schema_of(annotation: Any) -> dict[str, Any]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is tuple:
+        return {"type": "array", "items": _schema_of(arguments[0])}
+    if origin is Literal:
+        return {"type": "string", "enum": list(arguments)}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _schema_of(arguments[1])}
+    plain: Mapping[Any, dict[str, Any]] = {
+        str: {"type": "string"},
+        int: {"type": "integer", "minimum": 0},
+        bool: {"type": "boolean"},
+    }
+    return plain.get(annotation, {})
