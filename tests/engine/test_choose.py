@@ -123,7 +123,7 @@ def test_a_buildah_whose_store_does_not_open_says_why(tmp_path: Path) -> None:
 def test_an_unknown_engine_has_a_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match="unknown engine 'dokcer'") as caught:
         engine.choose("dokcer")
-    assert caught.value.hint == "did you mean docker?; there is: docker, buildah"
+    assert caught.value.hint == "did you mean docker? (available: docker, buildah)"
 
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:

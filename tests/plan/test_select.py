@@ -67,31 +67,31 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
         pytest.param(
             replace(ask("cu121"), framework="pytroch"),
             "unknown framework 'pytroch'",
-            ["did you mean pytorch?", "there is: mxnet, pytorch, tensorflow"],
+            ["did you mean pytorch?", "available: mxnet, pytorch, tensorflow"],
             id="framework",
         ),
         pytest.param(
             ask("cu112"),
             "unknown --cuda for pytorch: 'cu112'",
-            ["did you mean cu12", "there is: cpu, cu121, cu124", "--list"],
+            ["did you mean cu12", "available: cpu, cu121, cu124", "--list"],
             id="cuda",
         ),
         pytest.param(
             ask("cu121", version="2.4.2"),
             "unknown --framework-version for pytorch with cu121: '2.4.2'",
-            ["did you mean 2.4.1?", "there is: 2.4.1;"],
+            ["did you mean 2.4.1?", "available: 2.4.1)"],
             id="version of another cell",
         ),
         pytest.param(
             ask("cu121", python="3.13"),
             "unknown --python for pytorch with cu121: '3.13'",
-            ["did you mean 3.11?", "there is: 3.11;"],
+            ["did you mean 3.11?", "available: 3.11)"],
             id="python that the cell has not",
         ),
         pytest.param(
             ask("cu124", version="2.6.0", python="2.7"),
             "unknown --python for pytorch with cu124 2.6.0: '2.7'",
-            ["there is: 3.11, 3.13;"],
+            ["available: 3.11, 3.13;"],
             id="python that nothing has",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
     [
         pytest.param(
             with_and_without("cu121", added="mpi4pi"),
-            ["unknown component in --with: 'mpi4pi'", "did you mean mpi4py?", "the most alike: mpi4py, open-mpi"],
+            ["unknown component in --with: 'mpi4pi'", "did you mean mpi4py?", "the closest: mpi4py, open-mpi"],
             id="unknown in --with",
         ),
         pytest.param(
@@ -163,11 +163,13 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
             id="only at its vendor",
         ),
         pytest.param(
-            with_and_without("cpu", added="rmm"), ["--with rmm: needs CUDA, and cpu has none"], id="CUDA on cpu"
+            with_and_without("cpu", added="rmm"),
+            ["--with rmm: needs CUDA, and the cell cpu has no CUDA"],
+            id="CUDA on cpu",
         ),
         pytest.param(
             with_and_without("cu121", removed="torch"),
-            ["--without torch: no image works without it", "it is PyTorch"],
+            ["--without torch: every image needs it", "it is PyTorch"],
             id="required",
         ),
         pytest.param(
@@ -189,7 +191,7 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
                 "unknown component in --with: 'nonsense'",
                 "--with rmm: needs CUDA",
                 "--with smp: needs CUDA",
-                "--without torch: no image",
+                "--without torch: every image",
                 "unknown component in --without: 'nothing'",
             ],
             id="several at once",

@@ -8,6 +8,14 @@ from itertools import takewhile
 
 from trainworks.errors import UnknownNameError
 
+LIKE_ENOUGH = 0.4
+"""Below this share of common letters a suggestion confuses more than it helps."""
+
+LISTED = 30
+"""Of more names than these only the most alike are shown."""
+
+SHOWN = 5
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is most like ``name``, ``""`` where none is; of equals the one that begins alike."""
@@ -28,19 +36,10 @@ def _common_prefix(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-LIKE_ENOUGH = 0.4
-"""Below this share of common letters a suggestion confuses more than it helps."""
-
-LISTED = 30
-"""Of more names than these only the most alike are shown: nobody reads the others in an error."""
-
-SHOWN = 5
-
-
 def unknown(
     kind: str, name: str, known: Iterable[str], *, hidden: Iterable[str] = (), more: str = ""
 ) -> UnknownNameError:
-    """Return the error for a name that does not exist: what was asked for, the nearest match, and what there is.
+    """Return the error for a name that does not exist: the name, the nearest match, and the available names.
 
     Args:
         kind: What was named, for people: ``framework``, ``--cuda``.
@@ -51,12 +50,10 @@ def unknown(
     """
     names = list(dict.fromkeys(known))
     near = nearest(name, [*names, *hidden])
-    advice = [f"did you mean {near}?"] if near else []
     if len(names) > LISTED:
         alike = ", ".join(by_likeness(name, names)[:SHOWN])
-        advice.append(f"there are {len(names)}" + (f", the most alike: {alike}" if alike else ""))
+        available = f"{len(names)} available" + (f", the closest: {alike}" if alike else "")
     else:
-        advice.append(f"there is: {', '.join(names)}" if names else "there is none")
-    if more:
-        advice.append(more)
-    return UnknownNameError(f"unknown {kind} {name!r}", hint="; ".join(advice))
+        available = f"available: {', '.join(names) or 'none'}"
+    hint = f"did you mean {near}? ({available})" if near else available
+    return UnknownNameError(f"unknown {kind} {name!r}", hint=f"{hint}; {more}" if more else hint)
