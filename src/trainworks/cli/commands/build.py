@@ -136,10 +136,12 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
 
     if options.list:
+        from trainworks.inspect.current import remembered_builds
         from trainworks.inspect.listing import list_json, list_text
 
         facts = load(root)
-        put(list_json(facts) if options.format == "json" else list_text(facts))
+        current = remembered_builds(facts, root, os.environ)
+        put(list_json(facts, current) if options.format == "json" else list_text(facts, current))
         return 0
     if options.push and (options.all or options.only):
         parser().error("--push is for one target; `build.py push TARGET` pushes what is built already")
