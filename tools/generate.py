@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402 - the path has to be set first
 from trainworks.errors import TrainworksError  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
-from trainworks.facts.ranges import SUBJECTS  # noqa: E402
+from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
 from trainworks.inspect.listing import summary_markdown  # noqa: E402
 
@@ -80,10 +80,10 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def subjects() -> str:
+def properties() -> str:
     """Return what rules can ask about every target."""
-    lines = ["| subject | what it is |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in SUBJECTS.items())]) + "\n"
+    lines = ["| property | what it is |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items())]) + "\n"
 
 
 def compatibility_rules(facts: Facts) -> str:
@@ -159,7 +159,7 @@ def main() -> int:
         "proved": proved(facts),
         "summary": summary_markdown(facts),
         "instances": instances(facts),
-        "subjects": subjects(),
+        "properties": properties(),
         "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
         "variables": variables(),

@@ -249,7 +249,7 @@ def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
         pytest.param(
             ("push", "pytorch-2.4.1", "--repository", "h.example/a"), 4, "did you mean pytorch-2.4.1-", id="push"
         ),
-        pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent has no folder images", id="no checkout"),
+        pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent is not a folder", id="no checkout"),
     ],
 )
 def test_errors(words: tuple[str, ...], status: int, said: str, call: Call) -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from trainworks.errors import CompatibilityError
-from trainworks.facts.ranges import SUBJECTS, Subjects, Value, references, satisfies
+from trainworks.facts.ranges import PROPERTIES, Properties, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
 from trainworks.plan.compatibility import all_hold, conflicts
-from trainworks.plan.parts import parts_of, subjects_of, subjects_of_artifacts
+from trainworks.plan.parts import parts_of, properties_of, properties_of_artifacts
 from trainworks.plan.resolve import plan_row, plan_target, usual_components
 from trainworks.plan.target import context_of
 
@@ -21,7 +21,7 @@ class Case:
     """The smallest plan that breaks a rule, and what to change in it to keep the rule."""
 
     rule: str
-    broken: Subjects
+    broken: Properties
     change: Mapping[str, Value | None]
 
 
@@ -135,7 +135,7 @@ CASES = (
 )
 
 
-def kept(each: Case) -> Subjects:
+def kept(each: Case) -> Properties:
     changed = {**each.broken, **each.change}
     return {name: value for name, value in changed.items() if value is not None}
 
@@ -171,8 +171,8 @@ def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
 
 
 def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
-    subjects: Subjects = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
-    found = {conflict.rule for conflict in conflicts(facts.rules, subjects)}
+    properties: Properties = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
+    found = {conflict.rule for conflict in conflicts(facts.rules, properties)}
     assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
 
 
@@ -188,7 +188,7 @@ def test_no_artifact_says_again_what_a_rule_says(facts: Facts) -> None:
     assert again == []
 
 
-# From rows to subjects.
+# From rows to properties.
 
 
 @pytest.fixture
@@ -235,8 +235,8 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
     ]
     target = context_of(row, row_facts)
     parts = parts_of(target, components, row_facts)
-    subjects = subjects_of(target, components) | subjects_of_artifacts(parts.artifacts)
-    assert subjects == {
+    properties = properties_of(target, components) | properties_of_artifacts(parts.artifacts)
+    assert properties == {
         "framework": "pytorch",
         "pytorch": "1.10.2",
         "torch": "1.10.2+cu113",
@@ -263,14 +263,14 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
         "builder.base": "ubuntu20.04",
         "builder.cuda": "11.3.1",
     }
-    assert subjects.keys() >= SUBJECTS.keys(), "every subject that the documentation names is one"
+    assert properties.keys() >= PROPERTIES.keys(), "every property that the documentation names is one"
 
 
-def test_a_target_without_cuda_has_none_of_its_subjects(facts: Facts) -> None:
+def test_a_target_without_cuda_has_none_of_its_properties(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.cuda == "cpu")
     target = replace(context_of(row, facts), versions={"cudnn": "9"})
-    subjects = subjects_of(target, ())
-    assert not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"} & subjects.keys()
+    properties = properties_of(target, ())
+    assert not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"} & properties.keys()
 
 
 def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts) -> None:

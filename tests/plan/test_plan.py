@@ -233,7 +233,7 @@ def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (CheckRow(kind="pathh", values={}), "check 1 (kind = 'pathh'): unknown kind; there is: path, command"),
+        (CheckRow(kind="pathh", values={}), "check 1 (kind = 'pathh'): unknown kind (available: path, command"),
         (CheckRow(kind="path", values={"path": "/x"}), "check 1 (kind = 'path'): "),
         (CheckRow(kind="import", values={"modul": "torch"}), "check 1 (kind = 'import'): "),
     ],

@@ -169,11 +169,13 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
             id="only at its vendor",
         ),
         pytest.param(
-            with_and_without("cpu", added="rmm"), ["--with rmm: needs CUDA, and cpu has none"], id="CUDA on cpu"
+            with_and_without("cpu", added="rmm"),
+            ["--with rmm: needs CUDA, and the cell cpu has no CUDA"],
+            id="CUDA on cpu",
         ),
         pytest.param(
             with_and_without("cu121", removed="torch"),
-            ["--without torch: no image works without it", "it is PyTorch"],
+            ["--without torch: every image needs it", "it is PyTorch"],
             id="required",
         ),
         pytest.param(
@@ -195,7 +197,7 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
                 "unknown component in --with: 'nonsense'",
                 "--with rmm: needs CUDA",
                 "--with smp: needs CUDA",
-                "--without torch: no image",
+                "--without torch: every image",
                 "unknown component in --without: 'nothing'",
             ],
             id="several at once",

@@ -8,6 +8,14 @@ from itertools import takewhile
 
 from trainworks.errors import UnknownNameError
 
+LIKE_ENOUGH = 0.4
+"""Below this share of common letters a suggestion confuses more than it helps."""
+
+LISTED = 30
+"""Of more names than these only the most alike are shown."""
+
+SHOWN = 5
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the closest known name, of equals the one that begins alike; ``""`` if none is close."""

@@ -28,7 +28,7 @@ SINGLE_CUDA_LIBRARIES = (
 """Libraries of which two major versions are one too many (Triton's profilers load their own CUPTI, by its path)."""
 
 COMPILER = "compiler"
-"""The component that brings a compiler; in an image without it there is none."""
+"""The component that brings a compiler; an image without it has no compiler."""
 
 COMPILERS = ("/usr/bin/*gcc*", "/usr/bin/cc", "/usr/include/python3*")
 
@@ -61,7 +61,7 @@ def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python
 def _check(row: CheckRow, step: Step, python: str) -> Check:
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
-        raise TypeError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
+        raise TypeError(f"unknown kind (available: {', '.join(CHECK_TYPES)})")
     known = {"version": step.version, "version_major": _major(step.version), "python": python}
     values = {key: _fill(value, known) for key, value in row.values.items()}
     check: Check = check_type(component=step.component, **values)
@@ -149,7 +149,7 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files of the image: that somebody knows them, and that none gives rights away."""
+    """Return the promises about all files of the image: each has a known origin, none gives rights away."""
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]

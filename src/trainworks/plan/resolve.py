@@ -140,7 +140,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         fabric=tuple(
             FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
             for row in facts.fabric
-            if all_hold(row.when, parts.subjects)
+            if all_hold(row.when, parts.properties)
         ),
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
@@ -239,7 +239,7 @@ def _variant(components: Sequence[Component], target: TargetContext, facts: Fact
     chosen = {component.name for component in components if not component.build_only}
     missing = usual.keys() - chosen
     named = {usual[name].variant: name for name in sorted(missing) if usual[name].variant}
-    # What needs a part that is missing is missing too, which goes without saying.
+    # Parts that need a missing part are missing too; the name leaves them out.
     unsaid = {*named.values(), *dependents_of(named.values(), usual.values())}
     words = "".join(
         [f"-{word}" for word in named]

@@ -1,4 +1,4 @@
-"""From a request to one row of the matrix. A cell is an explicit row: what has none is an error, never a guess."""
+"""Select the row of the matrix that a request means. A combination without a row is an error, never a guess."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
                 problems.append(_unavailable(flag, everywhere[name], target))
             elif flag == "--without" and available[name].required:
                 problems.append(
-                    UnknownNameError(
-                        f"--without {name}: no image works without it", hint=f"it is {available[name].summary}"
-                    )
+                    UnknownNameError(f"--without {name}: every image needs it", hint=f"it is {available[name].summary}")
                 )
     both = set(request.with_components) & set(request.without_components)
-    problems += [UnknownNameError(f"{name}: both --with and --without", hint="say one") for name in sorted(both)]
+    problems += [
+        UnknownNameError(f"{name}: both --with and --without", hint="use one of them") for name in sorted(both)
+    ]
     chosen |= set(request.with_components)
     chosen -= set(request.without_components)
     for name in sorted(chosen & set(available)):
@@ -185,7 +185,9 @@ def _unavailable(flag: str, component: Component, target: TargetContext) -> Unkn
     """Return why a target cannot have a component that others have."""
     name, row = component.name, target.row
     if component.needs_cuda and not target.cell.version:
-        return UnknownNameError(f"{flag} {name}: needs CUDA, and {row.cuda} has none", hint="choose a --cuda cell")
+        return UnknownNameError(
+            f"{flag} {name}: needs CUDA, and the cell {row.cuda} has no CUDA", hint="choose a --cuda cell"
+        )
     if component.needs_neuron and not target.cell.neuron:
         return UnknownNameError(f"{flag} {name}: is for AWS Trainium", hint="choose --cuda neuron")
     if component.frameworks and row.framework not in component.frameworks:

@@ -49,7 +49,7 @@ def share_packages(
     Each component takes what its row names (exact names before patterns); what is left goes to the first component
     that depends on it. What no chosen component needs is left out. Build files belong to ``builder`` and to components
     that only build, which have nothing else: a distribution that is needed both while building and in the image
-    (``setuptools``) stands in the lock twice, maybe in two versions (the CUDA headers).
+    (``setuptools``) is in the lock twice, maybe in two versions (the CUDA headers).
     What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken.
     """
     replaced = [pattern for each in components for pattern in each.replaces]

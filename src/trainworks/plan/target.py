@@ -24,7 +24,7 @@ class TargetContext:
         sources: Where its parts come from: those of its stack.
         image: The base image that its row names, None for the operating system's own.
         builder_image: The image of its build stages, None where that is the base image.
-        declared: Versions by component: of its stack, of its base image, and of its own row before all.
+        declared: Versions by component: of its stack, of its base image, and of its row, which wins.
         versions: The declared versions, and those that their artifacts bring besides (``Artifact.provides``).
         fitting: The components for its framework, sources, cell and base, by name, in the order of their layers.
         components: Those of them that it can have: of some only with a version (``_needs_version``).
@@ -89,7 +89,7 @@ def _brought(declared: Mapping[str, str], facts: Facts) -> dict[str, str]:
 def _needs_version(component: Component) -> bool:
     """Return whether a target has a component only where its row or stack names a version.
 
-    That holds with vendor sources, and for a component that says so (``by_row``).
+    That is so for a component of vendor sources alone, and for one with ``by_row``.
     """
     return component.by_row or component.sources == ("vendor",)
 
@@ -97,7 +97,7 @@ def _needs_version(component: Component) -> bool:
 def artifact_rows(component: Component, target: TargetContext, facts: Facts) -> tuple[Artifact, ...]:
     """Return the rows of what a component downloads by itself, in the version that the target has.
 
-    With packages only a component that says so does: others of the same name are the distribution's or the index's.
+    With packages only a component with ``artifact`` does: others come from the distribution or the package index.
     """
     if target.sources == "packages" and not component.artifact:
         return ()

@@ -1,6 +1,6 @@
 """Puts the recipes of a plan's components together to one Dockerfile and collects the files that it copies.
 
-A recipe has two Jinja blocks: ``stage`` builds its component in a stage of its own, ``image`` takes the result over
+A recipe has two Jinja blocks: ``stage`` builds its component in a separate stage, ``image`` takes the result over
 into the final stage. What a recipe reads without defining it is its signature: a value that it lacks, or that its row
 gives and it ignores, is an error before any engine starts.
 """
@@ -210,7 +210,7 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         values["packages"] = step.debian
     if step.component == BUILDER:
         system = next(other for other in plan.steps if other.component == "system")
-        # A builder of its own does not stand on `system`: what other parts need at run time, they need while building.
+        # A builder image does not contain `system`: parts need their run-time packages while they are built, too.
         values["packages"] = tuple(
             dict.fromkeys((*(system.debian if plan.builder_image else ()), *step.build_packages))
         )
@@ -254,7 +254,7 @@ def blaming(name: str) -> Iterator[None]:
     try:
         yield
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        what = f"there is no template {error.name!r} to include" if isinstance(error, TemplateNotFound) else ""
+        what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
         # The text of a syntax error repeats file and line, in Jinja's own words.
         what = what or (error.message or "" if isinstance(error, TemplateSyntaxError) else str(error))
         places = dict.fromkeys(_places(error, name)) or {(name, 0): None}
@@ -317,7 +317,7 @@ def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[Sour
 
 
 def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
-    """Return one line of a step's download list; ``-`` stands for what nobody has recorded yet."""
+    """Return one line of a step's download list; ``-`` stands for what is not recorded."""
     what = (artifact.name, artifact.version, artifact.file)
     if artifact.git:
         return ("git", *what, artifact.git, artifact.tag or "-", artifact.commit)
