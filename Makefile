@@ -24,16 +24,16 @@ check: setup  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/generate --check
-	$(BIN)/python tools/write-buildspec --check
+	$(BIN)/python tools/generate.py --check
+	$(BIN)/python tools/write_buildspec.py --check
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
-	$(BIN)/python tools/generate
-	$(BIN)/python tools/write-buildspec
+	$(BIN)/python tools/generate.py
+	$(BIN)/python tools/write_buildspec.py
 	$(BIN)/python build.py schema
 
-site: setup  ## write the documentation as a site, build/site/index.html, and as manual pages, build/site/man
-	$(BIN)/python tools/write-site
+site: setup  ## write the documentation as a site, build/site/docs/index.html
+	$(BIN)/sphinx-build -W -b html -c docs . build/site
 
 golden: setup  ## write the golden files anew; review the difference
 	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher
@@ -43,7 +43,7 @@ benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, pri
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
 
-.venv/complete: pyproject.toml launcher/pyproject.toml tools/set-up-python
+.venv/complete: pyproject.toml launcher/pyproject.toml lint/pyproject.toml tools/set-up-python
 	PYTHON=$(PYTHON) tools/set-up-python
 	@touch $@
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# PYTHON_ARGCOMPLETE_OK
 """The front door of a checkout: finds the builder and its dependencies, then hands over to ``trainworks.cli``."""
 
 import os

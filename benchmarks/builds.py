@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from measure import ROOT, Figure, Section, clock, clock_process, describe, load, machine, run, table, write
 from peer import WORDS, Peer, write_peer
-from trainworks.build.image import ensure_base
+from trainworks.build.base import ensure_base
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
 from trainworks.engine.scratch import private_folder
@@ -339,7 +339,7 @@ def prepare(options: argparse.Namespace, engine: Engine, folder: Path) -> Bench:
     plan = make_plan(Request(framework="pytorch", cuda=options.cuda), facts)
     rendering = render(plan, facts)
     settings = read_host_settings(os.environ)
-    ensure_base(plan, engine, settings, BuildProgress())
+    ensure_base(plan.base, engine, settings, BuildProgress())
     manifest = next(file.content for file in rendering.files if file.path == "image.json")
     peer_folder = folder / "peer"
     peer_folder.mkdir()

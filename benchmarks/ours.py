@@ -19,6 +19,8 @@ def main(words: list[str]) -> int:
     sys.path.insert(0, str(Path(root) / "src"))
 
     from trainworks.build.image import build_image
+    from trainworks.build.order import BuildOptions
+    from trainworks.build.target import image_spec
     from trainworks.cli.commands.build import parser
     from trainworks.engine import choose
     from trainworks.engine.protocol import StepEvent
@@ -49,7 +51,8 @@ def main(words: list[str]) -> int:
     settings = read_host_settings(os.environ)
     engine = choose(options.engine)
     recorder = Recorder()
-    result = build_image(replace(plan, tags=(tag,)), rendering, engine, settings, recorder, no_cache=steps == "all")
+    spec = image_spec(replace(plan, tags=(tag,)), rendering, settings)
+    result = build_image(spec, engine, BuildOptions(until="build", no_cache=steps == "all"), recorder)
     content = {"identifier": result.image.identifier, "size": result.image.size, "ran": sorted(recorder.ran)}
     sys.stdout.write(json.dumps(content) + "\n")
     return 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from builds import CACHE, OWN_CACHES, freeze, ignore, say
 from measure import Figure, Section, clock, describe, load, machine, run, write
-from trainworks.build.many import Chosen, choose_rows, chosen_targets
+from trainworks.build.many import PlannedTarget, choose_rows, plan_targets
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.engine.scratch import private_folder
@@ -33,6 +33,7 @@ from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.plan.select import request_for
+from trainworks.render.dockerfile import render
 
 PROMISED = 0.7
 """The most that two at once may take of the time of one after another."""
@@ -172,10 +173,10 @@ def build(engine: Engine, folder: Path, base: str, line: str, tag: str) -> None:
     engine.build(BuildRequest(name=tag, context=folder, tags=(name,), no_cache=True), ignore)
 
 
-def chosen(root: Path, suffix: str) -> list[Chosen]:
-    """Return the four, planned and rendered."""
+def chosen(root: Path, suffix: str) -> list[PlannedTarget]:
+    """Return the four, planned."""
     facts = load_facts(root)
-    return chosen_targets(choose_rows([f"*{suffix}"], facts), facts)
+    return plan_targets(choose_rows([f"*{suffix}"], facts), facts)
 
 
 def tags(root: Path, suffix: str) -> list[str]:
@@ -185,7 +186,8 @@ def tags(root: Path, suffix: str) -> list[str]:
 
 def dockerfiles(root: Path, suffix: str) -> list[str]:
     """Return the four Dockerfiles."""
-    return [target.rendering.dockerfile for target in chosen(root, suffix) if target.rendering]
+    facts = load_facts(root)
+    return [render(target.plan, facts).dockerfile for target in chosen(root, suffix) if target.plan]
 
 
 if __name__ == "__main__":

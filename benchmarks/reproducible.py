@@ -27,6 +27,8 @@ from typing import IO, Any
 from builds import CACHE, empty_caches, freeze
 from measure import Figure, Section, describe, machine, table, write
 from trainworks.build.image import build_image
+from trainworks.build.order import BuildOptions
+from trainworks.build.target import image_spec
 from trainworks.engine import create
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import Engine, LayerArchive
@@ -167,7 +169,9 @@ def build(root: Path, engine: Engine, plan: ImagePlan, number: int) -> Build:
     settings = read_host_settings(os.environ)
     empty_caches(engine, plan, caches)
     try:
-        done = build_image(tagged, rendering, engine, settings, BuildProgress(StringIO()), no_cache=True)
+        spec = image_spec(tagged, rendering, settings)
+        options = BuildOptions(until="build", no_cache=True)
+        done = build_image(spec, engine, options, BuildProgress(StringIO()))
         layers = read_image(engine, tagged.tags[0])
     finally:
         engine.remove(tagged.tags[0])

@@ -3,7 +3,6 @@
 ``train``                       run this host's part of the job
 ``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
 ``train explain``               the same as a table: each flag and variable, its value, its origin, its reason
-``train preflight``             check a job on a laptop
 ``train --version``, ``--help``
 anything else                   executed as given: ``docker run IMAGE bash``
 """
@@ -23,7 +22,6 @@ _HELP = """\
 usage: train                        run this host's part of the training job
        train --plan                 print what would be run, as JSON; run nothing
        train explain                print every flag and variable with its origin and reason; run nothing
-       train preflight              check a job on a laptop, before a cluster is paid for
        train --version | --help
        PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
 
@@ -38,10 +36,7 @@ A distribution is switched on by a hyperparameter, which the SDK makes of its `d
 Try it:  mkdir -p ml/code && echo 'print("hello")' > ml/code/train.py
          SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train
          SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train explain
-Before you pay for a cluster, without a container (python -m trainworks_launcher is train):
-         echo '{{"torch_distributed": {{"enabled": True}}}}' > distribution.txt
-         python -m trainworks_launcher preflight --distribution distribution.txt --entry-point ml/code/train.py \\
-             --instance-type TYPE --instance-count 2
+To check a job on a laptop, before you pay for a cluster, use trainworks-preflight (docs/jobs.md).
 
 {options}
 Exit status: the script's own; 128 + N after signal N. The launcher's own refusals:
@@ -55,16 +50,25 @@ Settings (variables; launcher/README.md says what each means):
 
 
 _OWN_WORDS = frozenset(("explain", "preflight"))
-"""Commands of ours that could be taken for programs to execute; the options module has their rows."""
+"""Words that are commands of the launcher, not programs to execute; ``options`` has their rows."""
+
+_PREFLIGHT = """\
+trainworks: preflight is not part of the image: it checks a job on a laptop or in CI. In a checkout of trainworks:
+    pip install ./launcher && trainworks-preflight --help
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status. ``arguments`` defaults to the process's own."""
+    _open_streams()
     words: list[str] = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] == "train":
         words = words[1:]
     elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
         return _execute(words)
+    if words[:1] == ["preflight"]:
+        sys.stderr.write(_PREFLIGHT)
+        return names.EXIT_NOT_STARTED
     if words and not {"--help", "-h"}.isdisjoint((words[0], words[-1])):
         sys.stdout.write(_help())
         return 0
@@ -84,13 +88,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except options.UsageError as error:
         sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
         return names.EXIT_NOT_STARTED
-    if command.name == "preflight":
-        from trainworks_launcher.preflight.check import preflight
-
-        status, text = preflight(parsed, _columns())
-        sys.stdout.write(text)
-        return status
     return _show(command.name, parsed)
+
+
+_STANDARD_ERROR = 2
+
+
+def _open_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, or the next file or pipe would get its number."""
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        if descriptor > _STANDARD_ERROR:
+            os.close(descriptor)
+            break
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _columns() -> int:
@@ -119,11 +131,11 @@ def _help() -> str:
 
 
 _HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
-"""Variables of ours that the launcher sets and nobody else."""
+"""Variables that only the launcher sets."""
 
 
 def _settings() -> list[str]:
-    """The variables by which a person changes what the launcher does, as ``names`` has them."""
+    """Return the variables by which a person changes what the launcher does, as ``names`` has them."""
     ours = {
         value
         for name, value in vars(names).items()
@@ -176,31 +188,31 @@ def _train() -> int:
     """Run this host's part."""
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
-    from trainworks_launcher.job import JobRefusedError, make_job
+    from trainworks_launcher.job import Job, JobRefusedError, make_job
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.plan import first_lines, plan_of_refusal
-    from trainworks_launcher.supervise import output
+    from trainworks_launcher.supervise import outcome_files, output
     from trainworks_launcher.supervise.outcome import FAILED, Outcome
     from trainworks_launcher.supervise.supervisor import run_plan
 
     environment = read_environment(os.environ)
     masker = Masker(environment.variables, environment.hyperparameters)
-    membership = None
+    known: Job | JobRefusedError | None = None
     try:
-        job = make_job(environment)
-        membership = job.membership
+        known = job = make_job(environment)
         plan = plan_host(job)
     except RefusalError as refusal:
         text = masker.text(str(refusal))
         output.log(text)
-        membership = refusal.membership if isinstance(refusal, JobRefusedError) else membership
-        outcome = Outcome(FAILED, refusal.status, membership.host if membership else environment.hostname, text)
-        telling = plan_of_refusal(membership, environment.base_directory) if membership else None
+        known = refusal if isinstance(refusal, JobRefusedError) else known
+        outcome = Outcome(FAILED, refusal.status, known.placement.host if known else environment.hostname, text)
+        base = environment.base_directory
+        telling = plan_of_refusal(known.placement, known.network, base) if known else None
         if telling is not None:
             return run_plan(telling, environment, outcome)
-        output.clear_outcome_files(environment.base_directory)
-        output.write_outcome_files(environment.base_directory, outcome)
+        outcome_files.clear(base)
+        outcome_files.write(base, outcome, masker)
         return refusal.status
     for line in first_lines(plan, job):
         output.log(masker.text(line))

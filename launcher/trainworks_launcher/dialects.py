@@ -18,11 +18,17 @@ from typing import Mapping
 class Dialect:
     """One major line of Open MPI.
 
-    major: 4 or 5. runtime_option: the option for parameters of the run-time. runtime_prefixes: how their names begin.
-    options: every option without its dashes -> the number of words that follow it. optional: options whose value, if
-    any, is written behind "=". renamed: old name of a parameter -> the name this line uses. gone: parameters without a
-    successor -> why they may be dropped. socket: what it calls a processor package. own_classes: whether parameters of
-    the run-time, of PMIx and of MPI have options of their own.
+    Attributes:
+        major: 4 or 5.
+        runtime_option: Option for parameters of the run-time.
+        runtime_prefixes: How the names of those parameters begin.
+        options: Option without its dashes -> the number of words that follow it.
+        optional: Options whose value, if any, is written behind ``=``.
+        renamed: Old name of a parameter -> the name in this line.
+        gone: Parameter without a successor -> why it may be dropped.
+        socket: What this line calls a processor package.
+        own_classes: Whether parameters of the run-time, of PMIx and of MPI have options of their own.
+        renamed_prefixes: Old beginning of parameters' names -> the beginning in this line.
     """
 
     major: int
@@ -37,7 +43,7 @@ class Dialect:
     renamed_prefixes: tuple[tuple[str, str], ...] = field(default=())
 
     def canonical(self, name: str) -> str:
-        """The name of an MCA parameter as this dialect has it."""
+        """Return the name of an MCA parameter as this dialect has it."""
         if name in self.renamed:
             return self.renamed[name]
         for old, new in self.renamed_prefixes:
@@ -46,7 +52,7 @@ class Dialect:
         return name
 
     def option(self, name: str) -> str:
-        """The option that introduces the (canonical) parameter."""
+        """Return the option that introduces the (canonical) parameter."""
         return self.runtime_option if name.startswith(self.runtime_prefixes) else "--mca"
 
 
@@ -148,7 +154,7 @@ OPEN_MPI_5 = Dialect(
 
 
 def dialect_of(version: str) -> Dialect:
-    """The dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
+    """Return the dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
     major = version.split(".", 1)[0]
     return OPEN_MPI_5 if major.isdecimal() and int(major) >= OPEN_MPI_5.major else OPEN_MPI_4
 

@@ -24,9 +24,16 @@ _AUTOMATIC = "auto"  # "requirements.txt, if it is there"
 
 @dataclass(frozen=True)
 class Drivers:
-    """hyperparameters: what the files ask for, by the names of the older lines. command: a line of shell that is run in
-    the place of an entry point, "" for none; arguments: what follows it. requirements: the file that is installed, ""
-    for the usual one. distributed: distributed.json as it is, for the script. notes: for the log."""
+    """What ModelTrainer's files say.
+
+    Attributes:
+        hyperparameters: What the files ask for, as the hyperparameters of the older SDK.
+        command: Line of shell that runs instead of an entry point; ``""`` for none.
+        arguments: Arguments of ``command``.
+        requirements: File that is installed; ``""`` for the usual one.
+        distributed: distributed.json as it is, for the script.
+        notes: Lines for the log.
+    """
 
     hyperparameters: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
     command: str = ""
@@ -49,14 +56,14 @@ class _Fields:
     problems: list[Problem] = field(default_factory=list)
 
     def text(self, name: str) -> str:
-        """A text; "" if it is absent or null."""
+        """Return a text; "" if it is absent or null."""
         value = self.document.get(name)
         if value is not None and not isinstance(value, str):
             self.wrong(name, value, "give a text, or leave it out")
         return "" if self._unusable(name, text(value)) else text(value).strip()
 
     def list(self, name: str) -> tuple[Json, ...]:
-        """A list of texts and numbers; () if it is absent or null."""
+        """Return a list of texts and numbers; () if it is absent or null."""
         value = self.document.get(name)
         if value is None:
             return ()
@@ -66,7 +73,7 @@ class _Fields:
         return tuple(entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry)))
 
     def _unusable(self, name: str, given: str) -> bool:
-        """Whether no program could be given this text; then it is a problem."""
+        """Return whether no program could be given this text; then it is a problem."""
         bad = unusable(given)
         if bad:
             self.problems.append(Problem(f"{name!r} {bad}", self.file, "leave it out"))
@@ -86,15 +93,21 @@ def read_drivers(
     started_by_us: bool,
     problems: list[Problem],
 ) -> Drivers:
-    """What the two files ask for. program: the entry point that the job names otherwise, "" for none. started_by_us:
-    this launcher runs below another one.
+    """Read what the two files ask for.
 
-    Adds to ``problems`` what is wrong in the files, and what contradicts the hyperparameters.
+    Args:
+        source: sourcecode.json.
+        distributed: distributed.json.
+        hyperparameters: The job's hyperparameters.
+        program: The entry point that the job names otherwise; ``""`` for none.
+        base: The base directory.
+        started_by_us: Whether this launcher runs below another one.
+        problems: Gets what is wrong in the files, and what contradicts the hyperparameters.
     """
     if not source:
         return NONE
     if program:
-        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is there and not used: the job names {program!r}",))
+        return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
     fields = _Fields(names.SOURCE_CODE_FILE, source)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
     arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))
@@ -143,7 +156,10 @@ def read_drivers(
 
 
 def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> dict[str, Json]:
-    """The hyperparameters of Torchrun or MPI. The file does not say which; each has a field that the other has not."""
+    """Return the hyperparameters of Torchrun or MPI.
+
+    The file does not say which; each has a field that the other has not.
+    """
     if not distributed:
         return {}
     fields = _Fields(names.DISTRIBUTED_FILE, distributed)
@@ -165,5 +181,5 @@ def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> d
 
 
 def _inside(path: str) -> str:
-    """A path below the code directory, as the SDK takes it: with or without ``./`` in front."""
+    """Return a path below the code directory, as the SDK takes it: with or without ``./`` in front."""
     return path[2:] if path.startswith("./") else path

@@ -1,7 +1,7 @@
 """Restarts and lost hosts: what a torchrun job asks for, and whether that can be. Pure.
 
-``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from whoever starts the
-container); both are the user's, so two different values are a contradiction and none of them wins.
+``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from the platform that starts
+the container); both are the user's, so two different values are a contradiction and none of them wins.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ MODE = "torch_distributed"
 
 @dataclass(frozen=True)
 class Elastic:
-    """restarts: how often torchrun starts failed ranks again, 0: never. minimum_hosts: with so many the job goes on
-    when others are lost, 0: with all of them only."""
+    """What may happen after a failure.
+
+    Attributes:
+        restarts: How often torchrun starts failed ranks again; 0: never.
+        minimum_hosts: The job goes on with this many hosts when others are lost; 0: only with all of them.
+    """
 
     restarts: int = 0
     minimum_hosts: int = 0
@@ -39,9 +43,15 @@ def read_elastic(
     all_hosts: int,
     problems: list[Problem],
 ) -> Elastic:
-    """What a job asks for whose distribution has so many hosts; what is wrong with it is added to ``problems``.
+    """Read what a job asks for.
 
-    all_hosts: of the job, with those that take no part in the distribution.
+    Args:
+        reserved: Reserved hyperparameters.
+        variables: The process's environment.
+        mode: The job's mode.
+        hosts: Number of hosts of the distribution.
+        all_hosts: Number of hosts of the job, with those that take no part in the distribution.
+        problems: Gets what is wrong.
     """
     reader = _Reader(reserved, variables, problems)
     restarts = reader.whole(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
@@ -73,7 +83,7 @@ class _Reader:
         self.given: set[str] = set()
 
     def whole(self, hyperparameter: str, variable: str, least: int, most: int | None) -> int | None:
-        """The number; None if it is given nowhere, or wrong (then a problem)."""
+        """Return the number; None if it is given nowhere, or wrong (then a problem)."""
         found: dict[int, str] = {}
         for where, value in (
             (f"hyperparameter {hyperparameter}", self._reserved.get(hyperparameter)),
@@ -94,7 +104,7 @@ class _Reader:
 
 
 def _number(value: Json) -> float | None:
-    """The value as a finite number, None if it is none."""
+    """Return the value as a finite number, None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -105,7 +115,7 @@ def _number(value: Json) -> float | None:
 
 
 def _problem(value: Json, number: float | None, where: str, least: int, most: int | None) -> Problem:
-    """A number that is not possible, with the nearest that is."""
+    """Return the problem of a number that is not possible, with the nearest that is."""
     possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
     advice = f"give a whole number {possible}, or leave it out"
     if number is not None:

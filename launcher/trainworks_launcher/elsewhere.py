@@ -1,6 +1,6 @@
-"""The environment as another host of the job would read it, as far as that can be known from here. Pure.
+"""The environment as another host of the job would read it, as far as this host can know it. Pure.
 
-For ``train --plan --host NAME`` and the preflight. The image, the code and the hyperparameters are the same on every
+For ``train --plan --host NAME`` and preflight. The image, the code and the hyperparameters are the same on every
 host. Names are the other host's. Devices are too: those of this host if it is of the same instance type, else what the
 image's instance table says; the number of CPUs is not in that table and stays this host's.
 """
@@ -17,7 +17,7 @@ from trainworks_launcher.values import Json, text, texts
 
 
 def environment_of(environment: Environment, host: str) -> Environment:
-    """The environment of ``host``; unchanged for this host, and for a name that is none of the job's."""
+    """Return the environment of ``host``; unchanged for this host, and for a name that is none of the job's."""
     config = environment.resource_config
     current = text(config.get("current_host"))
     if not host or host == current or host not in texts(config.get("hosts")):

@@ -37,12 +37,17 @@ REMOTE = "s3://"
 class Code:
     """The user's code as found on this host.
 
-    directory: where it is run from. archive: a tar.gz to unpack there first, a local path or an address at REMOTE; ""
-    for none. entries: relative paths of the files, sorted, bounded; of an archive together with what is there already;
-    () while the archive is not fetched. executable: those of them with the execute bit. project: which of PROJECT_FILES
-    makes it an installable project, "" for none. notes: what a person should know about where it comes from. fetch:
-    argv of the program that brings a remote archive here. requirements: the file that is installed before the start, if
-    it is among the entries. installed: what INSTALLED names, if the code is still as it was then.
+    Attributes:
+        directory: Where it runs.
+        archive: A tar.gz to unpack there first: a local path, or an address at REMOTE; ``""`` for none.
+        entries: Relative paths of the files, sorted and bounded. For an archive, with the files that exist already;
+            ``()`` while the archive is not fetched.
+        executable: Those of ``entries`` that have the execute bit.
+        project: Which of PROJECT_FILES makes it an installable project; ``""`` for none.
+        notes: Lines for the log about where it comes from.
+        fetch: Command line of the program that fetches a remote archive.
+        requirements: File that is installed before the start, if it is among the entries.
+        installed: What INSTALLED names, if the code has not changed since.
     """
 
     directory: str
@@ -85,12 +90,15 @@ class EntryPoint:
 
 
 def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """The entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (that order is TT's); "" if neither."""
+    """Return the entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (as sagemaker-training).
+
+    ``""`` if neither is given.
+    """
     return (variables.get(names.PROGRAM_VARIABLE) or text(reserved.get(names.PROGRAM))).strip()
 
 
 def code_location(base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Where the code is said to be: the job's hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
+    """Return where the code is said to be: the job's hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """
@@ -126,16 +134,21 @@ def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
 
 
 def choose_entry_point(program: str, code: Code, programs: Container[str], problems: list[Problem]) -> EntryPoint:
-    """The entry point, checked against the code that is there; an archive that is not fetched yet is checked later.
+    """Choose the entry point and check it against the code. An archive that is not fetched yet is checked later.
 
-    program: the name asked for, "" for none. programs: that exist here. Adds to ``problems`` what is wrong; where there
-    are some already, missing code is not one more: it may be missing because of them.
+    Args:
+        program: The name asked for; ``""`` for none.
+        code: The code on this host.
+        programs: Programs that exist on this host.
+        problems: Gets what is wrong. If it has problems already, missing code is not reported: it may follow from them.
     """
     where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
     place = code.archive or code.directory
     if not code.entries and not code.remote and not problems:
         advice = f"put the training script there, or say where it is with {names.SUBMIT_DIRECTORY_VARIABLE}"
-        problems.append(Problem("there is no code", place, advice))
+        problems.append(Problem("no code found", place, advice))
+    if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in problems):
+        return EntryPoint("script", "")  # the file that cannot be read may name it
     if not program:
         scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
         advice = f"set it to one of: {', '.join(scripts[:8])}" if scripts else "set it to the name of the script"
@@ -150,12 +163,12 @@ def choose_entry_point(program: str, code: Code, programs: Container[str], probl
     if a_file and code.entries and point.name not in code.entries:
         candidates = [name for name in code.entries if "/" not in name] or code.entries
         advice = nearest(point.name, candidates)
-        problems.append(Problem(f"there is no file {point.name!r} in {place}", where, advice))
+        problems.append(Problem(f"file not found: {point.name!r} in {place}", where, advice))
     elif point.kind == "command" and code.entries and point.name not in code.executable:
         advice = "make it executable (chmod +x), or name it .py or .sh"
         problems.append(Problem(f"the entry point {point.name!r} is not executable", where, advice))
     if point.in_python and "python" not in programs:
-        problems.append(Problem("there is no Python in this image", "program python", "install python3"))
+        problems.append(Problem("Python is not installed in this image", "program python", "install python3"))
     return point
 
 

@@ -17,8 +17,10 @@ from trainworks_launcher.values import readable
 class Problem:
     """One thing that is wrong with a job.
 
-    what: the mistake, one sentence without a full stop. where: the file, hyperparameter or variable it is in.
-    advice: what to do about it, naming the nearest right value where there is one; may be empty.
+    Attributes:
+        what: The mistake, one sentence without a full stop.
+        where: The file, hyperparameter or variable that has it.
+        advice: What to do about it, with the nearest right value where one exists; may be empty.
     """
 
     what: str
@@ -49,7 +51,7 @@ class RefusalError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        """The text for a person: a count, then one line per problem."""
+        """Return the text for a person: a count, then one line per problem."""
         if len(self.problems) == 1:
             return f"cannot start the job: {self.problems[0]}"
         lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1))

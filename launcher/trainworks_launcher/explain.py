@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.values import Json, readable
 
@@ -26,8 +27,15 @@ _NARROWEST, _WIDEST = 60, 180
 
 @dataclass(frozen=True)
 class Row:
-    """One line of an explanation. kind: "flag", "variable", "process" (one that runs before or beside it) or "choice".
-    value: "" for a flag without one."""
+    """One line of an explanation.
+
+    Attributes:
+        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the command) or ``choice``.
+        name: What the line is about.
+        value: Its value; ``""`` for a flag without one.
+        origin: Who decided, as ``Origin.word``.
+        why: The reason.
+    """
 
     kind: str
     name: str
@@ -36,7 +44,8 @@ class Row:
     why: str
 
 
-_PLATFORM, _USER, _IMAGE, _DEFAULT = "platform", "user", "image", "default"
+_PLATFORM, _USER = Origin.PLATFORM.word, Origin.USER.word
+_IMAGE, _DEFAULT = Origin.IMAGE.word, Origin.DEFAULT.word
 
 _VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -109,7 +118,9 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
     """
     about = {reason.subject: reason for reason in plan.why}
     rows = [
-        Row("flag", reason.subject, _value(reason), reason.origin, reason.why) for reason in plan.why if reason.words
+        Row("flag", reason.subject, _value(reason), reason.origin.word, reason.why)
+        for reason in plan.why
+        if reason.words
     ]
     for name, value in sorted(plan.env.items()):
         if inherited.get(name) == value:
@@ -129,7 +140,7 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
             for name, value in sorted(beside.env.items())
         ]
     rows += [
-        Row("choice", reason.subject, "", reason.origin, reason.why)
+        Row("choice", reason.subject, "", reason.origin.word, reason.why)
         for reason in plan.why
         if not reason.words and reason.subject not in plan.env
     ]
@@ -137,7 +148,7 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
 
 
 def _value(reason: Reason) -> str:
-    """The words that are not the subject itself, as a shell would take them: ``--mca pml ob1`` has the value ob1."""
+    """Return the words that are not the subject itself, as a shell takes them: ``ob1`` of ``--mca pml ob1``."""
     subject = reason.subject.split(" ")
     if list(reason.words[: len(subject)]) == subject:
         return shlex.join(reason.words[len(subject) :])
@@ -148,16 +159,16 @@ def _value(reason: Reason) -> str:
 
 
 def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
-    """(origin, reason) of a variable: what the plan says of it, else what it always means."""
+    """Return (origin, reason) of a variable: what the plan says of it, else what it always means."""
     if name in about:
-        return about[name].origin, about[name].why
+        return about[name].origin.word, about[name].why
     if name in _VARIABLES:
         return _VARIABLES[name]
     return next((meaning for prefix, meaning in _PREFIXES.items() if name.startswith(prefix)), ("", ""))
 
 
 def to_json(plan: NodePlan, rows: Sequence[Row]) -> str:
-    """An explanation as JSON text."""
+    """Return an explanation as JSON text."""
     listed: list[Json] = [
         {"kind": row.kind, "name": row.name, "value": row.value, "origin": row.origin, "why": row.why} for row in rows
     ]
@@ -174,7 +185,7 @@ _HEADINGS = (
 
 
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
-    """An explanation as a table of ``width`` columns: long values of variables are shortened, long texts wrapped.
+    """Return an explanation as a table of ``width`` columns; long values are shortened, long texts wrapped.
 
     No word is broken, so that all can be copied: a name or a value with a word longer than its column has lines of its
     own, and a word longer than the table makes its line longer.
@@ -219,7 +230,7 @@ _BELOW = " " * 6
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The lines of a cell; words are never broken."""
+    """Return the lines of a cell; words are never broken."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -228,7 +239,7 @@ def _fits(lines: Sequence[str], width: int) -> bool:
 
 
 def _shortened(value: str) -> str:
-    """A value as far as the table shows it, and how long it is."""
+    """Return a value as far as the table shows it, and how long it is."""
     if len(value) <= _VALUE_LIMIT:
         return value
     return f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"

@@ -20,7 +20,14 @@ NCCL_PLUGIN = "aws-ofi-nccl"
 
 @dataclass(frozen=True)
 class Fabric:
-    """The choice. efa: use it. variables: to set; reasons: (variable or fact, why). warnings: for the person."""
+    """What is used between hosts.
+
+    Attributes:
+        efa: Whether EFA is used.
+        variables: Variables to set.
+        reasons: Variable or fact, and why.
+        warnings: Lines for the log.
+    """
 
     efa: bool = False
     variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -33,8 +40,12 @@ def choose_fabric(
 ) -> Fabric:
     """Decide for one host.
 
-    devices: its EFA devices, None if they cannot be known. inherited: the container's environment; what it already sets
-    is the user's choice.
+    Args:
+        manifest: The image's manifest.
+        devices: EFA devices of the host; None if they cannot be known.
+        instance_type: Instance type of the host.
+        hosts: Number of hosts of the distribution.
+        inherited: The container's environment; a value in it is the user's choice.
     """
     row = manifest.instances.get(instance_type)
     warnings = []
@@ -49,7 +60,7 @@ def choose_fabric(
         efa = False
         origin = f"{instance_type} has EFA, but no EFA device is in this container"
         if hosts > 1:
-            warnings.append(f"{origin}: traffic between hosts goes over TCP; give the container the EFA devices")
+            warnings.append(f"{origin}: traffic between hosts goes over TCP; pass the EFA devices into the container")
     else:
         return Fabric()
     if not efa:

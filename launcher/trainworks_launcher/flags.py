@@ -1,9 +1,9 @@
-"""mpirun's options as keyed maps with an origin: default < platform < user. Pure.
+"""mpirun's options as keyed maps with an origin (``origins``). Pure.
 
-Open MPI refuses a command line on which one MCA parameter stands twice with two values (4.x: even with one). So
-parameters are merged by name before the line is written: the higher origin wins, the same value is said once, and two
-values from the user are an error that shows both. How the installed Open MPI spells things is in ``dialects``: a
-user's words for the other line become this one's, so that an old name meets our new one.
+Open MPI refuses a command line that has one MCA parameter twice with two values (4.x: even with the same value). So
+parameters are merged by name before the line is written: the stronger origin wins, the same value is written once, and
+two values from the user are an error that shows both. ``dialects`` has the spelling of the installed Open MPI: a user's
+words for the other line become this one's, so that an old name and our new name are the same parameter.
 """
 
 from __future__ import annotations
@@ -15,32 +15,40 @@ from typing import Mapping, Sequence
 from trainworks_launcher import names
 from trainworks_launcher.dialects import FOREIGN, INSTEAD, KEYED, MCA_OPTIONS, OURS, Dialect
 from trainworks_launcher.errors import Problem, nearest
-
-ORIGINS = ("default", "platform", "image", "user")
-"""From weakest to strongest. "image" is what the container's environment sets."""
+from trainworks_launcher.origins import Origin
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One named value with its origin and the reason for it (empty for what needs none).
+    """One named value.
 
-    option: the option that introduces it, "" for the dialect's.
+    Attributes:
+        name: Name of the parameter.
+        value: Its value.
+        origin: Who decided on it.
+        why: The reason; ``""`` where none is needed.
+        option: The option that introduces it; ``""`` for the dialect's.
     """
 
     name: str
     value: str
-    origin: str
+    origin: Origin
     why: str = ""
     option: str = ""
 
 
 @dataclass(frozen=True)
 class UserOptions:
-    """The user's words, sorted: MCA parameters, exported variables, options with a fixed meaning, the rest.
+    """The user's words, sorted.
 
-    parameters: (name, value, option), in the order given. exports: name -> value. forwarded: variables of which only
-    the name was given; a "*" at the end stands for any ending. keyed: canonical option -> words. left_out: our options
-    that cannot stand beside the user's. rest: everything else, in order. warnings: what a person should know.
+    Attributes:
+        parameters: MCA parameters in the order given: name, value, option.
+        exports: Variables with a value: name, value.
+        forwarded: Variables without a value; a ``*`` at the end stands for any ending.
+        keyed: Options that can stand once: canonical option, its words.
+        left_out: Options of ours that cannot stand beside the user's.
+        rest: Everything else, in order.
+        warnings: Lines for the log.
     """
 
     parameters: tuple[tuple[str, str, str], ...] = ()
@@ -87,7 +95,7 @@ class _Parser:
         self._warnings: list[str] = []
 
     def options(self) -> UserOptions:
-        """What was found."""
+        """Return what was found."""
         return UserOptions(
             parameters=tuple((name, value, self._classes.get(name, "")) for name, value in self._parameters.items()),
             exports=tuple(self._exports.items()),
@@ -141,11 +149,11 @@ class _Parser:
         self.problems.append(Problem(what, self._where, advice))
 
     def _refuse(self, word: str, advice: str, values: int) -> None:
-        self._problem(f"{word} cannot be given here", advice)
+        self._problem(f"{word} cannot be given", advice)
         del self.words[:values]
 
     def _values(self, word: str, count: int, example: str) -> tuple[str, ...] | None:
-        """The next ``count`` words; None, with a problem, if there are too few."""
+        """Return the next ``count`` words; None, with a problem, if there are too few."""
         if len(self.words) < count:
             self.words.clear()
             self._problem(f"{word} needs {'a name and a value' if count > 1 else 'a value'}", f"for example: {example}")
@@ -234,8 +242,8 @@ class _Parser:
     def _take_unknown(self, word: str, option: str) -> None:
         """Passed on: the image may have a newer mpirun than we know. The words up to the next option are its values."""
         self._warnings.append(
-            f"Open MPI {self._dialect.major} has no option {word} that is known here; it is passed on, and mpirun will"
-            f" refuse it if it has none; {nearest(option, self._dialect.options)}"
+            f"Open MPI {self._dialect.major} has no known option {word}; it is passed on, and mpirun refuses it if it"
+            f" does not know it either; {nearest(option, self._dialect.options)}"
         )
         if "=" in word:
             self.words.pop(0)
@@ -249,18 +257,18 @@ class _Parser:
         name, equals, _ = word.partition("=")
         if equals and _VARIABLE.fullmatch(name):
             advice = f"to set a variable, write: -x {word}"
-        self._problem(f"{word!r} is no option: mpirun would start it instead of the training script", advice)
+        self._problem(f"{word!r} is not an option: mpirun would start it instead of the training script", advice)
 
 
 def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
     """One setting per name: the strongest origin wins, the first place in the order is kept.
 
-    Two values of one origin cannot come here: the user's were checked by ``parse_user_options``, and ours are code.
+    Two values of one origin cannot occur: the user's were checked by ``parse_user_options``, and ours are code.
     """
     merged: dict[str, Setting] = {}
     for setting in settings:
         held = merged.get(setting.name)
-        if held is None or ORIGINS.index(setting.origin) >= ORIGINS.index(held.origin):
+        if held is None or setting.origin >= held.origin:
             merged[setting.name] = setting
     return tuple(merged.values())
 
@@ -268,11 +276,19 @@ def merge(settings: Sequence[Setting]) -> tuple[Setting, ...]:
 def merge_parameters(
     ours: Sequence[Setting], user: UserOptions, dialect: Dialect, variables: Mapping[str, str], where: str
 ) -> tuple[tuple[Setting, ...], tuple[tuple[str, str], ...], list[Problem]]:
-    """(MCA parameters of the line, what was left out and why, problems).
+    """Merge our MCA parameters with the user's and the container's.
 
-    variables: the container's environment, in which ``OMPI_MCA_NAME`` sets a parameter: it wins over ours, the user's
-    options over it. A ``*_if_exclude`` takes our ``*_if_include`` away and the reverse: Open MPI accepts only one of
-    the two.
+    A ``*_if_exclude`` removes our ``*_if_include`` and the reverse: Open MPI accepts only one of the two.
+
+    Args:
+        ours: Parameters of the launcher.
+        user: The user's options.
+        dialect: How the installed Open MPI spells them.
+        variables: The container's environment. ``OMPI_MCA_NAME`` in it wins over ours; the user's options win over it.
+        where: The setting that the user's options come from.
+
+    Returns:
+        The parameters of the line; what was left out and why; problems.
     """
     problems: list[Problem] = []
     left_out: list[tuple[str, str]] = []
@@ -288,7 +304,9 @@ def merge_parameters(
             text = f"MCA parameter {canonical} is given as {held.value!r} and, as {name}, as {value!r}"
             problems.append(Problem(text, where, "give it once"))
             continue
-        theirs[canonical] = Setting(canonical, value, "user", renamed or "from the job's custom_mpi_options", option)
+        theirs[canonical] = Setting(
+            canonical, value, Origin.USER, renamed or "from the job's custom_mpi_options", option
+        )
     problems.extend(
         Problem(f"MCA parameters {name} and {_opposite(name)} are both given", where, "Open MPI accepts one of them")
         for name in theirs
@@ -315,12 +333,12 @@ def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[st
             name = variable[len(prefix) :]
             if variable.startswith(prefix) and name not in dialect.gone:
                 name = dialect.canonical(name)
-                found[name] = Setting(name, value, "image", f"the container's environment sets {variable}")
+                found[name] = Setting(name, value, Origin.IMAGE, f"the container's environment sets {variable}")
     return found
 
 
 def _opposite(name: str) -> str:
-    """The parameter that excludes this one, "" if there is none."""
+    """Return the parameter that excludes this one, "" if there is none."""
     for one, other in (("_if_include", "_if_exclude"), ("_if_exclude", "_if_include")):
         if name.endswith(one):
             return name[: -len(one)] + other

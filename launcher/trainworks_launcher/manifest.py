@@ -1,8 +1,8 @@
 """The image manifest: what the image consists of, as the builder wrote it down.
 
-Pure: text in, a frozen value out. ``environment`` does the reading. The launcher knows no version, no instance type
-and no program path by itself; they all come from here. Without a manifest (a foreign image) the generic one stands in
-and programs are looked for on PATH.
+Pure: text in, a frozen value out. ``environment`` does the reading. The launcher itself has no version, no instance
+type and no program path: they all come from the manifest. In an image without a manifest, the generic one is used, and
+programs are looked up on PATH.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ class Instance:
 
 @dataclass(frozen=True)
 class FabricVariable:
-    """A variable that processes need on a host with EFA. rdma: only where its devices read remote memory."""
+    """A variable that processes need on a host with EFA.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+        rdma: Only where the host's devices read remote memory.
+        why: The reason.
+    """
 
     name: str
     value: str
@@ -60,13 +67,19 @@ class Missing:
 class Manifest:
     """The parts of the manifest that decide how a job is started.
 
-    name: of the image. framework: the component that it is made for ("torch"), "" if not said. components: component ->
-    version. instances: instance type -> Instance. families: prefixes of types without accelerators ("ml.m5"), empty if
-    not said. programs: program name -> absolute path. fabric: what hosts with EFA need, for this image's versions.
-    hostname_shim: path of the shared library, "" for none. protected: Python distributions that a job's requirements
-    must not replace, name -> version; empty where the image does not say. companions: distributions that are compiled
-    against one of those -> that one. wheel_index: the package index that the image's framework came from, "" for the
-    usual one.
+    Attributes:
+        name: Name of the image.
+        framework: Component that the image is made for (``torch``); ``""`` if not given.
+        components: Component -> version.
+        missing: Components that the image was built without.
+        instances: Instance type -> what its hosts have.
+        families: Prefixes of instance types without accelerators (``ml.m5``); empty if not given.
+        programs: Program -> absolute path.
+        fabric: Variables that hosts with EFA need, for this image's versions.
+        hostname_shim: Path of the shared library; ``""`` for none.
+        protected: Python distribution that a job's requirements must not replace -> version; empty if not given.
+        companions: Distribution that is compiled against one of ``protected`` -> that one.
+        wheel_index: Package index that the image's framework came from; ``""`` for the usual one.
     """
 
     name: str = "generic"
@@ -83,7 +96,10 @@ class Manifest:
     wheel_index: str = ""
 
     def lacks(self, instance_type: str) -> bool:
-        """Whether the table has all types of the platform, and not this one; False for an older image's table."""
+        """Return whether the table has all types of the platform, and not this one.
+
+        It is False for an older image's table.
+        """
         return (
             bool(self.families)
             and instance_type.startswith(names.PLATFORM_TYPES)
@@ -150,7 +166,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
 
 
 def _texts_by_name(value: Json) -> Mapping[str, str]:
-    """The texts of an object, by name."""
+    """Return the texts of an object, by name."""
     return MappingProxyType({name: entry for name, entry in mapping(value).items() if isinstance(entry, str)})
 
 

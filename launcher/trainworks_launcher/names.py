@@ -1,8 +1,8 @@
 """Every name the launcher shares with the world outside: variables, hyperparameters, paths, limits.
 
 One documented constant per name, so that a name is spelled once, can be searched for, and has its unit, default and
-source in one place. "TT" below is the behaviour of sagemaker-training, which scripts were written against; "OURS" is a
-name that this launcher introduces (always with the prefix ``TRAINWORKS_``).
+source in one place. "as sagemaker-training" marks what that package does too, because scripts rely on it. Names with
+the prefix ``TRAINWORKS_`` are introduced by this launcher.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RESOURCE_CONFIG_FILE = "input/config/resourceconfig.json"
 """Object with ``current_host``, ``hosts``, ``network_interface_name``, instance types and groups."""
 
 INPUT_DATA_CONFIG_FILE = "input/config/inputdataconfig.json"
-"""Object: channel name -> settings of that channel; only the names are used (TT)."""
+"""Object: channel name -> settings of that channel; only the names are used (as sagemaker-training)."""
 
 SOURCE_CODE_FILE = "input/data/sm_drivers/sourcecode.json"
 """Object: the fields of ModelTrainer's SourceCode. Source: SDK, model_trainer.py."""
@@ -36,28 +36,28 @@ FAILURE_FILE = "output/failure"
 """Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters."""
 
 FAILURE_JSON = "output/failure.json"
-"""OURS. The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
+"""The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
 ``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE)."""
 
 FAILURE_SCHEMA = 1
 """Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""
 
 SUCCESS_FILE = "output/success"
-"""Empty file, written when every host ended with status 0 (TT)."""
+"""Empty file, written when every host ended with status 0 (as sagemaker-training)."""
 
 FAILURE_TEXT_LIMIT = 1024
 """Characters of the failure file that the platform shows. Source: AWS guide, your-algorithms-training-algo-output."""
 
 # -------------------------------------------------------------------------------------------- variables that are read
 BASE_DIRECTORY_VARIABLE = "SAGEMAKER_BASE_DIR"
-"""Path that replaces /opt/ml (TT)."""
+"""Path that replaces /opt/ml (as sagemaker-training)."""
 
 PROGRAM_VARIABLE = "SAGEMAKER_PROGRAM"
-"""Entry point; wins over the hyperparameter ``sagemaker_program`` (TT)."""
+"""Entry point; wins over the hyperparameter ``sagemaker_program`` (as sagemaker-training)."""
 
 SUBMIT_DIRECTORY_VARIABLE = "SAGEMAKER_SUBMIT_DIRECTORY"
-"""Directory (or local tar.gz) of the user's code. TT reads and then ignores it; here it counts, below the
-hyperparameter ``sagemaker_submit_directory`` and above BASE/code."""
+"""Directory (or local tar.gz) of the user's code. sagemaker-training reads and then ignores it. This
+launcher uses it, below the hyperparameter ``sagemaker_submit_directory`` and above BASE/code."""
 
 TRAINING_MODULE_VARIABLE = "SAGEMAKER_TRAINING_MODULE"
 """``module:function`` of a framework entry; only passed on as SM_FRAMEWORK_MODULE."""
@@ -66,75 +66,77 @@ REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "SAGEMAKER_REGION")
 """Region, first one set wins (AWS_REGION is what the platform sets, AWS_DEFAULT_REGION what boto3 reads)."""
 
 LOG_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"
-"""Log level, below the hyperparameter of that name. TT reads and then ignores it; here it counts."""
+"""Log level, below the hyperparameter of that name. sagemaker-training reads and then
+ignores it; this launcher uses it."""
 
 JOB_NAME_VARIABLE = "TRAINING_JOB_NAME"
 """Name of the job, set by the platform."""
 
 ARGUMENT_STYLE_VARIABLE = "TRAINWORKS_ARGUMENT_STYLE"
-"""OURS. How hyperparameters become arguments, one of arguments.STYLES; below the hyperparameter ARGUMENT_STYLE."""
+"""How hyperparameters become arguments, one of arguments.STYLES; below the hyperparameter ARGUMENT_STYLE."""
 
 REPOSITORY_VARIABLE = "CA_REPOSITORY_ARN"
-"""ARN of the CodeArtifact repository that pip is to install from (TT)."""
+"""ARN of the CodeArtifact repository that pip is to install from (as sagemaker-training)."""
 
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")
-"""Endpoint of S3 where it is not the region's own, first one set wins: the two of AWS's SDKs, then TT's."""
+"""Endpoint of S3 where it is not the region's own, first one set wins: the two of AWS's SDKs, then that
+of sagemaker-training."""
 
 IMAGE_MANIFEST_VARIABLE = "TRAINWORKS_IMAGE_MANIFEST"
-"""OURS. Path of the image manifest; default IMAGE_MANIFEST."""
+"""Path of the image manifest; default IMAGE_MANIFEST."""
 
 CONTROL_PORT_VARIABLE = "TRAINWORKS_CONTROL_PORT"
-"""OURS. TCP port on which the leader listens for the other hosts; default CONTROL_PORT."""
+"""TCP port on which the leader listens for the other hosts; default CONTROL_PORT."""
 
 MASTER_PORT_VARIABLE = "MASTER_PORT"
 """TCP port of rank 0's store; default MASTER_PORT. Read, and exported to the script."""
 
 STOP_GRACE_VARIABLE = "TRAINWORKS_STOP_GRACE_SECONDS"
-"""OURS. Seconds between a stop signal and KILL; default STOP_GRACE_SECONDS."""
+"""Seconds between a stop signal and KILL; default STOP_GRACE_SECONDS."""
 
 JOIN_LIMIT_VARIABLE = "TRAINWORKS_JOIN_LIMIT_SECONDS"
-"""OURS. Seconds within which every host has to join the leader; default JOIN_LIMIT_SECONDS."""
+"""Seconds within which every host has to join the leader; default JOIN_LIMIT_SECONDS."""
 
 PREPARE_LIMIT_VARIABLE = "TRAINWORKS_PREPARE_LIMIT_SECONDS"
-"""OURS. Seconds a host may take to fetch code and install requirements; default PREPARE_LIMIT_SECONDS."""
+"""Seconds a host may take to fetch code and install requirements; default PREPARE_LIMIT_SECONDS."""
 
 HEARTBEAT_LIMIT_VARIABLE = "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS"
-"""OURS. Seconds of silence after which a host counts as lost; default HEARTBEAT_LIMIT_SECONDS."""
+"""Seconds of silence after which a host counts as lost; default HEARTBEAT_LIMIT_SECONDS."""
 
 OWN_PREFIX = "TRAINWORKS_"
-"""OURS. Every variable that this launcher introduces begins with it."""
+"""Every variable that this launcher introduces begins with it."""
 
 LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
-"""OURS. "on" or "off": whether lines of ranks start with ``[HOST rank N] `` in jobs of several
+"""``on`` or ``off``: whether lines of ranks start with ``[HOST rank N] `` in jobs of several
 processes; default on."""
 
 JOB_SECRET_VARIABLE = "TRAINWORKS_JOB_SECRET"
-"""OURS. A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they know it when
+"""A secret of JOB_SECRET_MINIMUM characters or more, the same on every host: hosts prove that they know it when
 they join. Removed from the environment of everything that is started. Default: none, hosts join without a proof."""
 
 MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
-"""OURS. How often torchrun starts failed ranks again; also the hyperparameter MAX_RESTARTS. Default 0, and
+"""How often torchrun starts failed ranks again; also the hyperparameter MAX_RESTARTS. Default 0, and
 ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
 
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
-"""OURS. Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
+"""Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
 all of them."""
 
 EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
-"""OURS. "1": the job's log begins with the table of ``train explain``; default off."""
+"""``1``: the job's log begins with the table of ``train explain``; default off."""
 
 # ----------------------------------------------------------------------------------------------- variables we hand on
 HYPERPARAMETERS_VARIABLE = "SM_HPS"
-"""All hyperparameters of the user as one JSON object (TT)."""
+"""All hyperparameters of the user as one JSON object (as sagemaker-training)."""
 
 FILE_SUFFIX = "_FILE"
-"""OURS. A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
+"""A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
 
 HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
-"""OURS. The name that the hostname shim makes gethostname() answer."""
+"""The name that the hostname shim makes gethostname() answer."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
-"""OURS. The host's private directory for the life of the job: ssh files, the ranks' environment and socket.
+"""The host's private directory for the life of the job: ssh files, the ranks' environment and socket.
 Set by the supervisor (its name is random), read by rank.py and agent.py."""
 
 # --------------------------------------------------------------------------------------------------- the image's files
@@ -158,13 +160,14 @@ CONTROL_PORT = 7780
 """Default TCP port of the control channel; beside MASTER_PORT, outside the kernel's ephemeral range."""
 
 MASTER_PORT = 7777
-"""Default of MASTER_PORT; the value the framework toolkits use (TT)."""
+"""Default of MASTER_PORT; the value the framework toolkits use (as sagemaker-training)."""
 
 STOP_GRACE_SECONDS = 120.0
 """The platform sends SIGTERM, and KILL 120 s later (API reference, StopTrainingJob)."""
 
 JOIN_LIMIT_SECONDS = 600.0
-"""Hosts of one job start minutes apart when an image is large; TT waits 15 minutes for a name alone."""
+"""Hosts of one job start minutes apart when an image is large; sagemaker-training waits 15
+minutes for a name alone."""
 
 PREPARE_LIMIT_SECONDS = 1800.0
 """A requirements.txt with something to compile is slow, not stuck."""
@@ -191,37 +194,38 @@ LEAVE_LIMIT_SECONDS = 5.0
 """Seconds the leader waits, at the end, for the other hosts to say that they know the outcome."""
 
 LOG_LEVEL_DEFAULT = 20
-"""Python's logging.INFO (TT)."""
+"""Python's logging.INFO (as sagemaker-training)."""
 
 INTERFACE = "eth0"
-"""Network interface where the resource config names none (TT)."""
+"""Network interface where the resource config names none (as sagemaker-training)."""
 
 DISTRIBUTED_CONFIG_VARIABLE = "SM_DISTRIBUTED_CONFIG"
 """distributed.json as text, as ModelTrainer's own starter exports it."""
 
 DATA_PARALLEL_PORT = 7592
-"""Port of smddp's own rendezvous on the first host of the distribution (TT)."""
+"""Port of smddp's own rendezvous on the first host of the distribution (as sagemaker-training)."""
 
 TENSORFLOW_WORKER_PORT = 2222
-"""Port of each host's training process in a TensorFlow cluster with parameter servers (TT)."""
+"""Port of each host's training process in a TensorFlow cluster with parameter servers (as sagemaker-training)."""
 
 TENSORFLOW_SERVER_PORT = 2223
-"""Port of each host's parameter server in a TensorFlow cluster (TT)."""
+"""Port of each host's parameter server in a TensorFlow cluster (as sagemaker-training)."""
 
 TENSORFLOW_MIRRORED_PORT = 8890
-"""Port of each host's training process under MultiWorkerMirroredStrategy (TT)."""
+"""Port of each host's training process under MultiWorkerMirroredStrategy (as sagemaker-training)."""
 
 MXNET_SCHEDULER_PORT = 8000
-"""Port of MXNet's scheduler on the first host; the hyperparameter ``_ps_port`` replaces it (TT)."""
+"""Port of MXNet's scheduler on the first host; the hyperparameter ``_ps_port`` replaces it (as sagemaker-training)."""
 
 XLA_WORKER_PORT = 43857
-"""Port of each host's XRT worker (TT)."""
+"""Port of each host's XRT worker (as sagemaker-training)."""
 
 XLA_MESH_PORT = 53957
-"""Port of the XRT mesh service on the first host (TT)."""
+"""Port of the XRT mesh service on the first host (as sagemaker-training)."""
 
 JOB_SECRET_MINIMUM = 16
-"""Characters of a job secret. Whoever can connect to the leader gets a proof made with it and may guess at home."""
+"""Characters of a job secret. A program that can connect to the leader gets a proof made with it, and
+could guess a short one offline."""
 
 ELASTIC_RESTARTS = 3
 """Restarts of a job that may go on with fewer hosts, where no number is given: without one it could not go on."""
@@ -257,7 +261,7 @@ EXIT_NOT_FOUND = 127
 
 # ------------------------------------------------------------------------------------------- reserved hyperparameters
 RESERVED_PREFIX = "sagemaker_"
-"""Hyperparameters that start with this never reach the script's arguments (TT)."""
+"""Hyperparameters that start with this never reach the script's arguments (as sagemaker-training)."""
 
 RESERVED_NAMES = frozenset(
     (
@@ -272,7 +276,8 @@ RESERVED_NAMES = frozenset(
         "sagemaker_s3_output",
     )
 )
-"""Reserved names that are settings of the platform; other reserved names become SM_FRAMEWORK_PARAMS (TT)."""
+"""Reserved names that are settings of the platform; other reserved names become
+SM_FRAMEWORK_PARAMS (as sagemaker-training)."""
 
 PROGRAM = "sagemaker_program"
 """Entry point, relative to the code directory."""
@@ -281,13 +286,13 @@ SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 """Where the code is: a local directory, a local tar.gz (also as file://) or a tar.gz at s3://."""
 
 ARGUMENT_STYLE = "sagemaker_argument_style"
-"""OURS. How hyperparameters become arguments, one of arguments.STYLES; default "value" (TT)."""
+"""How hyperparameters become arguments, one of arguments.STYLES; default "value" (as sagemaker-training)."""
 
 LOG_LEVEL = "sagemaker_container_log_level"
 """Python log level, an int; exported as SM_LOG_LEVEL; default 20."""
 
 S3_OUTPUT = "sagemaker_s3_output"
-"""Where TT uploads output/intermediate while a job runs; not done here, and said."""
+"""Where sagemaker-training uploads output/intermediate while a job runs. This launcher warns that it does not."""
 
 JOB_NAME = "sagemaker_job_name"
 """Name of the job as the SDK knows it."""
@@ -299,7 +304,8 @@ MPI_ENABLED = "sagemaker_mpi_enabled"
 """Bool: start with mpirun. From distribution={'mpi': {'enabled': True}}."""
 
 PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
-"""Int: processes on each host, in every mode in spite of its name (TT). Default: GPUs, else Neuron cores, else 1."""
+"""Int: processes on each host, in every mode in spite of its name (as sagemaker-training). Default:
+GPUs, else Neuron cores, else 1."""
 
 MPI_PROCESSES = "sagemaker_mpi_num_processes"
 """Int: total of MPI processes; default hosts x processes per host."""
@@ -336,16 +342,17 @@ INSTANCE_TYPE = "sagemaker_instance_type"
 """Str: the instance type as the SDK knows it; else the resource config's."""
 
 MAX_RESTARTS = "sagemaker_torch_distributed_max_restarts"
-"""OURS. Int: as MAX_RESTARTS_VARIABLE says."""
+"""Int: as MAX_RESTARTS_VARIABLE says."""
 
 MIN_HOSTS = "sagemaker_torch_distributed_min_hosts"
-"""OURS. Int: as MIN_HOSTS_VARIABLE says."""
+"""Int: as MIN_HOSTS_VARIABLE says."""
 
 DISTRIBUTION_INSTANCE_GROUPS = "sagemaker_distribution_instance_groups"
 """List of the instance groups that take part in the distributed job."""
 
 MODEL_PARALLEL_PARAMETERS = "mp_parameters"
-"""Object; a non-empty one is what switches model parallelism on (TT). Not prefixed, so it is an argument as well."""
+"""Object; a non-empty one is what switches model parallelism on (as sagemaker-training). Not prefixed,
+so it is an argument as well."""
 
 MODEL_PARALLEL_VARIABLE = "SM_HP_MP_PARAMETERS"
-"""The same as an environment variable (TT)."""
+"""The same as an environment variable (as sagemaker-training)."""

@@ -14,8 +14,16 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Option:
-    """One option. value: what stands for its value in the help, "" for a switch. text: one line of help. choices: the
-    values allowed, () for any. repeated: may be given several times. needed: must be given."""
+    """One option.
+
+    Attributes:
+        name: With its dashes.
+        value: What stands for its value in the help; ``""`` for a switch.
+        text: One line of help.
+        choices: Values that are allowed; ``()`` for any.
+        repeated: It may be given several times.
+        needed: It must be given.
+    """
 
     name: str
     value: str
@@ -38,43 +46,17 @@ Parsed = Mapping[str, "tuple[str, ...]"]
 """Option -> its values; a switch has one empty value. An option that was not given is not there."""
 
 _HOST = Option("--host", "NAME", "another host of the job; default: this one")
-_SECRETS = Option("--show-secrets", "", "do not mask passwords, tokens and keys")
+SECRETS = Option("--show-secrets", "", "do not mask passwords, tokens and keys")
 
 COMMANDS: tuple[Command, ...] = (
-    Command("--plan", "print what would be run, as JSON; run nothing", (_HOST, _SECRETS)),
+    Command("--plan", "print what would be run, as JSON; run nothing", (_HOST, SECRETS)),
     Command(
         "explain",
         "print every flag and variable with its origin and reason; run nothing",
         (
             _HOST,
             Option("--format", "FORMAT", "table (default) or json", ("table", "json")),
-            _SECRETS,
-        ),
-    ),
-    Command(
-        "preflight",
-        "check a job on a laptop, before a cluster is paid for",
-        (
-            Option("--distribution", "FILE", "the SDK's dict, as JSON or as Python writes it"),
-            Option("--instance-type", "TYPE", "of every host"),
-            Option("--instance-count", "N", "hosts; default: 1"),
-            Option(
-                "--instance-group", "NAME=TYPE:N", "instead, for each group of a cluster with groups", repeated=True
-            ),
-            Option("--entry-point", "FILE", "the training script", needed=True),
-            Option("--source-dir", "DIR", "the folder that goes with it, and that it is in; default: the script alone"),
-            Option("--hyperparameters", "FILE", "the job's, a dict as above"),
-            Option(
-                "--image-manifest", "FILE", "image.json of the image; without it, every program is taken to be there"
-            ),
-            Option("--framework", "NAME", "whose estimator; default: pytorch", ("pytorch", "tensorflow", "mxnet")),
-            Option("--framework-version", "VERSION", "of the framework in the image, where no manifest says it"),
-            Option("--data-gb", "GB", "size of the data set, for advice on its storage"),
-            Option("--epoch-seconds", "SECONDS", "how long reading it once may take"),
-            Option("--ram-cache-gb", "GB", "how much of it the hosts' memory keeps; default: what fits"),
-            Option("--storage-gb-per-second", "GB/S", "of a file system that is there already"),
-            Option("--format", "FORMAT", "text (default) or json", ("text", "json")),
-            _SECRETS,
+            SECRETS,
         ),
     ),
 )
@@ -82,7 +64,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def find_command(word: str) -> Command | None:
-    """The command of this name, None if it is none."""
+    """Return the command of this name, None if it is none."""
     return next((command for command in COMMANDS if command.name == word), None)
 
 
@@ -124,15 +106,15 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
 
 
 def value_of(parsed: Parsed, name: str, default: str = "") -> str:
-    """The value of an option that is given at most once."""
+    """Return the value of an option that is given at most once."""
     values = parsed.get(name)
     return values[0] if values else default
 
 
-def options_help() -> str:
-    """The options of every command, for the help: aligned, at most 120 columns."""
+def options_help(commands: Sequence[Command] = COMMANDS) -> str:
+    """Return the options of commands, for the help: aligned, at most 120 columns."""
     lines: list[str] = []
-    for command in COMMANDS:
+    for command in commands:
         lines.append(f"Options of {command.name}:")
         for option in command.options:
             word = f"{option.name} {option.value}".rstrip()

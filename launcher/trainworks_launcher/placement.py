@@ -1,20 +1,25 @@
-"""What kind of distributed job it is: the mode, the hosts that take part, and the processes of each. Pure.
+"""Where a job runs: the mode, the hosts that take part, and the processes of each. Pure.
 
-Every function adds what is wrong to ``problems`` and goes on with the nearest value, so that all problems of a job are
-told together.
+The helpers of ``read_placement`` add what is wrong to ``problems`` and go on with the nearest value, so that all
+problems of a job are reported together.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import dataclass
 from typing import Iterable, Mapping, Sequence
 
 from trainworks_launcher import cluster, model_parallel, names
+from trainworks_launcher.elastic import Elastic, read_elastic
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.hyperparameters import truth
+from trainworks_launcher.hyperparameters import split_reserved, truth
 from trainworks_launcher.manifest import Instance
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.settings import Reader
 from trainworks_launcher.values import Json, text, texts
 
 MODEL_PARALLEL = "smdistributed.modelparallel"
@@ -23,8 +28,137 @@ MODEL_PARALLEL = "smdistributed.modelparallel"
 _NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
 
 
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a job runs, as seen from one host.
+
+    Attributes:
+        mode: A name of ``registry.MODES``.
+        hosts: All hosts of the job, in the platform's order.
+        host: This host.
+        distribution_hosts: Hosts that take part in the distribution, its leader first.
+        slots: Processes of each of ``distribution_hosts``.
+        processes: Processes of the distribution in all.
+        processes_origin: Who decided on the number of processes per host.
+        processes_why: How that number was found.
+        instance_type: Instance type of this host.
+        mpi_options: The user's own mpirun options.
+        mpi_options_where: The setting that ``mpi_options`` come from.
+        elastic: Restarts, and hosts that may be lost.
+        warnings: Lines to print before the start.
+    """
+
+    mode: str
+    hosts: tuple[str, ...]
+    host: str
+    distribution_hosts: tuple[str, ...]
+    slots: tuple[int, ...]
+    processes: int
+    processes_origin: Origin
+    processes_why: str
+    instance_type: str
+    mpi_options: tuple[str, ...]
+    mpi_options_where: str
+    elastic: Elastic
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def leader(self) -> str:
+        """The host that has rank 0, starts mpirun, and listens on the control port: first of the distribution.
+
+        One host for all three, also where a group's distribution does not begin with the job's first host: mpirun needs
+        the keys that the listening host made, and the model that is kept is rank 0's.
+        """
+        return self.distribution_hosts[0]
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this host is one of the distribution's; another host runs the program by itself."""
+        return self.host in self.distribution_hosts
+
+    @property
+    def host_rank(self) -> int:
+        """Index of this host in ``distribution_hosts``; 0 is the leader. Raises ValueError if it takes no part."""
+        return self.distribution_hosts.index(self.host)
+
+    @property
+    def processes_per_host(self) -> int:
+        """Processes of this host; 1 if it takes no part in the distribution."""
+        return self.slots[self.host_rank] if self.takes_part else 1
+
+
+def read_placement(environment: Environment, asked: str = "") -> tuple[Placement, list[Problem]]:
+    """Read where the job runs.
+
+    Args:
+        environment: The environment of the host.
+        asked: The host that a person asked for; default: this host.
+
+    Returns:
+        The placement, and everything that is wrong with it.
+    """
+    reserved = split_reserved(environment.hyperparameters)[1]
+    reader = Reader(reserved, environment.variables)
+    problems = reader.problems
+    warnings: list[str] = []
+    problems += cluster.check_resource_config(environment.resource_config)
+    hosts, host = _hosts(environment, asked, problems)
+    mode = choose_mode(environment, reserved, problems)
+    part = hosts_of(environment, reserved, mode, hosts, problems, warnings)
+    check_programs(environment, mode, len(part), problems)
+    per_host = reader.count(names.PROCESSES_PER_HOST)
+    counts, why = slots(environment, mode, part, per_host, problems, warnings)
+    warnings += unknown_types(environment, hosts)
+    placement = Placement(
+        mode=mode.name,
+        hosts=hosts,
+        host=host,
+        distribution_hosts=part,
+        slots=counts,
+        processes=_processes(reader, mode, counts),
+        processes_origin=Origin.USER if per_host and not mode.one_per_host else Origin.PLATFORM,
+        processes_why=why,
+        instance_type=cluster.instance_type_of(environment.resource_config, host),
+        mpi_options=_mpi_options(environment, reserved, mode, problems),
+        mpi_options_where=f"hyperparameter {mode.options}",
+        elastic=read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems),
+        warnings=tuple(warnings),
+    )
+    return placement, problems
+
+
+def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tuple[tuple[str, ...], str]:
+    """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
+    where = names.RESOURCE_CONFIG_FILE
+    config = environment.resource_config
+    hosts = texts(config.get("hosts"))
+    current = text(config.get("current_host"))
+    if not config:
+        hosts, current = (environment.hostname,), environment.hostname
+    elif not hosts:
+        problems.append(Problem("'hosts' is missing or empty", where, "list every host of the job"))
+        hosts = (current or environment.hostname,)
+    malformed = [name for name in hosts if not _HOST.fullmatch(name)]
+    if malformed:
+        problems.append(Problem(f"{malformed[0]!r} is not a host name", f"{where}: hosts", "use letters, digits, . -"))
+    doubles = sorted({name for name in hosts if hosts.count(name) > 1}) if len(set(hosts)) != len(hosts) else []
+    if doubles:
+        problems.append(Problem(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once"))
+    wanted = asked or current
+    if not wanted and len(hosts) == 1:
+        wanted = hosts[0]
+    if wanted not in hosts:
+        source = "option --host" if asked else f"{where}: current_host"
+        problems.append(Problem(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts)))
+        wanted = hosts[0]
+    return hosts, wanted
+
+
 def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
-    """The one mode that is switched on; a problem if there are several, or one that nobody knows.
+    """Return the one mode that is switched on; a problem if there are several, or one that is not known.
 
     Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
     with torch_distributed they are its second, which is only a library that reads them.
@@ -37,7 +171,7 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
                 f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
                 f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
             )
-            problems.append(Problem("nothing says how the model parallel processes are to be started", where, advice))
+            problems.append(Problem("no setting says how to start the model parallel processes", where, advice))
         problems.extend(model_parallel.check(parameters, where))
         asked.pop("mpi", None)
         asked[MODEL_PARALLEL] = where
@@ -72,7 +206,7 @@ def _check_version(environment: Environment, mode: Mode, problems: list[Problem]
 
 
 def version_of(environment: Environment, component: str) -> tuple[int, ...]:
-    """The leading numbers of the installed version of a component, for comparison; () if it is not known."""
+    """Return the leading numbers of the installed version of a component, for comparison; () if it is not known."""
     return _numbers(environment.manifest.components.get(component, ""))
 
 
@@ -83,7 +217,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
-    """The instance type of each host, as ``cluster`` tells that of one; the groups are gone through once for all."""
+    """Return the instance type of each host, as ``cluster`` tells that of one.
+
+    The groups are read once for all hosts.
+    """
     config = environment.resource_config
     grouped = {host: group.instance_type for group in cluster.instance_groups(config) for host in group.hosts}
     default = text(config.get("current_instance_type")) or "local"
@@ -98,9 +235,10 @@ def hosts_of(
     problems: list[Problem],
     warnings: list[str],
 ) -> tuple[str, ...]:
-    """The hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
+    """Return the hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
 
-    The first of them is its leader (TT). Never empty: a named group that does not exist or has no host is refused.
+    The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
+    host is refused.
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
@@ -109,7 +247,7 @@ def hosts_of(
     for name in asked:
         if name not in groups:
             advice = nearest(name, tuple(groups)) if groups else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
-            problems.append(Problem(f"there is no instance group {name!r}", where, advice))
+            problems.append(Problem(f"instance group {name!r} does not exist", where, advice))
         elif not groups[name]:
             advice = "give the group at least one host"
             problems.append(Problem(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice))
@@ -135,10 +273,10 @@ def check_programs(environment: Environment, mode: Mode, hosts: int, problems: l
 
 
 def missing_program(environment: Environment, name: str, reason: str) -> Problem:
-    """The refusal of a job that needs a program that is not there."""
+    """Return the refusal of a job that needs a program that is not there."""
     declared = environment.manifest.programs.get(name)
     place = f"image {environment.manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
-    return Problem(f"there is no {name}, and {reason}", place, f"use an image that has {name}, or install it")
+    return Problem(f"{name} is not installed, and {reason}", place, f"use an image that has {name}, or install it")
 
 
 def slots(
@@ -149,7 +287,7 @@ def slots(
     problems: list[Problem],
     warnings: list[str],
 ) -> tuple[tuple[int, ...], str]:
-    """(processes of each of the distribution's hosts, how their number was found).
+    """Return (processes of each of the distribution's hosts, how their number was found).
 
     Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get the same number, so
     every host of the job comes to the same result, whichever host it is made on.
@@ -182,7 +320,7 @@ def slots(
                 break
         counts[kind] = asked or gpus or neuron_cores or 1
         default = "one per GPU" if gpus else "one per Neuron core" if neuron_cores else ""
-        why = why or (default or "one, for there is no accelerator")
+        why = why or (default or "one, because the host has no accelerator")
     if asked:
         why = f"hyperparameter {names.PROCESSES_PER_HOST}"
     if mode.one_per_host:
@@ -191,10 +329,10 @@ def slots(
 
 
 def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tuple[int, int]:
-    """(GPUs, Neuron cores) of a host of an instance type.
+    """Return (GPUs, Neuron cores) of a host of an instance type.
 
     This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
-    (another type, or a plan made on a laptop) the image's instance table is the fallback, and that is said.
+    (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
     """
     devices = environment.devices
     row = environment.manifest.instances.get(kind, Instance())
@@ -203,7 +341,7 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
         return devices.gpus, 0
     if here and (row.gpus or (row.neuron_cores and not devices.neuron_devices)):
         what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
-        warnings.append(f"{kind} has {what} by the image's instance table, and no device of them is seen here")
+        warnings.append(f"{kind} has {what} by the image's instance table, but no such device was found on this host")
     if here and devices.neuron_devices and not row.neuron_cores:
         warnings.append(
             f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
@@ -213,14 +351,14 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
 
 
 def unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
-    """A warning for each instance type of the job that the image's table does not have."""
+    """Return a warning for each instance type of the job that the image's table does not have."""
     manifest = environment.manifest
     kinds = dict.fromkeys(instance_types(environment, hosts).values())
     return [unknown_type(kind, manifest.instances) for kind in kinds if manifest.lacks(kind)]
 
 
 def unknown_type(kind: str, known: Iterable[str]) -> str:
-    """The warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
+    """Return the warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
     return (
         f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs, Neuron cores and"
         " EFA devices are counted on the host itself; where that is not possible, none are assumed"
@@ -228,6 +366,45 @@ def unknown_type(kind: str, known: Iterable[str]) -> str:
 
 
 def is_type_of_this_host(environment: Environment, kind: str) -> bool:
-    """Whether hosts of an instance type are like the one that the environment was read on."""
+    """Return whether hosts of an instance type are like the one that the environment was read on."""
     config = environment.resource_config
     return cluster.instance_type_of(config, text(config.get("current_host"))) == kind
+
+
+def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
+    """Return processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
+    total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
+    if total and total > sum(counts):
+        reader.problems.append(
+            Problem(
+                f"{total} processes do not fit on {len(counts)} host(s) with {max(counts)} each",
+                f"hyperparameter {names.MPI_PROCESSES}",
+                f"give at most {sum(counts)}, or raise {names.PROCESSES_PER_HOST}",
+            )
+        )
+    return total or sum(counts)
+
+
+def _mpi_options(
+    environment: Environment, reserved: Mapping[str, Json], mode: Mode, problems: list[Problem]
+) -> tuple[str, ...]:
+    """Return the user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
+    where = f"hyperparameter {mode.options}"
+    value = reserved.get(mode.options)
+    if not mode.options or value is None or value == "":
+        return ()
+    if not isinstance(value, str):
+        problems.append(Problem(f"{value!r} is not a text", where, "give mpirun's options as one text"))
+        return ()
+    try:
+        words = tuple(shlex.split(value))
+    except ValueError as error:
+        problems.append(Problem(f"cannot be split into words: {error}: {value!r}", where, "close every quote"))
+        return ()
+    from trainworks_launcher.dialects import dialect_of  # only jobs with options of their own need them
+    from trainworks_launcher.flags import parse_user_options
+
+    dialect = dialect_of(environment.manifest.components.get(names.OPEN_MPI, ""))
+    _, found = parse_user_options(words, dialect, where)
+    problems.extend(found)
+    return words

@@ -9,8 +9,11 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.entry import Code
-from trainworks_launcher.job import Job, Limits, Membership, describe
+from trainworks_launcher.job import Job, describe
 from trainworks_launcher.masking import Masker
+from trainworks_launcher.network import Limits, Network
+from trainworks_launcher.origins import Origin
+from trainworks_launcher.placement import Placement
 from trainworks_launcher.values import Json, readable
 
 
@@ -18,32 +21,35 @@ from trainworks_launcher.values import Json, readable
 class Reason:
     """Why a flag, a variable or a choice is as it is.
 
-    subject: what it is about: a flag ("--mca pml"), the name of a variable, or a choice in words. why: one sentence.
-    origin: who decided, one of ORIGINS. words: the words of argv that it accounts for; () for a variable or a choice. A
-    command line is made of such reasons (``words_of``), so that ``explain`` can account for each of its words.
+    A command line is made of such reasons (``words_of``), so that ``explain`` can account for each of its words.
+
+    Attributes:
+        subject: A flag ("--mca pml"), the name of a variable, or a choice in words.
+        why: One sentence.
+        origin: Who decided.
+        words: Words of the command line that it accounts for; ``()`` for a variable or a choice.
     """
 
     subject: str
     why: str
-    origin: str = "default"
+    origin: Origin = Origin.DEFAULT
     words: tuple[str, ...] = ()
 
 
-ORIGINS = ("default", "platform", "image", "fabric", "user")
-"""Who decided: this launcher; the platform's files; the image (its manifest, its programs, its environment); what the
-host's network fabric needs; the job (hyperparameters, code)."""
-
-
 def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
-    """The command line that a sequence of reasons accounts for."""
+    """Return the command line that a sequence of reasons accounts for."""
     return tuple(word for reason in line for word in reason.words)
 
 
 @dataclass(frozen=True)
 class Control:
-    """The control channel of a job with several hosts: the first host listens on ``port``, the others join.
+    """The control channel of a job with several hosts.
 
-    minimum_hosts: with so many the job goes on when others are lost; 0: it needs all of them.
+    Attributes:
+        leader: The host that listens; the others join it.
+        hosts: All hosts, the leader first.
+        port: The leader's TCP port.
+        minimum_hosts: The job goes on with this many hosts when others are lost; 0: it needs all of them.
     """
 
     leader: str
@@ -54,7 +60,13 @@ class Control:
 
 @dataclass(frozen=True)
 class Shell:
-    """ssh between the hosts of one job, with keys made for it: paths of the three programs."""
+    """ssh between the hosts of one job, with keys made for it.
+
+    Attributes:
+        ssh: Absolute path of the client.
+        sshd: Absolute path of the server.
+        ssh_keygen: Absolute path of the program that makes keys.
+    """
 
     ssh: str
     sshd: str
@@ -63,8 +75,13 @@ class Shell:
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """A process beside the host's command: started before it, ended with the job. name: for sentences. argv: its
-    command line. env: variables set over those of the plan."""
+    """A process beside the host's command: started before it, ended with the job.
+
+    Attributes:
+        name: What a person calls it.
+        argv: Its command line.
+        env: Variables set over those of the plan.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -75,15 +92,28 @@ class Auxiliary:
 class NodePlan:
     """What one host does.
 
-    mode, host: as in the job. role: "alone", "leader" or "worker". needs: programs that have to exist, absolute paths.
-    argv: the command, () on a host whose processes another host starts. env: variables set on top of the inherited
-    environment, for the command and (in MPI jobs) for every rank on this host. cwd: where it starts. code: what is
-    fetched and unpacked there before. requirements: argv of the installation, () for none. processes: of this host, so
-    that a failure text can tell one process's traceback from many. ranks_by: "mpirun" or "torchrun" where the command
-    starts ranks, each through rank.py: their output and signals are the launcher's business then, and what the command
-    itself prints at its end says which rank failed first; "spawn" where the command's own children are the ranks and
-    get the signals; "" where the command is the program itself. auxiliaries: what runs beside the command. control,
-    shell: None for a job of one host. why: reasons.
+    Attributes:
+        mode: A name of ``registry.MODES``.
+        host: This host.
+        role: ``alone``, ``leader`` or ``worker``.
+        needs: Absolute paths of programs that must exist.
+        argv: The command; ``()`` on a host whose processes another host starts.
+        env: Variables set on top of the inherited environment, for the command and, in MPI jobs, for every rank of
+            this host.
+        cwd: Directory in which the command starts.
+        code: What is fetched and unpacked before the start.
+        requirements: Command line of the installation; ``()`` for none.
+        processes: Processes of this host. With several, the first traceback is taken for the cause.
+        ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through ``rank.py``. The
+            launcher handles their output and signals, and the command's own report names the rank that failed first.
+            ``spawn``: the command's children are the ranks, and they get the signals. ``""``: the command is the
+            program itself.
+        auxiliaries: Processes that run beside the command.
+        control: The control channel; None for a job of one host.
+        shell: ssh between the hosts; None where the mode does not need it.
+        limits: Bounded waits.
+        why: Reasons for flags, variables and choices.
+        warnings: Lines to print before the start.
     """
 
     mode: str
@@ -105,12 +135,16 @@ class NodePlan:
     warnings: tuple[str, ...] = ()
 
     def to_json(self, masker: Masker | None = None) -> str:
-        """The plan as JSON text, the same bytes for the same plan. masker: hides what is secret; None shows it."""
+        """Return the plan as JSON text, the same bytes for the same plan.
+
+        Args:
+            masker: Hides what is secret; None shows it.
+        """
         plan = self if masker is None else self.masked(masker)
         return readable(json.dumps(plan.document(), indent=2, ensure_ascii=False)) + "\n"
 
     def masked(self, masker: Masker) -> NodePlan:
-        """The plan with its secrets hidden: to be shown, not to be run."""
+        """Return the plan with its secrets hidden: to be shown, not to be run."""
         return replace(
             self,
             argv=masker.words(self.argv),
@@ -128,7 +162,7 @@ class NodePlan:
         )
 
     def document(self) -> dict[str, Json]:
-        """The plan as a JSON object."""
+        """Return the plan as a JSON object."""
         return {
             "mode": self.mode,
             "host": self.host,
@@ -149,41 +183,43 @@ class NodePlan:
             "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": asdict(self.shell) if self.shell else None,
             "limits_seconds": asdict(self.limits),
-            "why": [{"subject": reason.subject, "origin": reason.origin, "why": reason.why} for reason in self.why],
+            "why": [
+                {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why} for reason in self.why
+            ],
             "warnings": list(self.warnings),
         }
 
 
 def role_of(job: Job) -> str:
     """ "alone", "leader" or "worker"."""
-    if len(job.hosts) == 1:
+    if len(job.placement.hosts) == 1:
         return "alone"
-    return "leader" if job.host == job.leader else "worker"
+    return "leader" if job.placement.host == job.placement.leader else "worker"
 
 
 def control_of(job: Job) -> Control | None:
-    """Every job with more than one host has a control channel of all its hosts, whatever its mode; leader first."""
-    return _control(job.membership)
+    """Return the control channel of a job of several hosts, whatever its mode; None for a job of one host."""
+    return _control(job.placement, job.network)
 
 
-def _control(membership: Membership) -> Control | None:
-    leader = membership.leader
-    others = tuple(host for host in membership.hosts if host != leader)
+def _control(placement: Placement, network: Network) -> Control | None:
+    leader = placement.leader
+    others = tuple(host for host in placement.hosts if host != leader)
     if not others:
         return None
-    return Control(leader, (leader, *others), membership.control_port, membership.minimum_hosts)
+    return Control(leader, (leader, *others), network.control_port, placement.elastic.minimum_hosts)
 
 
-def plan_of_refusal(membership: Membership, base_directory: str) -> NodePlan | None:
-    """What a host does that refuses the job: nothing but tell the others. None where there are none."""
-    control = _control(membership)
+def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
+    """Plan a host that refuses the job: it only tells the other hosts. None for a job of one host."""
+    control = _control(placement, network)
     if control is None:
         return None
-    limits = replace(membership.limits, join=min(membership.limits.join, names.REFUSAL_LIMIT_SECONDS))
+    limits = replace(network.limits, join=min(network.limits.join, names.REFUSAL_LIMIT_SECONDS))
     return NodePlan(
-        mode=membership.mode,
-        host=membership.host,
-        role="leader" if membership.host == control.leader else "worker",
+        mode=placement.mode,
+        host=placement.host,
+        role="leader" if placement.host == control.leader else "worker",
         needs=(),
         argv=(),
         env=MappingProxyType({}),
@@ -195,23 +231,23 @@ def plan_of_refusal(membership: Membership, base_directory: str) -> NodePlan | N
 
 
 def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
-    """What the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
+    """Return what the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
     lines = [describe(job)]
-    if len(job.hosts) > 1:
+    if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
-        lines.append(f"between hosts: EFA, for {fabric}" if fabric else "between hosts: TCP, for there is no EFA here")
+        lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
     return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
-    variables: dict[str, str] = dict(job.fabric.variables)
-    why = [Reason(subject, text, "fabric") for subject, text in job.fabric.reasons]
-    if job.interface:
+    """Return variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
+    variables: dict[str, str] = dict(job.network.fabric.variables)
+    why = [Reason(subject, text, Origin.FABRIC) for subject, text in job.network.fabric.reasons]
+    if job.network.interface:
         for name, library in (("NCCL_SOCKET_IFNAME", "NCCL"), ("GLOO_SOCKET_IFNAME", "gloo")):
             if name not in job.inherited:
-                variables[name] = job.interface
-                why.append(Reason(name, f"{library} is to use this interface: {job.interface_why}", "platform"))
+                variables[name] = job.network.interface
+                why.append(Reason(name, f"{library} uses this interface: {job.network.interface_why}", Origin.PLATFORM))
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
         why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))

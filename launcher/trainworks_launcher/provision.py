@@ -10,7 +10,7 @@ from trainworks_launcher import names
 from trainworks_launcher.entry import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.environment import BOTO3, Environment
 from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.exported import region_of
+from trainworks_launcher.settings import region_of
 from trainworks_launcher.values import Json
 
 _ARN = (
@@ -24,7 +24,14 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Repository:
-    """A package repository of AWS CodeArtifact. owner: account number of the domain."""
+    """A package repository of AWS CodeArtifact.
+
+    Attributes:
+        region: AWS region.
+        owner: Account number of the domain.
+        domain: Name of the domain.
+        repository: Name of the repository.
+    """
 
     region: str
     owner: str
@@ -33,7 +40,7 @@ class Repository:
 
 
 def parse_repository(arn: str) -> Repository:
-    """The repository that an ARN names. Raises ValueError for anything else.
+    """Return the repository that an ARN names. Raises ValueError for anything else.
 
     Source: service authorization reference, resource types of AWS CodeArtifact.
 
@@ -47,7 +54,7 @@ def parse_repository(arn: str) -> Repository:
 
 
 def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Code:
-    """The code, with the command line that fetches it if it is remote."""
+    """Return the code, with the command line that fetches it if it is remote."""
     code = environment.code
     if not code.remote:
         return code
@@ -58,12 +65,12 @@ def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems:
         advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
         problems.append(Problem("the endpoint has credentials in it", f"variable {where}", advice))
     program = _program(environment, "fetch.py", f"the code is at {code.archive}", problems)
-    words = (code.archive, endpoint, region_of(environment, reserved), _command_line(environment))
+    words = (code.archive, endpoint, region_of(environment.variables, reserved), _command_line(environment))
     return replace(code, fetch=(*program, *words))
 
 
 def installation(environment: Environment, code: Code, entry: EntryPoint, problems: list[Problem]) -> tuple[str, ...]:
-    """The command line that installs the project and its requirements with the image's own pip; () for none.
+    """Return the command line that installs the project and its requirements with the image's own pip; () for none.
 
     A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
     was installed with this code when the image was built is not installed again: the host may have no network.
@@ -75,7 +82,7 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
         listed = ()
     elif not listed and code.requirements != REQUIREMENTS and not code.remote:
         place = code.archive or code.directory
-        what = f"there is no file {code.requirements!r} in {place}"
+        what = f"file not found: {code.requirements!r} in {place}"
         problems.append(
             Problem(what, f"{names.SOURCE_CODE_FILE}: requirements", nearest(code.requirements, code.entries))
         )
@@ -85,7 +92,9 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
     if not python and not entry.in_python:  # else it is a problem already
         advice = "install python3, or leave the file out"
         problems.append(
-            Problem(f"there is no Python in this image, and there is a {code.requirements}", "program python", advice)
+            Problem(
+                f"Python is not installed in this image, and there is a {code.requirements}", "program python", advice
+            )
         )
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
     if environment.manifest.protected:
@@ -106,7 +115,7 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
 
 
 def _kept(environment: Environment) -> tuple[str, ...]:
-    """Words for ``install.py``: what of the image stays as it is, and what only fits it if it was built for it."""
+    """Return words for ``install.py``: what of the image stays, and what must have been built for it."""
     manifest = environment.manifest
     words = ["--keep", *(f"{name}=={version}" for name, version in manifest.protected.items())]
     if manifest.companions:
@@ -117,7 +126,10 @@ def _kept(environment: Environment) -> tuple[str, ...]:
 
 
 def why_kept(environment: Environment) -> str:
-    """Which of the image's distributions an installation keeps, for a person; "" for an image that does not say."""
+    """Return which of the image's distributions an installation keeps, for a person.
+
+    ``""`` for an image that does not say.
+    """
     protected = [f"{name} {version}" for name, version in environment.manifest.protected.items()]
     if not protected:
         return ""
@@ -126,10 +138,10 @@ def why_kept(environment: Environment) -> str:
 
 
 def _program(environment: Environment, name: str, reason: str, problems: list[Problem]) -> tuple[str, ...]:
-    """How one of our programs that asks AWS is started: with the Python that has boto3, else with the launcher's."""
+    """Return how a program that asks AWS is started: with the Python that has boto3, else with the launcher's."""
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
-        what = f"there is neither boto3 nor the aws command line here, and {reason}"
+        what = f"neither boto3 nor the aws command line is installed, and {reason}"
         problems.append(Problem(what, f"image {environment.manifest.name!r}", advice))
     has_library = environment.aws_client == BOTO3
     python = environment.programs.get("python", "") if has_library else environment.launcher_python
@@ -137,5 +149,5 @@ def _program(environment: Environment, name: str, reason: str, problems: list[Pr
 
 
 def _command_line(environment: Environment) -> str:
-    """The path of the aws command line, if that is what is used; else ""."""
+    """Return the path of the aws command line, if that is what is used; else ""."""
     return "" if environment.aws_client == BOTO3 else environment.aws_client

@@ -1,4 +1,4 @@
-"""The ways to start a job: one row each. To add one, write ``modes/FILE.py`` and add its row here; that is all.
+"""The ways to start a job: one row each. To add one, write ``modes/FILE.py`` and add its row to MODES; that is all.
 
 A row is what the validation of a job has to know about a mode before any of it is planned, so it stands below ``job``;
 the planner itself is ``plan(job) -> NodePlan`` in the file that the row names, and is loaded only when it is needed.
@@ -21,13 +21,20 @@ SSH = ("ssh", "sshd", "ssh-keygen")
 class Mode:
     """One way to start a job.
 
-    name: as the SDK's ``distribution`` argument has it. file: in ``modes/``. switch: the hyperparameter that asks for
-    it, "" where there is none. options: the hyperparameter with the user's own mpirun options, "" where it takes none.
-    one_per_host: each host gets one process, whatever its devices. needs_count: the processes per host have to be
-    given. programs: that start it; over_ssh: and SSH, between the hosts where there are several. trainium: it works on
-    hosts with Neuron cores. minimum: component -> the lowest version that it works with, source: of that fact.
-    packages: Python packages whose presence in the image decides how it is started. library: component without which
-    it starts and does not do what it is for, "" for none.
+    Attributes:
+        name: As in the SDK's ``distribution`` argument.
+        file: Module in ``modes/``.
+        switch: Hyperparameter that asks for it; ``""`` for none.
+        options: Hyperparameter with the user's own mpirun options; ``""`` where the mode takes none.
+        one_per_host: Each host gets one process, whatever its devices.
+        needs_count: The processes per host must be given.
+        programs: Programs that start it.
+        over_ssh: It needs SSH as well, between several hosts.
+        trainium: It works on hosts with Neuron cores.
+        minimum: Component and the lowest version that it works with.
+        source: Source of ``minimum``.
+        packages: Python packages whose presence in the image decides how it is started.
+        library: Component without which it starts but does not do what it is for; ``""`` for none.
     """
 
     name: str
@@ -45,7 +52,7 @@ class Mode:
     library: str = ""
 
     def programs_for(self, hosts: int) -> tuple[str, ...]:
-        """The programs that a distribution over so many hosts needs on each of them."""
+        """Return the programs that a distribution over so many hosts needs on each of them."""
         return (*self.programs, *SSH) if self.over_ssh and hosts > 1 else self.programs
 
 
@@ -58,7 +65,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
             Mode("none", "none", one_per_host=True, trainium=True),
             Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), over_ssh=True),
             Mode(
-                # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (TT).
+                # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
                 "smdistributed.modelparallel",
                 "modelparallel",
                 options=names.MPI_OPTIONS,

@@ -1,8 +1,8 @@
 """Programs that stand in front of ``mpirun`` and ``sshd`` for a driver that is not ours.
 
 ``ModelTrainer`` (SageMaker Python SDK 3) with source code replaces the image's entry point by a script and a driver of
-its own, so this launcher never sees the job. Its MPI driver calls ``mpirun`` and ``/usr/sbin/sshd``; both lead here
-(the image's recipes of ``open-mpi`` and ``ssh``). For every other caller they become the real program, unchanged.
+its own, so this launcher never sees the job. Its MPI driver calls ``mpirun`` and ``/usr/sbin/sshd``; both lead to this
+module (the image's recipes of ``open-mpi`` and ``ssh``). For every other caller they become the real program.
 
 What the driver gets wrong, as read in sagemaker-train 1.27.0 and tried in containers:
 
@@ -25,7 +25,8 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.environment import interface_that_reaches, network_interfaces, read_manifest
-from trainworks_launcher.supervise import output
+from trainworks_launcher.masking import Masker
+from trainworks_launcher.supervise import outcome_files, output
 from trainworks_launcher.supervise.outcome import FAILED, Outcome
 
 _DRIVER = "/mpi_driver.py"
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list[str], tuple[str, ...]]:
-    """(mpirun's words, what to say about them).
+    """Return (mpirun's words, what to say about them).
 
     ``missing`` is the platform's network interface if it does not exist, else ""; it becomes ``reaching``, by which
     this host reaches the leader ("" if unknown: nothing is replaced). The number of ranks is not changed: a job must
@@ -96,7 +97,7 @@ def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list
             prefix, equals, given = words[last].rpartition("=")
             if reaching and given == missing:
                 words[last] = f"{prefix}{equals}{reaching}"
-                notes[f"the network interface {missing!r} does not exist here; mpirun gets {reaching!r}"] = None
+                notes[f"the network interface {missing!r} does not exist on this host; mpirun gets {reaching!r}"] = None
     if 0 < ranks < slots:
         notes[
             f"the SDK's own MPI driver asks for {ranks} process(es), and the hosts have room for {slots}: it counts the"
@@ -113,7 +114,7 @@ def _slots(host: str) -> int:
 
 
 def _called_by_the_driver() -> bool:
-    """Whether the parent process is the SDK's MPI driver."""
+    """Return whether the parent process is the SDK's MPI driver."""
     try:
         words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -122,7 +123,7 @@ def _called_by_the_driver() -> bool:
 
 
 def _hosts(environment: Mapping[str, str]) -> list[str]:
-    """The job's hosts, as the SDK's script exports them."""
+    """Return the job's hosts, as the SDK's script exports them."""
     try:
         hosts = json.loads(environment.get("SM_HOSTS", "[]"))
     except ValueError:
@@ -131,7 +132,7 @@ def _hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def _known_by_its_name(environment: Mapping[str, str], shim: str) -> dict[str, str]:
-    """Variables that let mpirun find its own host among the job's, so that it needs no ssh to itself."""
+    """Return variables that let mpirun find its own host among the job's, so that it needs no ssh to itself."""
     if not shim or not Path(shim).is_file() or not environment.get("SM_CURRENT_HOST"):
         return {}
     preload = f"{shim}:{environment['LD_PRELOAD']}" if environment.get("LD_PRELOAD") else shim
@@ -144,6 +145,6 @@ def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:
     base = environment.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
     output.log(text)
     host = environment.get("SM_CURRENT_HOST", "")
-    output.write_outcome_files(base, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text))
+    outcome_files.write(base, Outcome(FAILED, names.EXIT_NOT_STARTED, host, text), Masker(environment))
     os.kill(os.getppid(), signal.SIGTERM)
     return names.EXIT_NOT_STARTED

@@ -1,7 +1,7 @@
-"""Every error a user can cause or meet, in one file: one class is one exit status.
+"""The errors of the builder, by exit status. One class is one exit status.
 
-An error is a paragraph: what is wrong and where (``message``), then what to do next (``hint``). The exit statuses are
-part of the command line's contract, and their meanings stand in every command's ``--help``; ``0`` is success.
+An error says what failed and where (``message``), then what to do next (``hint``). Exit statuses do not change, and
+every ``--help`` shows their meanings. Status 0 is success. Status 16 is not used.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import ClassVar
 
 
 class TrainworksError(Exception):
-    """A problem the user can act on.
+    """A problem that the user can act on.
 
     Attributes:
         message: What is wrong, and where.
-        hint: What to do next; empty where the message says it all.
+        hint: What to do next; empty if the message is enough.
         exit_status: The process's exit status when this error ends the command.
-        meaning: That exit status in a few words, for the command line's help.
-        reported: Whether what it is about is on stdout already, in full.
+        meaning: The exit status in a few words, for ``--help``.
+        reported: Whether stdout has all of it already.
     """
 
     exit_status: ClassVar[int] = 1
-    meaning: ClassVar[str] = ""
+    meaning: ClassVar[str] = "not set up: wrong Python, or run `make setup`"
 
     def __init__(self, message: str, *, hint: str = "", reported: bool = False) -> None:
-        """Store the two halves of the text; ``str()`` of the error shows both."""
+        """Store both parts of the text; ``str()`` of the error shows both."""
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -35,9 +35,14 @@ class TrainworksError(Exception):
         """Return the message, and the hint on a line of its own."""
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
+    def as_values(self) -> dict[str, object]:
+        """Return it for programs, as JSON."""
+        name, status = type(self).__name__, self.exit_status
+        return {"error": name, "message": self.message, "hint": self.hint, "exit_status": status}
+
 
 class CommandLineError(TrainworksError):
-    """Words of the command line that no parser takes; ``problems`` has every one of them."""
+    """The command line is wrong; ``problems`` has every problem."""
 
     exit_status = 2
     meaning = "wrong command line"
@@ -57,7 +62,7 @@ class CommandLineError(TrainworksError):
 
 
 class FactsError(TrainworksError):
-    """Rows in ``images/`` or the front matter of a recipe are malformed; ``problems`` has every one of them."""
+    """Rows in ``images/``, or the front matter of a recipe, are malformed; ``problems`` has every problem."""
 
     exit_status = 3
     meaning = "malformed facts"
@@ -71,50 +76,40 @@ class FactsError(TrainworksError):
 
 
 class UnknownNameError(TrainworksError):
-    """A framework, version, CUDA, Python, component or engine was asked for that does not exist."""
+    """A framework, version, CUDA release, Python, component, engine or image does not exist."""
 
     exit_status = 4
     meaning = "unknown name"
 
 
 class RecipeError(TrainworksError):
-    """A recipe and the values it is given do not fit each other."""
+    """A recipe does not fit the values that it is rendered with."""
 
     exit_status = 5
-    meaning = "a recipe does not fit"
-
-
-class EngineError(TrainworksError):
-    """The engine failed at its own work, such as starting a container, also when it was tried again.
-
-    It says nothing of the image: what that or a step of a build did wrong is an ``ImageTestError`` or a ``BuildError``.
-    """
-
-    exit_status = 19
-    meaning = "the engine itself failed"
+    meaning = "a recipe does not fit its values"
 
 
 class EngineUnavailableError(TrainworksError):
-    """No container engine answers, or the one asked for does not."""
+    """No container engine answers, or the chosen one does not."""
 
     exit_status = 6
     meaning = "no engine answers"
 
     def __init__(self, message: str, *, hint: str = "", denied: bool = False) -> None:
-        """Store the text; ``denied``: an engine is there, and this user may not use it."""
+        """Store the text; ``denied``: an engine answers, but this user has no permission to use it."""
         super().__init__(message, hint=hint)
         self.denied = denied
 
 
 class BuildError(TrainworksError):
-    """The engine refused or failed a step; says which component, which command, and its last lines."""
+    """A step of the build failed; the message has its component, its command and its last lines."""
 
     exit_status = 7
     meaning = "build failed"
 
 
 class ImageTestError(TrainworksError):
-    """The image was built, and does not keep every promise of its plan."""
+    """The image was built, but one of its tests failed."""
 
     exit_status = 8
     meaning = "image tests failed"
@@ -124,28 +119,28 @@ class OutputError(TrainworksError):
     """A file or folder cannot be written or read: wrong permissions, or the disk is full."""
 
     exit_status = 9
-    meaning = "a file or stdout cannot be read or written"
+    meaning = "cannot read or write a file or stdout"
 
 
 class HostError(TrainworksError):
-    """This machine lacks something other than an engine that the build needs (a bootstrap tool, a local file)."""
+    """This machine does not have something that the build needs: a bootstrap tool, a local file."""
 
     exit_status = 10
-    meaning = "this machine lacks something"
+    meaning = "something is missing on this machine"
 
 
 class LockError(TrainworksError):
-    """A lock cannot be made, or does not fit the row that it is for."""
+    """A lock cannot be made, or does not fit its row."""
 
     exit_status = 11
-    meaning = "not locked, or a lock does not fit"
+    meaning = "not locked, or a lock does not fit its row"
 
 
 class ExtendError(TrainworksError):
-    """An image cannot be extended as asked for: base, requirements, code or entry point; has every problem found."""
+    """Base, requirements, code or entry point of an extension are invalid; ``problems`` has every problem."""
 
     exit_status = 12
-    meaning = "cannot be extended so"
+    meaning = "invalid extension"
 
     def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
         """Join all problems, one a line."""
@@ -156,32 +151,37 @@ class ExtendError(TrainworksError):
 
 
 class CompatibilityError(TrainworksError):
-    """A target's parts do not go together; ``problems`` has every one of them, with its reason and source."""
+    """Components of a target are incompatible; ``problems`` has every problem with its reason and source."""
 
     exit_status = 13
-    meaning = "parts do not go together"
+    meaning = "incompatible components"
 
     def __init__(self, target: str, problems: Sequence[str]) -> None:
         """Join all problems, one a line."""
         self.problems = tuple(problems)
         lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(
-            f"{target}: its parts do not go together:{lines}", hint="change the versions in its row or stack"
-        )
+        super().__init__(f"{target}: incompatible components:{lines}", hint="change the versions in its row or stack")
 
 
 class LintError(TrainworksError):
-    """A Dockerfile has findings that are more than advice."""
+    """A Dockerfile has lint findings above advice."""
 
     exit_status = 14
-    meaning = "findings of lint"
+    meaning = "lint errors"
+
+
+class RegistryError(TrainworksError):
+    """A registry refused a request or cannot be reached; the text never has a password or token."""
+
+    exit_status = 15
+    meaning = "a registry refused, or cannot be reached"
 
 
 class ProofError(TrainworksError):
-    """Proof cannot be given, or does not hold; ``problems`` has every reason."""
+    """A proof cannot be made, or does not hold; ``problems`` has every reason."""
 
     exit_status = 17
-    meaning = "no proof, or it does not hold"
+    meaning = "a proof cannot be made, or does not hold"
 
     def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
         """Join all problems, one a line."""
@@ -191,11 +191,21 @@ class ProofError(TrainworksError):
         super().__init__(f"{count} problem{'s' if count != 1 else ''} with the proof:{lines}", hint=hint)
 
 
-class RegistryError(TrainworksError):
-    """A registry refuses what it is asked for, or cannot be reached; never has a password or token in its text."""
+class OutdatedError(TrainworksError):
+    """An image lacks security updates of its distribution."""
 
-    exit_status = 15
-    meaning = "a registry refuses or cannot be reached"
+    exit_status = 18
+    meaning = "security updates are missing"
+
+
+class EngineError(TrainworksError):
+    """The engine failed at its own work, such as starting a container, in every attempt.
+
+    A failing step is a ``BuildError``, and a failing image test an ``ImageTestError``.
+    """
+
+    exit_status = 19
+    meaning = "the engine itself failed"
 
 
 class InterruptionError(TrainworksError):
@@ -205,12 +215,5 @@ class InterruptionError(TrainworksError):
     meaning = "interrupted"
 
     def __init__(self, *, reported: bool = False) -> None:
-        """Say what became of the rest; ``reported``: what was done until then is on stdout."""
+        """Store the text; ``reported``: stdout has the results until then."""
         super().__init__("everything that was started has been stopped", reported=reported)
-
-
-class VulnerabilityError(TrainworksError):
-    """An image has vulnerabilities of the level that ``--fail-on`` names, or could not be looked at for them."""
-
-    exit_status = 18
-    meaning = "vulnerabilities, or nobody could look"

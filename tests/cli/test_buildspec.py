@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainworks.build.many import chosen_targets
+from trainworks.build.many import plan_targets
 from trainworks.cli.commands import push
 from trainworks.cli.commands.build import parser
 from trainworks.facts.rows import Facts
@@ -125,7 +125,7 @@ def test_it_is_what_the_reference_says(content: Any, validate: Callable[[Any, An
 
 
 def test_the_batch_is_every_target_that_can_be_built(content: Any, facts: Facts) -> None:
-    targets = chosen_targets(facts.targets, facts)
+    targets = plan_targets(facts.targets, facts)
     expected = {target.name for target in targets if target.plan and not target.plan.unlocked}
     tasks = content["batch"]["build-list"]
     assert {task["env"]["variables"]["TARGET"] for task in tasks} == expected
@@ -133,7 +133,8 @@ def test_the_batch_is_every_target_that_can_be_built(content: Any, facts: Facts)
 
 
 def test_the_committed_file_is_the_generated_one(root: Path) -> None:
-    done = subprocess.run((sys.executable, str(root / "tools" / "write-buildspec"), "--check"), check=False, timeout=60)
+    program = root / "tools" / "write_buildspec.py"
+    done = subprocess.run((sys.executable, str(program), "--check"), check=False, timeout=60)
     assert done.returncode == 0
 
 

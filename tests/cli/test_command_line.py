@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from trainworks.build.history import record_build
+from trainworks.build.history import remember_build
 from trainworks.cli import main
 from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
@@ -100,8 +100,8 @@ def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "  without libgl: opencv-python does not load: libGL.so.1 is missing" in done.stdout
     assert "checks after the build; at most 6300 MB\n" in done.stdout
     assert "  not built on this machine yet: everything is built\n" in done.stdout
-    downloads = r"  downloads about [23],\d{3} MB and 2 files of unknown size, what caches lack of it\n"
-    assert re.search(downloads + r"  image: about [56],\d{3} MB", done.stdout)
+    downloads = r"  downloads about [23],\d{3} MB and 2 files of unknown size, less what caches have\n"
+    assert re.search(downloads + r"  image: [56],\d{3} MB when a build was last recorded\n", done.stdout)
 
 
 def test_plan_says_what_changed_since_the_last_build(
@@ -111,9 +111,9 @@ def test_plan_says_what_changed_since_the_last_build(
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
     inputs = inputs_of(plan, render(plan, facts))
     words = (*CPU, "--until", "plan")
-    record_build(plan.tags[0], inputs, os.environ)
+    remember_build(plan.tags[0], inputs, os.environ)
     assert re.search(r"\n  nothing changed since the build of 20\S+\n  downloads about 0 MB", call(*words).stdout)
-    record_build(plan.tags[0], {**inputs, "mpi4py": {**inputs["mpi4py"], "version": "3.0"}}, os.environ)
+    remember_build(plan.tags[0], {**inputs, "mpi4py": {**inputs["mpi4py"], "version": "3.0"}}, os.environ)
     said = call(*words).stdout
     assert re.search(r"\n  since the build of 20\S+:\n    mpi4py  version: 3.0 -> \S+\n", said)
     assert "    layers of the image are written again from mpi4py on\n" in said
@@ -126,7 +126,7 @@ def test_a_spoiled_memory_of_the_last_build_is_none(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
-    record_build(plan.tags[0], {}, os.environ)
+    remember_build(plan.tags[0], {}, os.environ)
     (path,) = (tmp_path / "trainworks" / "builds").iterdir()
     path.write_text("{")
     assert "not built on this machine yet" in call(*CPU, "--until", "plan").stdout
@@ -229,7 +229,7 @@ def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        pytest.param((), 2, "--framework and --cuda must be given; --list shows what there is", id="nothing asked for"),
+        pytest.param((), 2, "--framework and --cuda must be given; --list shows the targets", id="nothing asked for"),
         pytest.param(("--framework", "pytorch"), 2, "--cuda must be given; --list shows", id="no cuda"),
         pytest.param(("--cuda", "cpu"), 2, "--framework must be given", id="no framework"),
         pytest.param((*CPU, "--until", "tomorrow"), 2, "invalid choice: 'tomorrow'", id="unknown stage"),
@@ -244,7 +244,7 @@ def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
         pytest.param(
             ("lock", "--only", "pytorch-2.4.1"), 4, "did you mean pytorch-2.4.1-cu121-py311-debian12?", id="no target"
         ),
-        pytest.param((*CPU, "--push"), 2, "--push wants --repository HOST/NAME", id="push nowhere"),
+        pytest.param((*CPU, "--push"), 2, "--push needs --repository HOST/NAME", id="push nowhere"),
         pytest.param((*CPU, "--tag", "1"), 2, "--repository, --tag and --moving-tag belong to --push", id="no push"),
         pytest.param(
             ("push", "pytorch-2.4.1", "--repository", "h.example/a"), 4, "did you mean pytorch-2.4.1-", id="push"
@@ -311,7 +311,7 @@ def test_an_engine_that_was_asked_for_and_does_not_answer(engine: str, root: Pat
 def test_settings_that_pip_refuses(root: Path) -> None:
     done = run(root, *CPU, environment={"PIP_TIMEOUT": "soon"})
     assert (done.returncode, done.stdout) == (10, "")
-    assert "pip's time-out is 'soon'" in done.stderr
+    assert "pip's time-out must be a number of seconds, got 'soon'" in done.stderr
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
@@ -352,7 +352,7 @@ def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
         argv = [sys.executable, str(root / "build.py"), *words]
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
     assert done.returncode == 9
-    assert done.stderr == "error: stdout cannot be written: No space left on device\n"
+    assert done.stderr == "error: cannot write to stdout: No space left on device\n"
 
 
 @pytest.mark.parametrize("words", [("--list",), (*CPU, "--until", "plan", "--format", "json")])

@@ -29,14 +29,15 @@ from trainworks.extend.lock import (
     read_wanted,
     resolve,
 )
-from trainworks.extend.plan import Source
-from trainworks.extend.requirements import BaseImage, Distribution, GitRequirement, Wheel
+from trainworks.extend.plan import WheelSource
+from trainworks.extend.requirements import ExtendedBase, GitRequirement, InstalledDistribution, Wheel
 from trainworks.extend.source import read_source
 from trainworks.extend.wheels import find_sources, read_wheel
+from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest import imports
-from trainworks.imagetest.secrets import Finding, added
+from trainworks.imagetest.secrets import SecretFinding, added
 
 # A key in form only: the body says what it is.
 PRIVATE_KEY = (
@@ -45,7 +46,7 @@ PRIVATE_KEY = (
     + "-----END OPENSSH PRIVATE KEY-----\n"
 )
 
-BASE = BaseImage(
+BASE = ExtendedBase(
     reference="my/base:1",
     identifier="sha256:" + "b" * 64,
     python="/usr/bin/python3",
@@ -54,8 +55,8 @@ BASE = BaseImage(
     machine="x86_64",
     environment={},
     distributions=(
-        Distribution(name="Frame_Work", version="2.0+vendor", extras=('local-tool>=1; extra == "tools"',)),
-        Distribution(name="broken", version="not a version"),
+        InstalledDistribution(name="Frame_Work", version="2.0+vendor", extras=('local-tool>=1; extra == "tools"',)),
+        InstalledDistribution(name="broken", version="not a version"),
     ),
 )
 
@@ -103,7 +104,7 @@ def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "none of --requirements, --source and --apt"),
+        ((), "give --requirements, --source or --apt"),
         (("--requirements", "none.txt"), "none.txt: No such file or directory"),
         (("--source", "none"), "--source none does not exist"),
         (("--source", "none", "--entry-point", "train.py"), "--source none does not exist"),
@@ -240,7 +241,7 @@ def settings(tmp_path: Path) -> HostSettings:
 
 
 def resolved(
-    text: str, settings: HostSettings, base: BaseImage = BASE, *, wheels: tuple[Wheel, ...] = (), limits: str = ""
+    text: str, settings: HostSettings, base: ExtendedBase = BASE, *, wheels: tuple[Wheel, ...] = (), limits: str = ""
 ) -> list[str]:
     wanted = Resolvable(lines=tuple(text.splitlines()), constraints=tuple(limits.splitlines()), wheels=wheels)
     lines = resolve(wanted, base, settings, os.environ, where="requirements.txt").splitlines()
@@ -361,7 +362,7 @@ def test_a_local_wheel_is_taken_with_its_hash(tmp_path: Path) -> None:
 
 
 def locked(
-    wanted: Resolvable, path: Path, settings: HostSettings, base: BaseImage, with_index: HostSettings | None = None
+    wanted: Resolvable, path: Path, settings: HostSettings, base: ExtendedBase, with_index: HostSettings | None = None
 ) -> str:
     more = with_index or settings
     text, _ = lock_requirements(
@@ -382,7 +383,7 @@ def test_the_build_that_goes_with_the_bases_torch_is_looked_for_in_its_own_index
     settings: HostSettings, tmp_path: Path
 ) -> None:
     """The default index has the one for CUDA, whose requirement a torch for the CPU fulfils too."""
-    base = replace(BASE, distributions=(Distribution(name="torch", version="2.13.0+cpu"),))
+    base = replace(BASE, distributions=(InstalledDistribution(name="torch", version="2.13.0+cpu"),))
     (folder,) = settings.pip.local_folders
     wheel(folder, "torchvision", "0.28.0", "torch==2.13.0")
     wanted, path = Resolvable(lines=("torchvision",)), tmp_path / "lock.txt"
@@ -419,12 +420,12 @@ def test_each_base_has_a_lock_of_its_own(settings: HostSettings, tmp_path: Path)
     ],
 )
 def test_the_index_that_our_base_was_built_from_counts_where_the_user_names_none(
-    title: str, pip: PipSettings, indexes: int, root: Path
+    title: str, pip: PipSettings, indexes: int, facts: Facts
 ) -> None:
     """The default index has no torchvision for the cpu image's torch, and PyTorch's has."""
     labels = {"org.opencontainers.image.title": title}
     image = BuiltImage(reference="my/base:1", identifier="sha256:b", size=1, labels=labels, environment={})
-    found = with_index_of(image, root, HostSettings(pip=pip)).pip
+    found = with_index_of(image, facts, HostSettings(pip=pip)).pip
     assert len(found.extra_index_urls) == indexes
     assert replace(found, extra_index_urls=()) == pip
 
@@ -456,7 +457,7 @@ def repository(tmp_path: Path) -> Callable[..., str]:
     return git
 
 
-def unpacked(source: Source) -> dict[str, str]:
+def unpacked(source: WheelSource) -> dict[str, str]:
     with tarfile.open(fileobj=io.BytesIO(source.archive)) as archive:
         members = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
         return {name: file.read().decode() for name, file in members.items() if file}
@@ -560,8 +561,8 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
 
 
 def test_what_the_base_has_is_not_its_extensions_fault() -> None:
-    def finding(where: str, path: str) -> Finding:
-        return Finding(where=where, path=path, rule="private key", advice="")
+    def finding(where: str, path: str) -> SecretFinding:
+        return SecretFinding(where=where, path=path, rule="private key", advice="")
 
     base = (finding("layer a", "etc/key"), finding("label x", ""))
     found = (

@@ -38,7 +38,7 @@ def test_a_lock_has_what_the_artifacts_row_says_that_its_wheel_requires(facts: F
             if required:
                 assert set(packages["torch"].requires) == {canonicalize_name(each.name) for each in required}
                 compared += 1
-    assert compared > 8
+    assert compared, "no row says what its wheel requires"
 
 
 def test_extras_and_the_build_without_cuda_are_asked_for(facts: Facts) -> None:
@@ -55,7 +55,7 @@ def test_extras_and_the_build_without_cuda_are_asked_for(facts: Facts) -> None:
 
 
 def test_a_lock_beyond_its_targets_limits_does_not_fit(facts: Facts) -> None:
-    row = next(row for row in facts.targets if row.framework == "tensorflow" and row.limits == ("numpy<1.24",))
+    row = next(row for row in facts.targets if row.limits == ("numpy<1.24",))
     stricter = replace(row, limits=("numpy<1.20",))
     changed = replace(facts, targets=tuple(stricter if each == row else each for each in facts.targets))
     assert check_locks([row], facts)[0] == []

@@ -1,4 +1,4 @@
-"""Many targets in one run: what is chosen, in which order, what runs beside what, and how it all ends."""
+"""Many targets in one run: what is chosen, what runs beside what, what one failure or Ctrl-C does, how it all ends."""
 
 from __future__ import annotations
 
@@ -7,41 +7,32 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from cli.stand_in import write_stand_in
 from trainworks.build.many import (
-    Job,
-    Result,
-    Runner,
+    PlannedTarget,
+    RunSummary,
+    TargetSummary,
     as_text,
+    build_many,
     choose_rows,
-    chosen_targets,
-    in_order,
-    next_job,
-    result_of,
-    words_for_each,
     worst,
 )
+from trainworks.build.order import BuildOrder
+from trainworks.build.session import BuildSession
 from trainworks.cli import main
-from trainworks.cli.commands.build import parser
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
+from trainworks.inputs.sources import sources_of
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for, select_row
-from trainworks.render.forecast import stage_keys
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
-
-
-def job(name: str, *stages: str, program: str = "") -> Job:
-    return Job(name=name, argv=(sys.executable, "-c", program), stages=stages)
-
 
 # Choosing.
 
@@ -68,163 +59,122 @@ def test_no_pattern_is_every_target_and_one_that_fits_none_is_an_error(facts: Fa
         choose_rows(["pytorch-*", "pytroch-*"], facts)
 
 
-# What targets share, and in which order they come.
+# Running: real processes, with a program in the place of buildah.
+
+SOME = "pytorch-2.1[3-5].*-debian12"
 
 
-def test_targets_share_the_stages_that_are_made_of_the_same(facts: Facts) -> None:
-    keys = {
-        target.name: stage_keys(target.plan, target.rendering)
-        for target in chosen_targets(choose_rows(["pytorch-2.1*-debian1?"], facts), facts)
-        if target.plan and target.rendering
-    }
-    first, second = keys["pytorch-2.14.1-cu130-py311-debian12"], keys["pytorch-2.15.0-cu132-py311-debian12"]
-    assert first[:2] == second[:2], "system and builder"
-    assert set(first) != set(second), "torch"
-    assert set(first).isdisjoint(keys["pytorch-2.14.1-cu130-py313-debian13"]), "another base"
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Targets whose sources are in a mirror, and a stand-in for buildah that builds them."""
+
+    root: Path
+    folder: Path
+    names: tuple[str, ...]
+
+    def command(self, *words: str) -> tuple[str, ...]:
+        more = ("--mirror", str(self.folder / "mirror"), "--until", "build", "--engine", "buildah", "--format", "json")
+        return (sys.executable, str(self.root / "build.py"), "--only", SOME, *more, *words)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        home = {"XDG_CACHE_HOME": str(self.folder / "cache"), "TMPDIR": str(self.folder)}
+        # This machine's own wheels, of gigabytes, would be looked through.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+        return {**own, **home, "PATH": str(self.folder), "PIP_CONFIG_FILE": os.devnull}
+
+    def run(self, *words: str) -> tuple[int, list[dict[str, Any]], str]:
+        done = subprocess.run(
+            self.command(*words), env=self.environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        return done.returncode, json.loads(done.stdout)["targets"], done.stderr
+
+    def set(self, name: str, value: str) -> None:
+        (self.folder / name).write_text(value, encoding="utf-8")
 
 
-def test_targets_that_share_stages_follow_each_other() -> None:
-    jobs = [job("a", "12", "x"), job("b", "13", "x"), job("c", "12", "y"), job("d", "13", "z"), job("e", "12", "x")]
-    assert [each.name for each in in_order(jobs)] == ["a", "e", "c", "b", "d"]
+@pytest.fixture
+def bench(root: Path, facts: Facts, tmp_path: Path) -> Bench:
+    write_stand_in(tmp_path)
+    (tmp_path / "mirror").mkdir()
+    rows = choose_rows([SOME], facts)
+    for row in rows:
+        for _, artifact in sources_of(make_plan(request_for(row, facts), facts)):
+            (tmp_path / "mirror" / artifact.file).touch()
+    assert len(rows) >= 3
+    return Bench(root=root, folder=tmp_path, names=tuple(facts.name_of(row) for row in rows))
 
 
-STAGES = st.lists(st.sampled_from("abcd"), unique=True, max_size=3)
+def test_one_failure_takes_no_other_with_it_and_the_next_run_goes_on(bench: Bench) -> None:
+    bench.set("fails", "2.14.1")
+    broken = {name for name in bench.names if "2.14.1" in name}
+    assert broken
+    expected = {name: "failed" if name in broken else "done" for name in bench.names}
+    status, targets, said = bench.run()
+    assert {each["target"]: each["outcome"] for each in targets} == expected
+    assert {each["exit_status"] for each in targets} == {0, 7}
+    assert status == 7
+    for each in targets:
+        assert f"{each['target']}: {each['outcome']}" in said
+        if each["outcome"] == "failed":
+            assert each["report"]["error"] == "BuildError"
+            assert f"{each['target']}: failed: {each['cause']}\n" in said
+    bench.set("fails", "")
+    status, targets, _ = bench.run("-j", "3")
+    now = {name: "done" if name in broken else "unchanged" for name in bench.names}
+    assert {each["target"]: each["outcome"] for each in targets} == now
+    assert status == 0
 
 
-@given(st.lists(STAGES, max_size=6), st.integers(1, 4), st.booleans())
-def test_every_job_runs_once_and_no_stage_is_built_twice_at_once(
-    stages: list[list[str]], at_once: int, merges: bool
-) -> None:
-    waiting = [job(str(number), *names) for number, names in enumerate(stages)]
-    running: list[Job] = []
-    built: set[str] = set()
-    ended = []
-    while waiting or running:
-        while len(running) < at_once and (chosen := next_job(waiting, running, built, merges=merges)):
-            waiting.remove(chosen)
-            running.append(chosen)
-        if not merges:
-            in_work = [stage for each in running for stage in each.stages if stage not in built]
-            assert len(in_work) == len(set(in_work))
-        assert running, "something always runs"
-        done = running.pop(0)
-        built.update(done.stages)
-        ended.append(done.name)
-    assert sorted(ended) == sorted(str(number) for number in range(len(stages)))
+def test_two_run_at_once_and_never_three(bench: Bench) -> None:
+    bench.set("meets", "2")
+    status, targets, _ = bench.run("-j", "2")
+    assert status == 0, targets
+    assert (bench.folder / "most").read_text(encoding="utf-8") == "2"
 
 
-def test_the_command_line_goes_on_to_each_target_without_what_is_the_runs_own() -> None:
-    words = ["--all", "--only", "a*", "-j", "4", "--jobs=3", "--format", "json", "--junit", "f", "--output", "d"]
-    more = ["--until", "build", "--with", "rmm-python", "--no-cache", "--mirror", "/m", "--offline", "--strict"]
-    assert words_for_each([*words, *more, "--engine", "buildah"]) == more
-
-
-def test_every_option_is_either_the_runs_own_or_goes_on() -> None:
-    flags = [flag for action in parser()._actions for flag in action.option_strings if flag.startswith("--")]
-    bare = {"--all", "--bake"}
-    own = {flag for flag in flags if not words_for_each([flag] if flag in bare else [flag, "1"])}
-    assert own == {
-        *("--all", "--bake", "--only", "--jobs"),
-        *("--format", "--output", "--junit", "--engine", "--root"),
-    }
-
-
-# Running: real processes.
-
-
-def run_all(jobs: Sequence[Job], at_once: int) -> tuple[dict[str, Result], list[tuple[str, str]]]:
-    lines: list[tuple[str, str]] = []
-    results: dict[str, Result] = {}
-
-    def take(result: Result) -> None:
-        results[result.target] = result
-
-    Runner(lambda name, line: lines.append((name, line))).run(jobs, at_once, merges=True, take=take)
-    return results, lines
-
-
-def test_one_failure_takes_no_other_with_it() -> None:
-    good = "import sys; print('step', file=sys.stderr); print('{\"size\": 12, \"unchanged\": true}')"
-    bad = "import sys; print('error: no', file=sys.stderr); print('{\"message\": \"no\\\\nreally\"}'); sys.exit(7)"
-    jobs = [
-        job("fails", program=bad),
-        job("falls over", program="import os; os.abort()"),
-        Job(name="cannot start", argv=("/nonexistent/program",)),
-        job("works", program=good),
-    ]
-    results, lines = run_all(jobs, 1)
-    assert (results["fails"].outcome, results["fails"].exit_status, results["fails"].cause) == ("failed", 7, "no")
-    assert (results["falls over"].outcome, results["falls over"].exit_status) == ("failed", 128 + signal.SIGABRT)
-    assert "No such file" in results["cannot start"].cause
-    assert (results["works"].outcome, results["works"].size) == ("unchanged", 12)
-    assert ("works", "step") in lines
-    assert ("fails", "error: no") in lines
-
-
-MEETS = """
-import pathlib, time
-here = pathlib.Path({here!r})
-mine = here / "{name}.running"
-mine.touch()
-assert len(list(here.glob("*.running"))) <= 2
-end = time.monotonic() + 30
-(here / "{name}.met").touch()
-while not (here / "{other}.met").exists():
-    assert time.monotonic() < end
-    time.sleep(0.01)
-mine.unlink()
-print("{{}}")
-"""
-"""A job that ends only when another one runs beside it, and fails when two do."""
-
-
-def test_two_run_at_once_and_never_three(tmp_path: Path) -> None:
-    pairs = {"a": "b", "b": "a", "c": "d", "d": "c"}
-    jobs = [job(name, program=MEETS.format(here=str(tmp_path), name=name, other=pairs[name])) for name in pairs]
-    results, _ = run_all(jobs, 2)
-    assert {name: result.outcome for name, result in results.items()} == dict.fromkeys(pairs, "done")
-
-
-INTERRUPTED = """
-import sys
-from trainworks.build.many import Job, Runner
-waits = "import signal, sys; print('up', file=sys.stderr, flush=True); signal.pause()"
-jobs = [Job(name=name, argv=(sys.executable, "-c", waits)) for name in "abc"]
-def report(name, line):
-    sys.stdout.write(f"{name} {line}\\n")
-    sys.stdout.flush()
-def take(result):
-    # One write: `print` makes several, between which the threads of the jobs may write.
-    report(result.target, result.outcome)
-try:
-    Runner(report).run(jobs, 2, merges=True, take=take)
-except KeyboardInterrupt:
-    print("raised", flush=True)
-"""
-
-
-def test_ctrl_c_stops_all_and_says_of_each_how_it_ended() -> None:
-    process = subprocess.Popen((sys.executable, "-c", INTERRUPTED), stdout=subprocess.PIPE, text=True)
+def test_ctrl_c_stops_all_and_says_of_each_how_it_ended(bench: Bench) -> None:
+    bench.set("waits", "pytorch")
+    process = subprocess.Popen(
+        bench.command("-j", "2", "--verbose"),
+        env=bench.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     assert process.stdout is not None
-    with process, process.stdout:
-        up = {process.stdout.readline(), process.stdout.readline()}
-        group = children_of(process.pid)
+    assert process.stderr is not None
+    with process, process.stdout, process.stderr:
+        up: set[str] = set()
+        while len(up) < 2:
+            line = process.stderr.readline()
+            assert line, "it ended before two builds ran"
+            if line.split()[-1] == "up":
+                up.add(line.partition(":")[0])
+        builds = [int(path.name) for path in (bench.folder / "running").iterdir()]
         process.send_signal(signal.SIGINT)
-        said = process.stdout.read().splitlines()
-    assert up == {"a up\n", "b up\n"}
-    assert len(group) == 2
-    assert said[-1] == "raised"
-    assert {line for line in said if line.endswith("stopped")} == {"a stopped", "b stopped"}
-    assert [line for line in said if line.startswith("c ")] == [], "the third one was never started"
-    assert [identifier for identifier in group if Path(f"/proc/{identifier}").exists()] == []
+        targets = json.loads(process.stdout.read())["targets"]
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert {each["target"] for each in targets if each["outcome"] == "stopped"} == up
+    assert {each["outcome"] for each in targets if each["target"] not in up} == {"not started"}
+    assert len(builds) == 2
+    assert [number for number in builds if Path(f"/proc/{number}").exists()] == []
+    assert "Traceback" not in said
 
 
-def children_of(identifier: int) -> list[int]:
-    return [
-        int(child)
-        for task in Path(f"/proc/{identifier}/task").iterdir()
-        for child in (task / "children").read_text().split()
+def test_a_defect_of_one_target_is_its_own(facts: Facts, root: Path, tmp_path: Path) -> None:
+    rows = choose_rows(["*-cpu-*"], facts)
+    good, other = (request_for(row, facts) for row in rows)
+    targets = [
+        PlannedTarget(name="no plan", request=other, error=UnknownNameError("there is no such component")),
+        PlannedTarget(name="good", request=good, plan=make_plan(good, facts)),
     ]
+    order = BuildOrder(until="render", output=tmp_path)
+    found = build_many(targets, BuildSession(root=root, facts=facts), order, at_once=2)
+    assert [each.outcome for each in found.targets] == ["failed", "done"]
+    assert found.targets[0].cause == "there is no such component"
 
 
 # Summing up.
@@ -234,26 +184,17 @@ def children_of(identifier: int) -> list[int]:
     ("statuses", "expected"),
     [([], 0), ([0, 0], 0), ([0, 8], 8), ([8, 7, 0], 7), ([7, 11], 11), ([8, 4, 11], 11), ([1, 8], 1)],
 )
-def test_the_exit_status_is_that_of_the_target_that_got_least_far(statuses: list[int], expected: int) -> None:
-    assert worst([Result(target="t", outcome="done", exit_status=status) for status in statuses]) == expected
-
-
-def test_the_first_broken_promise_is_the_cause() -> None:
-    checks = [
-        {"component": "torch", "title": "imports", "passed": True, "detail": ""},
-        {"component": "nccl", "title": "libnccl loads", "passed": False, "detail": "no such file"},
-    ]
-    result = result_of("t", 8, json.dumps({"size": 5, "checks": checks}).encode(), "hint: look", 3.21)
-    assert (result.cause, result.size, result.seconds) == ("1 of 2 checks failed, first nccl: libnccl loads", 5, 3.2)
+def test_the_exit_status_is_that_of_the_target_that_failed_earliest(statuses: list[int], expected: int) -> None:
+    assert worst([TargetSummary(target="t", outcome="done", exit_status=status) for status in statuses]) == expected
 
 
 def test_the_table() -> None:
-    results = [
-        Result(target="one", outcome="done", seconds=43.2, size=1_140_000_000),
-        Result(target="two-longer", outcome="failed", seconds=3, cause="torch: hash differs", exit_status=7),
-        Result(target="three", outcome="skipped", cause="2 inputs not locked"),
-    ]
-    assert as_text(results, 46.21, 2) == (
+    results = (
+        TargetSummary(target="one", outcome="done", seconds=43.2, size=1_140_000_000),
+        TargetSummary(target="two-longer", outcome="failed", seconds=3, cause="torch: hash differs", exit_status=7),
+        TargetSummary(target="three", outcome="skipped", cause="2 inputs not locked"),
+    )
+    assert as_text(RunSummary(targets=results, seconds=46.21, at_once=2)) == (
         "target      outcome  seconds  size     cause\n"
         "one         done     43.2     1.14 GB\n"
         "two-longer  failed   3.0      -        torch: hash differs\n"

@@ -1,33 +1,23 @@
-"""The pages themselves, without the site: nothing is forgotten, and what a reader can run does what the page says."""
+"""The pages: command lines and examples do what the page says, and the launcher's page lists every setting."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 
-from documentation.conftest import TOOLS
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
-from website.launcher import ALL, text_of_name
-from website.markdown import prose, table
+from trainworks_launcher import names
 
 
 def blocks(path: Path, language: str) -> list[str]:
     """Return the blocks of a page that are in some language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-
-
-def test_every_page_has_its_place_on_the_site(root: Path) -> None:
-    listed = re.findall(r"^(?:.*<)?([\w/-]+)>?$", (TOOLS / "website" / "index.md").read_text("utf-8"), re.MULTILINE)
-    assert {path.stem for path in (root / "docs").glob("*.md")} - {Path(name).name for name in listed} == set()
 
 
 def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) -> None:
@@ -78,12 +68,13 @@ def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_pa
     assert "16 processes" in done.stdout
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").touch()
-    done = subprocess.run((sys.executable, TOOLS / "write-site", tmp_path), stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2
-    assert str(tmp_path) in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_file_that_a_walk_names_exists(root: Path, page: str) -> None:
+    words = set(re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", (root / page).read_text("utf-8")))
+    # FRAMEWORK and NAME stand for the reader's own.
+    paths = {word for word in words if not re.search(r"[A-Z]{3,}", Path(word).stem.replace("README", ""))}
+    assert len(paths) > 9
+    assert {path for path in paths if not (root / path).exists()} == set()
 
 
 def rows(path: Path, heading: str) -> dict[str, str]:
@@ -96,39 +87,16 @@ def rows(path: Path, heading: str) -> dict[str, str]:
 def test_the_launchers_page_has_every_setting_with_its_default_and_every_exit_status(root: Path) -> None:
     page = root / "launcher" / "README.md"
     settings, statuses = rows(page, "Settings"), rows(page, "Exit status")
-    variables = [name for name in ALL if name.section == "variables that are read"]
-    own = [name for name in variables if str(name.value).startswith("TRAINWORKS_") and name.value != "TRAINWORKS_"]
+    # Each constant of names.py is followed by the text that documents it.
+    section = inspect.getsource(names).partition(" variables that are read\n")[2].partition("\n# ---")[0]
+    constants = re.findall(r'^\w+ = "(\w+)"\n"""(.*?)"""$', section, re.DOTALL | re.MULTILINE)
+    own = {name for name, _ in constants if name.startswith("TRAINWORKS_") and name != "TRAINWORKS_"}
     assert len(own) > 8
-    assert {name.value for name in own} - settings.keys() == set()
-    for name in variables:
-        # `default 120` of the source, where it is a number.
-        if name.value in settings and (default := re.search(r"default `(\d+)`", text_of_name(name))):
-            assert settings[str(name.value)].startswith(f"{default[1]} |"), name.value
+    assert own - settings.keys() == set()
+    for name, text in constants:
+        default = re.search(r"default ([A-Z_]{2,})\b", text)
+        value = getattr(names, default[1]) if default else None
+        if name in settings and isinstance(value, int | float):
+            assert settings[name].startswith(f"{value:g} |"), name
     numbers = {int(number) for status in statuses for number in re.findall(r"\d+", status)}
-    assert numbers == {0} | {name.value for name in ALL if name.constant.startswith("EXIT_")}
-
-
-SHOWN = MarkdownIt("gfm-like", {"linkify": False})
-
-
-def text_of(markdown: str) -> str:
-    """Return what a reader sees of a line of Markdown."""
-    (inline,) = [token for token in SHOWN.parse(markdown) if token.type == "inline"]
-    return "".join(token.content for token in inline.children or ())
-
-
-@given(st.text(st.sampled_from("aZ 0-_*[](){}<>|#~&!^$'\\.:;/\""), min_size=1).map(str.strip).filter(str.strip))
-def test_texts_of_the_code_are_shown_as_they_are(text: str) -> None:
-    assert text_of(f"x{prose(text)}x") == f"x{text}x"
-
-
-def test_code_stays_code_and_a_page_becomes_a_link() -> None:
-    assert prose("`a|b` and ``c*``, see docs/push.md", "commands/push.md") == (
-        "`a|b` and `c*`, see [docs/push.md](../docs/push.md)"
-    )
-    assert table(("a", "b"), [("`x|y`", "")]) == "| a | b |\n| --- | --- |\n| `x\\|y` | - |\n"
-
-
-@pytest.mark.parametrize("text", ["`<`", "``a ` b``"])
-def test_backticks(text: str) -> None:
-    assert text_of(f"x {prose(text)}") == f"x {text.strip('`')}"
+    assert numbers == {0} | {value for name, value in vars(names).items() if name.startswith("EXIT_")}

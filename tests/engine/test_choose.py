@@ -20,7 +20,7 @@ import sys
 from trainworks.engine import choose
 from trainworks.errors import TrainworksError
 try:
-    choose(*sys.argv[1:])
+    choose(*sys.argv[1:], report=lambda line: print(line, file=sys.stderr))
 except TrainworksError as error:
     print(error)
     sys.exit(error.exit_status)
@@ -63,6 +63,7 @@ def test_a_daemon_that_takes_the_call_and_says_nothing_is_not_waited_for_long(tm
         done = choose(tmp_path)
     assert done.returncode == EngineUnavailableError.exit_status, done.stderr
     assert f"docker: the docker daemon at unix://{tmp_path}/no.sock does not answer: " in done.stdout
+    assert f"waiting for the docker daemon at unix://{tmp_path}/no.sock to answer, at most 10 s\n" in done.stderr
     assert time.monotonic() - started < 40
 
 

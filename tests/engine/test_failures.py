@@ -25,6 +25,7 @@ def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
         target="cpu",
         engine="buildah" if name.startswith("buildah") else "docker",
         status=1,
+        daemon=not name.startswith("buildah"),
         step=steps.broken_off(lines[-1]),
         lines=lines,
     )
@@ -37,17 +38,17 @@ def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
     [
         (
             "uv-hash",
-            "building cpu failed in component torch: the hash of demo==1.0 is not the one that is locked",
+            "building cpu failed in component torch: the hash of demo==1.0 is not the locked one",
             "lock",
         ),
         (
             "pip-hash",
-            "building cpu failed in component torch: the hash of demo==1.0 is not the one that is locked",
+            "building cpu failed in component torch: the hash of demo==1.0 is not the locked one",
             "lock",
         ),
         (
             "sha256sum",
-            f"building cpu failed in component metis: the hash of {WHEEL} is not the one that is locked",
+            f"building cpu failed in component metis: the hash of {WHEEL} is not the locked one",
             "lock",
         ),
         ("uv-unreachable", "building cpu failed in component torch: index.invalid cannot be reached", "pip and apt"),
@@ -55,7 +56,7 @@ def explained(name: str, components: Mapping[str, str]) -> TrainworksError:
         ("apt-unreachable", "building cpu failed in component base: mirror.invalid cannot be reached", "pip and apt"),
         (
             "pip-refused",
-            "building cpu failed in component torch: no package index that answers has demo==1.0",
+            "building cpu failed in component torch: no package index that answered has demo==1.0",
             "pip and apt",
         ),
         ("failed", "building cpu failed in component metis", "--until render"),
@@ -87,7 +88,7 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
 
 def failure(*, lines: tuple[str, ...] = (), reason: str = "x: exit code: 1", engine: str = "docker") -> Failure:
     step = FailedStep(component="torch", step="RUN x", reason=reason, lines=lines)
-    return Failure(target="cpu", engine=engine, status=1, step=step, lines=())
+    return Failure(target="cpu", engine=engine, status=1, step=step, lines=(), daemon=engine == "docker")
 
 
 def test_a_full_disk_says_how_much_is_free_and_where() -> None:
@@ -128,7 +129,7 @@ def test_words_of_a_command_are_not_taken_for_its_output() -> None:
         ),
         ("curl: (6) Could not resolve host: files.invalid", "files.invalid cannot be reached"),
         ("curl: (7) Failed to connect to files.invalid port 443 after 2 ms", "files.invalid cannot be reached"),
-        ("E: Unable to locate package libmetis9", "no package index that answers has libmetis9"),
+        ("E: Unable to locate package libmetis9", "no package index that answered has libmetis9"),
         ("E: Failed to fetch http://mirror.invalid/x.deb  404  Not Found", "mirror.invalid cannot be reached"),
         (
             "HTTP status client error (404 Not Found) for url (https://index.invalid/simple/x/)",
@@ -136,9 +137,9 @@ def test_words_of_a_command_are_not_taken_for_its_output() -> None:
         ),
         (
             "E: Failed to fetch http://mirror.invalid/x.deb  Hash Sum mismatch",
-            "http://mirror.invalid/x.deb does not have the hash that its archive's index says (Hash Sum mismatch)",
+            "http://mirror.invalid/x.deb does not have the hash of its archive's index (Hash Sum mismatch)",
         ),
-        ("error: Hash mismatch", "a file that was downloaded does not have the hash that is locked"),
+        ("error: Hash mismatch", "a downloaded file does not have the locked hash"),
     ],
 )
 def test_single_lines_of_known_tools(line: str, first_line: str) -> None:
@@ -161,7 +162,9 @@ def test_the_host_of_a_line(line: str, host: str) -> None:
 
 def test_a_build_that_fails_before_its_first_step_shows_the_engines_words() -> None:
     lines = ("dockerfile parse error line 3: unknown instruction: RUNN",)
-    error = explain(Failure(target="cpu", engine="docker", status=1, step=None, lines=lines), alive=str, space=str)
+    error = explain(
+        Failure(target="cpu", engine="docker", status=1, step=None, lines=lines, daemon=True), alive=str, space=str
+    )
     assert lines[0] in error.message
     assert "docker ended with status 1" in error.message
 

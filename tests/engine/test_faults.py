@@ -19,7 +19,8 @@ from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import Engine, StepEvent
 from trainworks.errors import EngineError, EngineUnavailableError
-from trainworks.imagetest import CheckResult, run_checks
+from trainworks.imagetest.results import CheckResult
+from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import CommandCheck, LabelCheck, PathCheck
 
 pytestmark = [

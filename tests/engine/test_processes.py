@@ -6,13 +6,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
-from trainworks.engine.processes import Child, LineSplitter, clean, programs, run, stream, uninterrupted
+from trainworks.engine.processes import (
+    Child,
+    Interruption,
+    LineSplitter,
+    clean,
+    own_environment,
+    programs,
+    run,
+    stream,
+    uninterrupted,
+)
 
 FOREVER = "import signal, sys, time; print('ready', flush=True); signal.pause()"
 STUBBORN = (
@@ -207,3 +218,69 @@ def test_programs_finds_each_real_file_once(tmp_path: Path) -> None:
     link.symlink_to(first)
     assert programs("tool", f"{link}:{second}:{first}:/nonexistent") == (f"{link}/tool", f"{second}/tool")
     assert programs("tool", None) == ()
+
+
+# Threads that Ctrl-C reaches.
+
+
+def test_an_interruption_ends_what_a_thread_waits_for_and_lets_it_clean_up() -> None:
+    interruption, up = Interruption(), threading.Event()
+    children: list[int] = []
+    cleaned: list[bytes] = []
+
+    def note(line: str) -> None:
+        children.append(int(line))
+        up.set()
+
+    def work() -> None:
+        with interruption.reaches_this_thread():
+            try:
+                stream(("/bin/sh", "-c", "echo $$; exec sleep 100"), note)
+            except KeyboardInterrupt:
+                cleaned.append(run(("/bin/sh", "-c", "echo cleaned"), timeout=10).output)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert up.wait(10)
+    interruption.request()
+    thread.join(10)
+    assert cleaned == [b"cleaned\n"]
+    assert not Path(f"/proc/{children[0]}").exists()
+
+
+def test_an_interruption_waits_until_it_is_let_through() -> None:
+    interruption = Interruption()
+    interruption.request()
+    done: list[str] = []
+
+    def work() -> None:
+        with interruption.reaches_this_thread():
+            with uninterrupted():
+                done.append(run(("echo", "whole"), timeout=10).words)
+            try:
+                run(("sleep", "100"), timeout=50)
+            except KeyboardInterrupt:
+                done.append("interrupted")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(20)
+    assert done == ["whole", "interrupted"]
+
+
+def test_the_environment_is_read_while_another_thread_changes_it() -> None:
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            os.environ["TRAINWORKS_TEST"] = "x"
+            del os.environ["TRAINWORKS_TEST"]
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        found = [own_environment() for _ in range(2000)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(each["PATH"] == os.environ["PATH"] for each in found)

@@ -29,7 +29,6 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
             facts.fabric,
             facts.generated_files,
             facts.privileged_files,
-            facts.databases,
         )
         for row in rows
     ]
@@ -147,10 +146,8 @@ def test_schemas_know_every_key_of_every_file(facts: Facts, root: Path) -> None:
                     assert set(shape["required"]) <= row.keys(), path
 
 
-def test_the_preflights_table_in_the_launcher_is_what_the_rows_say(facts: Facts, root: Path) -> None:
-    table = json.loads(
-        (root / "launcher" / "trainworks_launcher" / "preflight" / "facts.json").read_text(encoding="utf-8")
-    )
+def test_the_preflights_table_is_what_the_rows_say(facts: Facts, root: Path) -> None:
+    table = json.loads((root / "launcher" / "trainworks_preflight" / "facts.json").read_text(encoding="utf-8"))
     for key, rows in (("instances", facts.instances), ("storages", facts.storages)):
         written = [{"name": name, **row} for name, row in table[key].items()] if key == "instances" else table[key]
         expected = [dataclasses.asdict(row) for row in rows]

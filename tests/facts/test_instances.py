@@ -13,7 +13,7 @@ from trainworks.facts.rows import Facts
 
 
 def compare(root: Path, checkout: Path) -> tuple[int, str]:
-    program = [sys.executable, str(root / "tools" / "instance-types"), "--root", str(checkout)]
+    program = [sys.executable, str(root / "tools" / "instance_types.py"), "--root", str(checkout)]
     done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
     assert done.stderr == ""
     return done.returncode, done.stdout

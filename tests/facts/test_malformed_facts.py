@@ -47,7 +47,7 @@ DAMAGES = (
         "images/cuda.toml",
         'version = "12.1"',
         "version = 12.1",
-        "images/cuda.toml: cuda 9 (name = 'cu121', version = 12.1): key 'version': must be a string, got 12.1",
+        "images/cuda.toml: cuda 5 (name = 'cu121', version = 12.1): key 'version': must be a string, got 12.1",
     ),
     Damage(
         "a text for a number",

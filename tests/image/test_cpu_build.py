@@ -16,6 +16,8 @@ import pytest
 from documented import promised
 from image.support import ROOT, BuiltByCommand, build_command, copied_checkout
 from trainworks.build.image import build_image
+from trainworks.build.order import BuildOptions
+from trainworks.build.target import image_spec
 from trainworks.engine.protocol import StepEvent
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
@@ -86,7 +88,8 @@ def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCo
     plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
     recorder = Recorder()
     settings = read_host_settings(os.environ)
-    result = build_image(plan, render(plan, facts), image.engine, settings, recorder)
+    spec = image_spec(plan, render(plan, facts), settings)
+    result = build_image(spec, image.engine, BuildOptions(until="build"), recorder)
     before = image.engine.history(image.reference)
     after = image.engine.history(plan.tags[0])
     image.engine.remove(plan.tags[0])

@@ -17,8 +17,9 @@ from image.test_imagetest import LocalEngine, ask, ignore, run
 from trainworks.engine.protocol import BuildRequest, Completed
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.imagetest import inventory, questions, run_checks
+from trainworks.imagetest import inventory, questions
 from trainworks.imagetest import test_promises as promises
+from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -36,9 +37,9 @@ from trainworks.plan.resolve import make_plan
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
-def stock(root: Path, *owned: str) -> inventory.Answer:
+def stock(root: Path, *owned: str) -> inventory.InventoryAnswer:
     """Run the inventory as it runs in an image, in a child, with a folder as the image's root."""
-    request: inventory.Request = {"root": str(root), "owned": list(owned), "contents": ""}
+    request: inventory.InventoryRequest = {"root": str(root), "owned": list(owned), "contents": ""}
     command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
     child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return questions.inventory_of(Completed(status=child.returncode, output=child.stdout))

@@ -41,21 +41,14 @@ from trainworks.engine.protocol import (
     Layer,
     Mount,
     Progress,
+    Report,
     StepEvent,
 )
 from trainworks.errors import EngineUnavailableError
-from trainworks.imagetest import (
-    CheckResult,
-    component_width,
-    inventory,
-    line,
-    packages,
-    probe,
-    questions,
-    run_checks,
-    secrets,
-)
+from trainworks.imagetest import inventory, packages, probe, questions, secrets
 from trainworks.imagetest import test_promises as promises
+from trainworks.imagetest.results import CheckResult, component_width, line
+from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -88,10 +81,10 @@ IMAGE = BuiltImage(
 # --- the probe -------------------------------------------------------------------------------------------------------
 
 
-def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.Answer:
+def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.ProbeAnswer:
     """Run the probe as it runs in an image, in a child, with a folder as the image's root."""
     request = questions.request_of((), IMAGE, python=sys.executable)
-    request.update(typing.cast("probe.Request", {"root": str(root), **parts}))
+    request.update(typing.cast("probe.ProbeRequest", {"root": str(root), **parts}))
     child = subprocess.run(
         questions.command_of(request, interpreter=sys.executable),
         env={"PATH": "/usr/bin:/bin", **(environment or {})},
@@ -425,6 +418,7 @@ class LocalEngine:
     interrupt: bool = False
     open_containers: int = 0
     name: str = "local"
+    identifier_is_configuration: bool = False
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[Container]:
@@ -445,7 +439,7 @@ class LocalEngine:
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         return self.steps if reference == "local" else ()
 
-    def probe(self) -> EngineInformation:
+    def probe(self, report: Report = print) -> EngineInformation:
         raise NotImplementedError
 
     def inspect(self, reference: str) -> BuiltImage | None:
@@ -624,7 +618,8 @@ def test_run_outside_of_pytest_prints_only_its_lines(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import image.test_imagetest as tests\n"
-        "from trainworks.imagetest import line, run_checks\n"
+        "from trainworks.imagetest.results import line\n"
+        "from trainworks.imagetest.run import run_checks\n"
         "from trainworks.plan.checks import CommandCheck\n"
         "checks = (CommandCheck(component='a', command=('true',)), CommandCheck(component='b', command=('false',)))\n"
         "run_checks(tests.LocalEngine(), tests.IMAGE, checks, report=lambda result: print(line(result, width=1)))\n"

@@ -103,7 +103,7 @@ def test_a_container_is_paused(docker_image: BuiltByCommand, client: Any, tmp_pa
         job.containers[1].pause()
         assert job.wait(0) == 66, job.log(0)
         assert time.monotonic() - paused < HEARTBEAT + 5
-        assert job.failure(0).startswith("lost host algo-2: nothing was heard from it for ")
+        assert job.failure(0).startswith("lost host algo-2: no message from it for ")
         job.containers[1].unpause()
         assert job.wait(1) == 66, job.log(1)
         assert "lost host algo-" in job.failure(1)

@@ -15,7 +15,7 @@ import pytest
 
 from documented import promised
 from image.support import engine_that_answers
-from trainworks.build.image import ensure_base
+from trainworks.build.base import ensure_base
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError
@@ -76,7 +76,7 @@ def matrix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Matrix]:
     components.write_text(components.read_text(encoding="utf-8").replace("default = true", "default = false"))
     facts = load(root)
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
-    ensure_base(plan, engine, read_host_settings(os.environ), BuildProgress())
+    ensure_base(plan.base, engine, read_host_settings(os.environ), BuildProgress())
     suffix = write_targets(root, facts, tuple(BASES))
     bases = [base_reference(base) for base in load(root).bases if base.name.endswith(suffix)]
     mine = Matrix(root=root, engine=engine, pattern=f"*{suffix}", tags=tuple(tags(root, suffix)))

@@ -251,16 +251,16 @@ def _unbuffered(case: Case, made: Exported) -> None:
 DIFFERENCES = (
     Difference(
         "SM_MODULE_DIR",
-        "what `sagemaker_submit_directory` says, also when that is an archive or an S3 address",
+        "the value of `sagemaker_submit_directory`, even an archive or an S3 address",
         "the directory that the script runs in",
-        "its documentation calls it the location of the module; a script cannot open a file below an archive",
+        "it is documented as the location of the module; a script cannot open files in an archive",
         _code_directory,
         Case(_hyperparameters(sagemaker_submit_directory="{base}/sourcedir.tar.gz"), archive=True),
     ),
     Difference(
         "SAGEMAKER_SUBMIT_DIRECTORY",
-        "read, then ignored, and left as it was",
-        "the code is taken from there unless the hyperparameter says otherwise; then set to where the code is",
+        "read, then ignored, and left unchanged",
+        "the code is taken from it, unless the hyperparameter names another place; then set to the code's directory",
         "AWS's own guide tells people to set it",
         _submit_directory,
         Case(variables={"SAGEMAKER_SUBMIT_DIRECTORY": "{base}/other"}),
@@ -269,13 +269,13 @@ DIFFERENCES = (
         "PYTHONPATH",
         "the launcher's whole `sys.path`",
         "the code's directory, then the container's own value",
-        "the launcher's Python is not the script's: its packages and standard library are not to be mixed in",
+        "the launcher runs on another Python, whose packages and standard library must not be mixed in",
         _python_path,
         Case(variables={"PYTHONPATH": "/extra"}),
     ),
     Difference(
         "SM_LOG_LEVEL",
-        "`SAGEMAKER_CONTAINER_LOG_LEVEL` is read, then ignored; a level's name is passed on (and ends `train`)",
+        "`SAGEMAKER_CONTAINER_LOG_LEVEL` is read, then ignored; the name of a level is passed on (and ends `train`)",
         "the hyperparameter, else the variable, else 20; always the number",
         "the variable is documented, and scripts read the level with `int()`",
         _log_level,
@@ -283,17 +283,17 @@ DIFFERENCES = (
     ),
     Difference(
         "SM_NETWORK_INTERFACE_NAME",
-        "what the platform says",
-        "the same if it exists here, else the interface that routes to the leader",
-        "the SDK's local mode names `ethwe`, and the container has `eth0`; NCCL would find no interface at all",
+        "the platform's value",
+        "the same if it exists on this host, else the interface that routes to the leader",
+        "the SDK's local mode names `ethwe`, but the container has `eth0`; NCCL would find no interface",
         _interface,
         Case(config={**_cluster(), "network_interface_name": "ethwe"}),
     ),
     Difference(
         "SM_CURRENT_INSTANCE_GROUP, SM_CURRENT_INSTANCE_GROUP_HOSTS",
-        "`homogeneousCluster` without hosts where groups are listed and `current_group_name` is absent",
+        "`homogeneousCluster` without hosts, if groups are listed and `current_group_name` is absent",
         "the group that lists this host",
-        "a group that does not exist has no hosts, and mpirun is started on none of them",
+        "a group that does not exist has no hosts, so mpirun starts on none",
         _group,
         Case(
             config=_cluster(instance_groups=ONE_GROUP), hyperparameters=_hyperparameters(sagemaker_mpi_enabled="true")
@@ -309,7 +309,7 @@ DIFFERENCES = (
     ),
     Difference(
         "SM_TRAINING_ENV: distribution_hosts, master_hostname, is_master",
-        "several groups, none of them named for the distribution: each host believes its own group to be all of it",
+        "several groups, none named for the distribution: each host takes its own group for all of it",
         "all hosts take part, and the launcher warns",
         "one job has one master",
         _all_groups,
@@ -320,33 +320,33 @@ DIFFERENCES = (
     ),
     Difference(
         "SM_DISTRIBUTION_INSTANCE_GROUPS",
-        "the group is listed for any switch that is not empty, also for the text `False`",
+        "the group is listed for any switch that is not empty, even for the text `False`",
         "only for a switch that is on",
-        "`sagemaker_mpi_enabled: False` means what it says",
+        "`sagemaker_mpi_enabled: False` means off",
         _switch,
         Case(_hyperparameters(sagemaker_mpi_enabled="False")),
     ),
     Difference(
         "SAGEMAKER_JOB_NAME; SM_TRAINING_ENV: job_name",
-        "one from the hyperparameter, the other from `TRAINING_JOB_NAME`, each empty if its own source is",
-        "each from its own source, else from the other",
-        "it is the name of one job",
+        "one from the hyperparameter, the other from `TRAINING_JOB_NAME`; each is empty if its source is",
+        "each from its source, else from the other's",
+        "a job has one name",
         _job_name,
         Case(variables={"TRAINING_JOB_NAME": "job-1"}),
     ),
     Difference(
         "SAGEMAKER_REGION",
-        "the hyperparameter, else what boto3 is configured for",
+        "the hyperparameter, else boto3's configuration",
         "the hyperparameter, else `AWS_REGION`, else `AWS_DEFAULT_REGION`",
-        "`AWS_REGION` is what the platform sets, and boto3 does not read it",
+        "the platform sets `AWS_REGION`, which boto3 does not read",
         _region,
         Case(variables={"AWS_REGION": "region-1"}),
     ),
     Difference(
         "SM_TRAINING_ENV: is_modelparallel_enabled",
-        "null or false, because it looks at a variable that it sets later",
+        "null or false, because it reads a variable that it sets later",
         "true with `mp_parameters`, else false",
-        "it is meant to tell",
+        "scripts read it to decide",
         _model_parallel,
         Case(
             _hyperparameters(
@@ -357,24 +357,24 @@ DIFFERENCES = (
     Difference(
         "SM_NUM_CPUS",
         "the machine's CPUs",
-        "those that this container may use",
-        "a pool of workers sized by the machine slows a container with a few of its CPUs down",
+        "the CPUs that this container may use",
+        "a pool of workers sized by the machine slows a small container down",
         _cpus,
         Case(one_cpu=True),
     ),
     Difference(
         "SM_NUM_NEURONS",
-        "64 on one instance type whether or not there is a device",
+        "64 on one instance type, with or without a device",
         "the instance table's cores if there are Neuron devices, else 0",
-        "a job without its devices is to fail at the start",
+        "a job without its devices should fail at the start",
         _neurons,
         Case(config={**_cluster(), "current_instance_type": "ml.trn2.48xlarge"}),
     ),
     Difference(
         "SM_USER_ENTRY_POINT, SM_MODULE_NAME",
-        "`-m package.module` is no program",
+        "`-m package.module` is not accepted",
         "`package.module`",
-        "modules can be started here",
+        "this launcher can start modules",
         _module,
         Case(_hyperparameters(sagemaker_program="-m package.module")),
     ),
@@ -389,17 +389,17 @@ DIFFERENCES = (
     Difference(
         "SM_MASTER_ADDR, SM_MASTER_PORT, MASTER_ADDR, MASTER_PORT, SM_CURRENT_HOST_RANK, SM_HOST_COUNT,"
         " SM_INPUT_DATA_DIR, SM_OUTPUT_FAILURE, SM_SOURCE_DIR, SM_ENTRY_SCRIPT",
-        "not there (the PyTorch toolkit sets `MASTER_*`)",
-        "set in every mode; the master is rank 0's host",
+        "not set (the PyTorch toolkit sets `MASTER_*`)",
+        "set in every mode; the master is rank 0's host, and `127.0.0.1` in a job of one host",
         "ModelTrainer's scripts and `env://` rendezvous read them",
         _additions,
         Case(config=_cluster()),
     ),
     Difference(
         "PYTHONUNBUFFERED",
-        "left as it is",
+        "left unchanged",
         "`1` unless the container sets it",
-        "without it a log appears when the script ends",
+        "otherwise the log appears only when the script ends",
         _unbuffered,
         Case(),
     ),
@@ -410,7 +410,7 @@ ENDED = (
     (
         "no `hyperparameters.json`, `inputdataconfig.json` or `resourceconfig.json`",
         "FileNotFoundError",
-        "no hyperparameters, no channels, one host: this one",
+        "no hyperparameters, no channels, only this host",
         Case(None, None, None, variables={"SAGEMAKER_PROGRAM": "train.py"}),
     ),
     (
@@ -422,7 +422,7 @@ ENDED = (
     (
         "a hyperparameter that is nested a thousand levels deep",
         "RecursionError",
-        "passed on as the text that it is (from 101 levels on)",
+        "passed on as text (from 101 levels)",
         Case(_hyperparameters(deep="[" * 2000 + "]" * 2000)),
     ),
 )
@@ -431,10 +431,10 @@ ENDED = (
 
 def table() -> str:
     """The rows as the Markdown tables of docs/environment.md."""
-    lines = ["| variable | sagemaker-training | here | why |", "|---|---|---|---|"]
+    lines = ["| variable | sagemaker-training | trainworks | why |", "|---|---|---|---|"]
     for row in DIFFERENCES:
         about = re.sub(r"\b[A-Z]{2,}[A-Z_]+\b", r"`\g<0>`", row.about)
         lines.append(f"| {about} | {row.theirs} | {row.ours} | {row.why} |")
-    lines += ["", "| input | sagemaker-training | here |", "|---|---|---|"]
+    lines += ["", "| input | sagemaker-training | trainworks |", "|---|---|---|"]
     lines += [f"| {what} | ends with {error} | {ours} |" for what, error, ours, _ in ENDED]
     return "\n".join(lines) + "\n"

@@ -172,8 +172,8 @@ def test_the_usual_place_needs_no_words(tmp_path: Path) -> None:
             "s3://bucket/prefix/",
             "is not the address of an archive (code); give the address of a tar.gz: s3://BUCKET/KEY",
         ),
-        ("/absent", "there is no code (/absent)"),
-        ("/absent.tar.gz", "there is no code (/absent.tar.gz)"),
+        ("/absent", "no code found (/absent)"),
+        ("/absent.tar.gz", "no code found (/absent.tar.gz)"),
         ("/etc/hostname", "the code archive cannot be used: "),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_is_no_place_of_code_is_refused(tmp_path: Path, location: str, word
 
 def test_code_at_s3_needs_boto3_or_the_aws_command_line() -> None:
     made = environment(code=Code("/opt/ml/code", "s3://bucket/code.tar.gz"))
-    with pytest.raises(RefusalError, match="neither boto3 nor the aws command line here, and the code is at s3"):
+    with pytest.raises(RefusalError, match="neither boto3 nor the aws command line is installed, and the code"):
         plan(made)
     tail = ("s3://bucket/code.tar.gz", "", "")
     library = plan(replace(made, aws_client="boto3"))
@@ -324,9 +324,12 @@ DEEP = "/".join(f"{letter}" * 200 for letter in "abcdefghijklmnopqrstuvwxy")
         ([("link", "out", "here/../outside"), ("link", "here", ".")], "it links out of the directory"),
         ([("link", "a", "b"), ("link", "b", "a")], "it links out of the directory"),
         # Python's own filter let these through, or was walked around: CVE-2025-4138, -4330, -4517, CVE-2024-12718.
-        ([("link", "d/e/s", "../../f"), ("hard", "h", "d/e/s")], "it is a hard link to what is no file of the archive"),
-        ([("hard", "h", "../outside/precious")], "it is a hard link to what is no file of the archive"),
-        ([("hard", "h", "h")], "it is a hard link to what is no file of the archive"),
+        (
+            [("link", "d/e/s", "../../f"), ("hard", "h", "d/e/s")],
+            "it is a hard link to something that is not a file of the archive",
+        ),
+        ([("hard", "h", "../outside/precious")], "it is a hard link to something that is not a file of the archive"),
+        ([("hard", "h", "h")], "it is a hard link to something that is not a file of the archive"),
         ([("link", "l", "sub"), ("file", "l/x", "")], "it is below a file or a link"),
         ([("file", "l/x", ""), ("link", "l", "sub")], "it is below a file or a link"),
         ([("file", "x", ""), ("link", "x", "y")], "it is in the archive twice, as different things"),

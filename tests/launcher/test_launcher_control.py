@@ -23,7 +23,7 @@ from launcher_support import TIME_OUT, Launcher, environment, free_port, plan, w
 
 from trainworks_launcher.environment import read_environment
 from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import Limits
+from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.supervise.control import Events, Role, proof
 from trainworks_launcher.supervise.control.leader import Leader
@@ -315,7 +315,7 @@ def test_strangers_have_bounded_room_and_the_newcomer_gets_in() -> None:
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
         assert [line for line in heard.log if "dropped" in line] == [
-            "dropped a connection from 127.0.0.1: too many connections; more from there are not mentioned"
+            "dropped a connection from 127.0.0.1: too many connections; more from that address are not logged"
         ]
 
 
@@ -342,7 +342,7 @@ def test_the_log_names_a_few_strangers_and_then_says_that_it_stops() -> None:
                 in_turns(loop, 0.005)
         dropped = [line for line in heard.log if "dropped" in line]
         assert len(dropped) == 6
-        assert dropped[-1] == "more strangers are dropped without a word"
+        assert dropped[-1] == "more such connections are dropped and not logged"
 
 
 def test_a_host_that_restarts_before_the_start_may_join_again() -> None:
@@ -449,7 +449,7 @@ def test_hosts_without_the_leaders_secret_do_not_get_in(tmp_path: Path) -> None:
     assert THIRD in leader.failure
     for worker, words in (
         (none, "it has no TRAINWORKS_JOB_SECRET, and the leader has one"),
-        (another, "it does not know what TRAINWORKS_JOB_SECRET is here"),
+        (another, "it does not know this host's TRAINWORKS_JOB_SECRET"),
     ):
         assert f"the leader {LEADER} did not let this host in" in worker.failure
         assert words in worker.failure
@@ -587,7 +587,7 @@ def test_a_lost_host_that_wakes_again_is_told(tmp_path: Path) -> None:
         worker.read_until("going on with 2 of 3 hosts")
         third.process.send_signal(signal.SIGCONT)
         assert third.wait() == 66, third.text
-        assert f"lost host {THIRD}: nothing was heard from it for" in third.failure
+        assert f"lost host {THIRD}: no message from it for" in third.failure
         assert "the job goes on without it" in third.failure
         assert leader.process.poll() is worker.process.poll() is None
 

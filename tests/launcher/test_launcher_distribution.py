@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pytest
 from launcher_support import LAUNCHER, REPOSITORY
 
-from trainworks_launcher.preflight.distribution import Group, translate
-from trainworks_launcher.preflight.facts import FILE, parse_facts
 from trainworks_launcher.values import Json
+from trainworks_preflight.distribution import Group, translate
+from trainworks_preflight.facts import FILE, parse_facts
 
-FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / "preflight" / FILE).read_text(encoding="utf-8"))
+FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 P4D = "ml.p4d.24xlarge"
 PEER = REPOSITORY / ".cache" / "peers" / "sdk-v2" / "bin" / "python"
 SMP: Json = {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}
@@ -89,7 +89,7 @@ def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[st
         ({"mpi": True}, "is True, not a dict (distribution['mpi']); write {'enabled': True}"),
         ({"mpi": {"enabled": True}, "pytorchdpp": {"enabled": True}}, "did you mean 'pytorchddp'?"),
         ({"dataparallel": {"enabled": True}}, "write {'smdistributed': {'dataparallel': ...}}"),
-        ({"mpi": {"processes_per_host": 8}}, "'enabled' is missing, which the SDK takes for False"),
+        ({"mpi": {"processes_per_host": 8}}, "'enabled' is missing, and the SDK takes that for False"),
         ({"mpi": {"enabled": "True"}}, "'enabled' is 'True', not True or False"),
         ({"mpi": {"enabled": True, "process_per_host": 8}}, "did you mean 'processes_per_host'?"),
         ({"mpi": {"enabled": True, "processes_per_host": 0}}, "'processes_per_host' is 0, and the SDK leaves it out"),
@@ -102,7 +102,7 @@ def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[st
             "'optimize' is 'sped' (distribution['smdistributed']['modelparallel']['parameters']); did you mean 'speed'",
         ),
         ({"torch_distributed": {"enabled": True}, "mpi": MPI}, "the SDK sends torch_distributed only"),
-        ({"pytorchddp": {"enabled": True}, "smdistributed": {}}, "pytorchddp and smdistributed are both there"),
+        ({"pytorchddp": {"enabled": True}, "smdistributed": {}}, "pytorchddp and smdistributed are both given"),
         ({"multi_worker_mirrored_strategy": {"enabled": True}}, "is for TensorFlow, and this is pytorch"),
         ({"instance_groups": ["a"], "mpi": MPI}, "the cluster has no instance groups"),
         ({"torchrun": {"processes": 4}}, "torchrun has no field 'processes'"),

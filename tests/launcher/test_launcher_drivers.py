@@ -16,6 +16,7 @@ from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_manifest
 from trainworks_launcher.drivers import read_drivers
 from trainworks_launcher.environment import read_environment
 from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import Job, make_job
 from trainworks_launcher.values import Json
 
@@ -73,24 +74,32 @@ def test_the_files_are_the_job(
     tmp_path: Path, distributed: Json, mode: str, processes: int, options: tuple[str, ...]
 ) -> None:
     made = job(tmp_path, SOURCE, distributed, {"epochs": "3", "amp": "true", "n": "1"})
-    assert (made.mode, made.processes_per_host, made.custom_mpi_options) == (mode, processes, options)
-    assert (made.entry.name, made.code.directory) == ("train.py", str(tmp_path / "input/data/code"))
-    assert made.arguments == ("--amp", "true", "--epochs", "3", "--n", "1"), "in ModelTrainer's own style"
+    assert (made.placement.mode, made.placement.processes_per_host, made.placement.mpi_options) == (
+        mode,
+        processes,
+        options,
+    )
+    assert (made.program.entry.name, made.program.code.directory) == ("train.py", str(tmp_path / "input/data/code"))
+    assert made.program.arguments == ("--amp", "true", "--epochs", "3", "--n", "1"), "in ModelTrainer's own style"
     expected = json.dumps(distributed, sort_keys=True, separators=(",", ":")) if distributed else None
-    assert made.variables.get("SM_DISTRIBUTED_CONFIG") == expected
+    assert exported_variables(made).get("SM_DISTRIBUTED_CONFIG") == expected
     assert any("as ModelTrainer wrote it" in line for line in made.warnings)
 
 
 def test_smp_comes_with_torchrun(tmp_path: Path) -> None:
     made = job(tmp_path, SOURCE, {**TORCHRUN, "smp": {"x": 1}}, {"mp_parameters": '{"hybrid_shard_degree": 8}'})
-    assert made.mode == "torch_distributed"
-    assert made.arguments == ("--mp_parameters", '{"hybrid_shard_degree": 8}')
+    assert made.placement.mode == "torch_distributed"
+    assert made.program.arguments == ("--mp_parameters", '{"hybrid_shard_degree": 8}')
 
 
 @pytest.mark.parametrize("command", ["train", "/opt/trainworks/bin/train"])
 def test_a_command_that_is_ourselves_hands_over_the_rest_of_the_file(tmp_path: Path, command: str) -> None:
     made = job(tmp_path, {**SOURCE, "command": command}, MPI, {"epochs": "3"})
-    assert (made.mode, made.entry.name, made.arguments) == ("mpi", "train.py", ("--epochs", "3"))
+    assert (made.placement.mode, made.program.entry.name, made.program.arguments) == (
+        "mpi",
+        "train.py",
+        ("--epochs", "3"),
+    )
 
 
 def test_a_command_is_a_line_of_shell_and_its_arguments_are_words(tmp_path: Path) -> None:
@@ -130,7 +139,10 @@ def test_an_archive_of_the_code_is_in_its_channel(tmp_path: Path) -> None:
     folder = tmp_path / "input/data/code"
     subprocess.run(("tar", "-czf", "code.tar.gz", "train.py"), cwd=folder, check=True, timeout=TIME_OUT)
     made = make_job(read_environment(variables))
-    assert (made.code.archive, made.code.directory) == (str(folder / "code.tar.gz"), str(tmp_path / "code"))
+    assert (made.program.code.archive, made.program.code.directory) == (
+        str(folder / "code.tar.gz"),
+        str(tmp_path / "code"),
+    )
 
 
 @pytest.mark.parametrize("said", ["needs.txt", "./needs.txt"])
@@ -138,16 +150,16 @@ def test_the_requirements_that_it_names_are_installed(tmp_path: Path, said: str)
     files = {"train.py": SHOW, "needs.txt": ""}
     variables = write(tmp_path, {**SOURCE, "requirements": said}, files=files)
     made = make_job(read_environment(variables))
-    assert made.requirements[-2:] == ("-r", "needs.txt")
+    assert made.program.requirements[-2:] == ("-r", "needs.txt")
 
 
 def test_requirements_that_are_not_there_are_a_problem(tmp_path: Path) -> None:
-    with pytest.raises(RefusalError, match=r"there is no file 'needs\.txt' in"):
+    with pytest.raises(RefusalError, match=r"file not found: 'needs\.txt' in"):
         job(tmp_path, {**SOURCE, "requirements": "needs.txt"})
 
 
 def test_automatic_requirements_are_installed_if_there_are_any(tmp_path: Path) -> None:
-    assert job(tmp_path, {**SOURCE, "requirements": "auto"}).requirements == ()
+    assert job(tmp_path, {**SOURCE, "requirements": "auto"}).program.requirements == ()
 
 
 def test_a_job_that_names_its_entry_point_otherwise_is_that_job_and_it_is_said(tmp_path: Path) -> None:
@@ -155,13 +167,13 @@ def test_a_job_that_names_its_entry_point_otherwise_is_that_job_and_it_is_said(t
     (tmp_path / "code").mkdir()
     (tmp_path / "code/other.py").touch()
     made = make_job(read_environment(variables))
-    assert (made.mode, made.entry.name) == ("none", "other.py")
-    assert any("sourcecode.json is there and not used" in line for line in made.warnings)
+    assert (made.placement.mode, made.program.entry.name) == ("none", "other.py")
+    assert any("sourcecode.json is not used" in line for line in made.warnings)
 
 
 def test_the_users_argument_style_wins(tmp_path: Path) -> None:
     made = job(tmp_path, SOURCE, {}, {"sagemaker_argument_style": "key=value", "epochs": "3"})
-    assert made.arguments == ("epochs=3",)
+    assert made.program.arguments == ("epochs=3",)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from trainworks_launcher.explain import explain, to_json, to_table
 from trainworks_launcher.job import make_job
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import COMMANDS, UsageError, find_command, parse
-from trainworks_launcher.plan import ORIGINS, first_lines
+from trainworks_launcher.origins import Origin
+from trainworks_launcher.plan import first_lines
 from trainworks_launcher.registry import SWITCHES
 from trainworks_launcher.values import Json
 
@@ -30,7 +31,7 @@ def test_every_word_and_every_variable_is_accounted_for(name: str) -> None:
     made = SCENARIOS[name]()
     inherited = {"PATH": "/usr/bin:/bin", "SM_NUM_CPUS": made.env["SM_NUM_CPUS"]}
     rows = explain(made, inherited)
-    unexplained = [row.name for row in rows if not row.why or row.origin not in ORIGINS]
+    unexplained = [row.name for row in rows if not row.why or row.origin not in [origin.word for origin in Origin]]
     assert unexplained == [], "give the variable a Reason in its mode, or a row in explain.py"
     variables = {row.name: row.value for row in rows if row.kind == "variable"}
     assert variables == {name: value for name, value in made.env.items() if inherited.get(name) != value}
@@ -88,11 +89,13 @@ def test_the_table_as_json_says_the_same() -> None:
 def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None:
     job = make_job(environment(MPI, hosts=TWO, instance_type="ml.fabric.xlarge"))
     lines = first_lines(plan_host(job), job)
-    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 of 4 process(es) here, train.py"
+    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 of 4 process(es) on this host, train.py"
     assert lines[1].startswith("between hosts: TCP")
     assert any(line.startswith("warning: ") for line in lines[2:])
     alone = make_job(environment())
-    assert first_lines(plan_host(alone), alone) == ("mode none, host algo-1 (1 of 1), 1 process(es) here, train.py",)
+    assert first_lines(plan_host(alone), alone) == (
+        "mode none, host algo-1 (1 of 1), 1 process(es) on this host, train.py",
+    )
 
 
 def write_secret_inputs(base: Path) -> dict[str, str]:
@@ -145,7 +148,6 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
         (("--plan", "--host"), "--host needs a value: --host NAME"),
         (("--plan", "algo-1"), "--plan has no word 'algo-1'"),
         (("--plan", "--show-secrets=yes"), "--show-secrets takes no value"),
-        (("preflight",), "preflight needs --entry-point"),
         (("--plan", "--host", "a", "--host", "b"), "--host is given twice"),
     ],
 )
@@ -156,7 +158,7 @@ def test_a_wrong_word_is_answered_with_the_nearest_right_one(tmp_path: Path, wor
     assert "Traceback" not in made.text
 
 
-@pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("preflight", "--help"), ("explain", "-h")])
+@pytest.mark.parametrize("words", [("--help",), ("train", "-h"), ("explain", "-h")])
 def test_the_help_has_every_command_option_and_mode(tmp_path: Path, words: tuple[str, ...]) -> None:
     with Launcher(tmp_path, *words) as made:
         assert made.wait() == 0

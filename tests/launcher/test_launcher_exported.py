@@ -12,6 +12,7 @@ from launcher_support import environment, plan, write_inputs
 
 from trainworks_launcher.environment import Devices, read_environment
 from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import make_job
 from trainworks_launcher.values import NESTING_LIMIT, Json, decode
 
@@ -29,7 +30,8 @@ GROUPS: dict[str, Json] = {
 
 
 def variables(config: Mapping[str, Json], host: str = "", **hyperparameters: Json) -> Mapping[str, str]:
-    return make_job(environment(hyperparameters, resource_config=MappingProxyType(dict(config))), host).variables
+    made = environment(hyperparameters, resource_config=MappingProxyType(dict(config)))
+    return exported_variables(make_job(made, host))
 
 
 def problems(hyperparameters: Mapping[str, Json], **changes: object) -> tuple[str, ...]:
@@ -108,7 +110,7 @@ def test_an_upload_that_does_not_happen_is_said() -> None:
         ({"x": "a\0b"}, "its value has a NUL character (hyperparameter 'x')"),
         (
             {"x": "\ud800"},
-            "its value has half of a surrogate pair (U+D800), which is no character (hyper",
+            "its value has half of a surrogate pair (U+D800), which is not a character (hyper",
         ),
         ({"x": {"k": "a\0b"}}, "its value has a NUL character (hyperparameter 'x')"),
         (
@@ -185,7 +187,7 @@ def test_a_machine_without_the_platforms_directory_is_told_what_to_do(tmp_path: 
     with pytest.raises(RefusalError) as refused:
         make_job(read_environment({"SAGEMAKER_BASE_DIR": str(tmp_path / "absent"), "PATH": "/usr/bin:/bin"}))
     first = str(refused.value.problems[0])
-    assert "there is no such directory" in first
+    assert "directory not found" in first
     assert "set SAGEMAKER_BASE_DIR to a directory with code/ and input/config/; see: train --help" in first
 
 

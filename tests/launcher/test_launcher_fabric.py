@@ -127,9 +127,9 @@ def test_an_image_that_says_nothing_gets_what_every_version_takes() -> None:
     [
         ("eth0", "eth0", ""),
         ("eth0,eth1", "eth0,eth1", ""),
-        ("eth0,eth7", "eth0", "of the network interfaces 'eth0,eth7' only eth0 exist(s) here"),
-        ("ethwe", "eth1", "the network interface 'ethwe' does not exist here; using 'eth1'"),
-        ("^lo,docker0", "eth1", "the network interface '^lo,docker0' does not exist here; using 'eth1'"),
+        ("eth0,eth7", "eth0", "of the network interfaces 'eth0,eth7' only eth0 exist(s) on this host"),
+        ("ethwe", "eth1", "the network interface 'ethwe' does not exist on this host; using 'eth1'"),
+        ("^lo,docker0", "eth1", "the network interface '^lo,docker0' does not exist on this host; using 'eth1'"),
     ],
 )
 def test_network_interfaces_that_exist_are_used(given: str, expected: str, said: str) -> None:

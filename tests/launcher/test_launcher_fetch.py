@@ -372,7 +372,7 @@ def test_what_is_fetched_is_planned_again(tmp_path: Path, store: str, index: Ind
     write_inputs(tmp_path / "bad", "", {}, {})
     made = job_from(store, tmp_path / "bad", location, "boto3", SAGEMAKER_PROGRAM="trian.py")
     assert made.status == 64
-    assert "there is no file 'trian.py' in " in made.failure
+    assert "file not found: 'trian.py' in " in made.failure
     assert "did you mean 'tran.py'?" in made.failure
 
 
@@ -397,7 +397,7 @@ def test_every_host_fetches_for_itself(tmp_path: Path, store: str, program: str,
     for host, launcher in zip(hosts, made, strict=True):
         assert (f"GOT {host}" in launcher.text) is (status == 0)
         assert launcher.failure == made[0].failure
-        assert ("there is no file 'absent.py'" in launcher.failure) is (status == 64)
+        assert ("file not found: 'absent.py'" in launcher.failure) is (status == 64)
 
 
 @pytest.mark.engine

@@ -15,6 +15,7 @@ from launcher_support import environment, plan
 from trainworks_launcher.dialects import FOREIGN, KEYED, OPEN_MPI_4, OPEN_MPI_5, OURS, dialect_of
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.flags import Setting, merge, parse_user_options
+from trainworks_launcher.origins import Origin
 
 MPI = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
 OPTIONS = "sagemaker_mpi_custom_mpi_options"
@@ -151,7 +152,7 @@ def test_the_containers_environment_wins_over_ours_and_the_options_over_it() -> 
     assert found["pml"] == "ucx"
     assert found["prte_if_include"] == "eth1"
     assert "btl_tcp_if_include" not in found
-    assert [reason.origin for reason in made.why if reason.subject == "--mca pml"] == ["image"]
+    assert [reason.origin for reason in made.why if reason.subject == "--mca pml"] == [Origin.IMAGE]
     made = plan(environment({**MPI, OPTIONS: "--mca pml cm"}, hosts=HOSTS, variables=variables))
     assert dict(parameters(made.argv))["pml"] == "cm"
 
@@ -161,7 +162,7 @@ def test_an_option_nobody_knows_is_passed_on_and_said() -> None:
     argv = " ".join(made.argv)
     assert "--reprot-bindings --newer-option a b -q " in argv
     assert "did you mean 'report-bindings'?" in made.warnings[0]
-    assert [warning.split("no option ")[1].split()[0] for warning in made.warnings] == [
+    assert [warning.split("no known option ")[1].split(";")[0] for warning in made.warnings] == [
         "--reprot-bindings",
         "--newer-option",
         "-q",
@@ -182,27 +183,27 @@ def test_an_option_nobody_knows_is_passed_on_and_said() -> None:
         ("-x =1", "-x '=1' does not begin with the name of a variable"),
         ("-x -verbose", "-x '-verbose' does not begin with the name of a variable"),
         ("--mca -x PATH", "'-x' is not the name of an MCA parameter"),
-        ("-verbose -- train.py", "'--' is no option"),
+        ("-verbose -- train.py", "'--' is not an option"),
         ("-x", "-x needs a value"),
         ("--mca btl", "--mca needs a name and a value"),
         ("--bind-to", "--bind-to needs a value"),
         ("-x A='\0'", "a word has a NUL character"),
         ("--bind-to= --map-by slot", "--bind-to= needs a value"),
         ("--bind-to core --bind-to none", "--bind-to is given as 'core' and as 'none'"),
-        ("-np 4", "-np cannot be given here"),
-        ("--host a:1", "--host cannot be given here"),
-        ("train.py", "'train.py' is no option"),
-        ("-verbose train.py", "'train.py' is no option"),
-        ("--display map train.py", "'train.py' is no option"),
-        ("-x A=1 B=2", "'B=2' is no option"),
+        ("-np 4", "-np cannot be given"),
+        ("--host a:1", "--host cannot be given"),
+        ("train.py", "'train.py' is not an option"),
+        ("-verbose train.py", "'train.py' is not an option"),
+        ("--display map train.py", "'train.py' is not an option"),
+        ("-x A=1 B=2", "'B=2' is not an option"),
         ("--mca btl=tcp self", "'btl=tcp' is not the name of an MCA parameter"),
         ("--npernode 2 --map-by slot", "--map-by is given as 'ppr:2:node' and as 'slot'"),
         ("--npernode", "--npernode needs a value"),
         ("--timeout", "--timeout needs a value"),
         ("--tag-output=yes", "--tag-output=yes has a value"),
-        ("--version", "--version cannot be given here"),
-        ("--do-not-launch", "--do-not-launch cannot be given here"),
-        ("--wdir /tmp", "--wdir cannot be given here"),
+        ("--version", "--version cannot be given"),
+        ("--do-not-launch", "--do-not-launch cannot be given"),
+        ("--wdir /tmp", "--wdir cannot be given"),
         ("-genv A 1", "-genv is an option of MPICH"),
         ("-ppn 8", "-ppn is an option of MPICH"),
         ("-x TRAINWORKS_CONTROL_PORT=1", "-x TRAINWORKS_CONTROL_PORT is a setting of the launcher"),
@@ -217,8 +218,8 @@ def test_contradictions_are_refused_by_name(options: str, what: str) -> None:
 
 
 def test_origins_from_weak_to_strong() -> None:
-    rows = [Setting("a", "1", "user"), Setting("a", "2", "default"), Setting("b", "3", "default")]
-    rows += [Setting("b", "4", "platform"), Setting("c", "5", "default")]
+    rows = [Setting("a", "1", Origin.USER), Setting("a", "2", Origin.DEFAULT), Setting("b", "3", Origin.DEFAULT)]
+    rows += [Setting("b", "4", Origin.PLATFORM), Setting("c", "5", Origin.DEFAULT)]
     assert [(row.name, row.value) for row in merge(rows)] == [("a", "1"), ("b", "4"), ("c", "5")]
 
 

@@ -283,7 +283,7 @@ def outcome(
     environment = read_environment({**given, names.BASE_DIRECTORY_VARIABLE: str(base)})
     try:
         job = make_job(environment)
-        return [plan_host(make_job(environment, host)) for host in (job.host, *job.hosts)]
+        return [plan_host(make_job(environment, host)) for host in (job.placement.host, *job.placement.hosts)]
     except RefusalError as refusal:
         return refusal
 
@@ -406,7 +406,7 @@ def test_a_host_that_cannot_be_looked_up_does_not_stop_the_search_for_an_interfa
     config: dict[str, Json] = {"current_host": "algo-2", "hosts": [*hosts], "network_interface_name": "absent0"}
     made = outcome(machine, files({}, config), {})
     assert not isinstance(made, RefusalError), made
-    assert any("the network interface 'absent0' does not exist here" in warning for warning in made[0].warnings)
+    assert any("the network interface 'absent0' does not exist on this host" in warning for warning in made[0].warnings)
 
 
 @pytest.mark.parametrize(

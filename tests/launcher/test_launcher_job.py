@@ -72,7 +72,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 def test_switches_that_are_off_change_nothing() -> None:
     off: dict[str, Json] = dict.fromkeys(SWITCHES, "false")
-    assert make_job(environment({**off, "mp_parameters": {}})).mode == "none"
+    assert make_job(environment({**off, "mp_parameters": {}})).placement.mode == "none"
 
 
 def test_an_unknown_switch_is_not_ignored() -> None:
@@ -85,7 +85,7 @@ def test_an_unknown_switch_is_not_ignored() -> None:
 )
 def test_processes_per_host(asked: Json, gpus: int, expected: int) -> None:
     made = environment({TORCH: True, PER_HOST: asked}, devices=Devices(gpus=gpus))
-    assert make_job(made).processes_per_host == expected
+    assert make_job(made).placement.processes_per_host == expected
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
@@ -99,13 +99,13 @@ def test_more_processes_than_fit_are_refused() -> None:
 
 def test_a_missing_program_is_refused_and_named() -> None:
     text = refusal({TORCH: True}, programs=MappingProxyType({"python": "/usr/bin/python3"}))
-    assert "there is no torchrun" in text
+    assert "torchrun is not installed" in text
     assert "image 'made-up', which declares it at /usr/bin/torchrun" in text
 
 
 def test_all_missing_programs_are_named_together() -> None:
     text = refusal({MPI: True}, hosts=("a", "b"), host="a", programs=MappingProxyType({"python": "/usr/bin/python3"}))
-    assert [name for name in ("mpirun", "ssh", "sshd", "ssh-keygen") if f"no {name}," not in text] == []
+    assert [name for name in ("mpirun", "ssh", "sshd", "ssh-keygen") if f"{name} is not installed" not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_no_entry_point_offers_what_is_there() -> None:
 
 def test_the_variable_wins_over_the_hyperparameter() -> None:
     made = environment({"sagemaker_program": "absent.py"}, variables={"SAGEMAKER_PROGRAM": "train.py"})
-    assert make_job(made).entry.name == "train.py"
+    assert make_job(made).program.entry.name == "train.py"
 
 
 def test_the_submit_directory_is_honoured(tmp_path: Path) -> None:
@@ -171,13 +171,14 @@ def test_a_missing_interface_is_replaced_and_said() -> None:
     assert made.env["NCCL_SOCKET_IFNAME"] == "eth0"
     assert made.env["SM_NETWORK_INTERFACE_NAME"] == "eth0"
     assert (
-        "the network interface 'ethwe' does not exist here; using 'eth0', which routes to the leader" in made.warnings
+        "the network interface 'ethwe' does not exist on this host; using 'eth0', which routes to the leader"
+        in made.warnings
     )
 
 
 def test_no_resource_config_is_one_host() -> None:
     job = make_job(environment(host="laptop"))
-    assert (job.hosts, job.host, job.leader) == (("laptop",), "laptop", "laptop")
+    assert (job.placement.hosts, job.placement.host, job.placement.leader) == (("laptop",), "laptop", "laptop")
 
 
 def test_exported_variables_have_their_compatible_text_forms() -> None:
@@ -276,3 +277,16 @@ def test_unknown_keys_of_the_manifest_are_ignored() -> None:
     made = parse_manifest(json.dumps(manifest_document() | {"later": {"x": 1}}), "image.json")
     assert made.components["open-mpi"] == "5.0.11"
     assert made.instances["ml.fast.xlarge"].efa_rdma
+
+
+def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: Path) -> None:
+    """The script may be named in it, so a missing name is not a second problem."""
+    write_inputs(tmp_path, "", {}, {})
+    variables = {"SAGEMAKER_BASE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    for document, said in ((f'{{"n": {"1" * 5000}}}', "a whole number has too many digits"), ("{", "line 1 column 2")):
+        (tmp_path / "input/config/hyperparameters.json").write_text(document, encoding="utf-8")
+        with pytest.raises(RefusalError) as refused:
+            make_job(read_environment(variables))
+        (problem,) = refused.value.problems
+        assert said in problem.what
+        assert "sys." not in str(problem)

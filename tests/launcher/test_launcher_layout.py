@@ -22,7 +22,9 @@ from trainworks_launcher.modes import planner
 from trainworks_launcher.registry import MODES, SWITCHES
 
 PACKAGE = LAUNCHER / "trainworks_launcher"
+PREFLIGHT = LAUNCHER / "trainworks_preflight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+PREFLIGHT_SOURCES = sorted(PREFLIGHT.rglob("*.py"))
 OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
 """Path of a Python 3.8 for the compatibility test; without it the newest pyenv one is looked for."""
 
@@ -61,7 +63,9 @@ RUN_BY_THE_USERS_PYTHON = {
 """By the one that has boto3, which was looked up before, or that runs pip; and what they import of it."""
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))], ids=lambda path: str(path.relative_to(LAUNCHER))
+)
 def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         modules = []
@@ -72,10 +76,17 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
             modules = [node.module or ""]
         for module in modules:
             theirs = RUN_BY_THE_USERS_PYTHON.get(path.name, set())
-            assert module.split(".")[0] in {*sys.stdlib_module_names, "trainworks_launcher", *theirs}
+            own = (
+                {"trainworks_launcher", "trainworks_preflight"}
+                if PREFLIGHT in path.parents
+                else {"trainworks_launcher"}
+            )
+            assert module.split(".")[0] in {*sys.stdlib_module_names, *own, *theirs}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))], ids=lambda path: str(path.relative_to(LAUNCHER))
+)
 def test_no_fact_and_no_shell_in_code(path: Path) -> None:
     """No instance name, no URL, no shell, no assignment to the process's environment, no fixed sleep."""
     text = path.read_text(encoding="utf-8")
@@ -89,8 +100,9 @@ PURE = [
     *("arguments", "provision", "supervise/outcome", "supervise/installing", "supervise/preparation"),
     "supervise/reports",
     *("elsewhere", "explain", "options"),
-    *(f"preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
-    *("masking", "model_parallel", "placement", "names", "plan", "registry", "values"),
+    *(f"../trainworks_preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
+    *("masking", "model_parallel", "network", "origins", "placement", "program", "names", "plan"),
+    *("registry", "settings", "values"),
     *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
 ]
 

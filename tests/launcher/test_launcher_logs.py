@@ -157,7 +157,7 @@ def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path
     command = (sys.executable, "-I", str(rank), "--", sys.executable, "-c", script)
     done = subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, b"still here\n")
-    assert b"goes on without the launcher of its host" in done.stderr
+    assert b"runs without the launcher of its host" in done.stderr
 
 
 def test_a_slow_reader_loses_nothing_and_the_cause_is_known_all_the_same(tmp_path: Path) -> None:

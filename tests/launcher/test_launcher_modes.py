@@ -62,11 +62,11 @@ def program_of(made: NodePlan) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------- choosing the mode
 @pytest.mark.parametrize("switch", sorted(SWITCHES))
 def test_a_switch_chooses_its_mode(switch: str) -> None:
-    assert make_job(environment({switch: "true"})).mode == SWITCHES[switch]
+    assert make_job(environment({switch: "true"})).placement.mode == SWITCHES[switch]
 
 
 def test_parameters_of_smp_and_mpi_are_one_mode_and_with_torchrun_another() -> None:
-    assert make_job(gpus(SMP)).mode == "smdistributed.modelparallel"
+    assert make_job(gpus(SMP)).placement.mode == "smdistributed.modelparallel"
     with_torchrun = plan(gpus({**TORCH, "mp_parameters": {"hybrid_shard_degree": 8}}))
     assert with_torchrun.mode == "torch_distributed"
     assert with_torchrun.argv[-3:] == ("train.py", "--mp_parameters", "hybrid_shard_degree=8")
@@ -76,7 +76,7 @@ def test_parameters_of_smp_and_mpi_are_one_mode_and_with_torchrun_another() -> N
 
 def test_parameters_of_smp_may_come_as_a_variable() -> None:
     made = gpus({**MPI, PER_HOST: 8}, variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}))
-    assert make_job(made).mode == "smdistributed.modelparallel"
+    assert make_job(made).placement.mode == "smdistributed.modelparallel"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_parameters_of_smp_may_come_as_a_variable() -> None:
         ({**SMP, **DDP}, "smp is not supported together with smddp"),
         ({**TORCH, **XLA}, "torch_distributed and pytorchxla are both switched on"),
         ({**MIRRORED, **MPI}, "mpi and multi_worker_mirrored_strategy are both switched on"),
-        ({"mp_parameters": {"partitions": 2}}, "nothing says how the model parallel processes are to be started"),
+        ({"mp_parameters": {"partitions": 2}}, "no setting says how to start the model parallel processes"),
         ({"sagemaker_parameter_serve_enabled": True}, "switches on a mode that this launcher does not know"),
     ],
 )
@@ -130,13 +130,13 @@ def test_a_minimum_version_has_its_source(mode: str) -> None:
 def test_a_mode_whose_program_is_missing_is_refused_by_name(asked: Mapping[str, Json], program: str) -> None:
     programs = MappingProxyType({name: path for name, path in PROGRAMS.items() if name != program})
     text = refusal(with_components(gpus(asked, programs=programs), torch_xla="1"))
-    assert f"there is no {program}" in text or f"there is no {program.capitalize()}" in text
+    assert f"{program} is not installed" in text or f"{program.capitalize()} is not installed" in text
 
 
 def test_missing_programs_are_told_with_all_other_problems() -> None:
     made = gpus({**MPI, PER_HOST: 9, "sagemaker_program": "tran.py"}, programs=MappingProxyType({}))
     text = refusal(made)
-    missing = [f"there is no {name}, and the job asks for mpi" for name in ("mpirun", "ssh", "sshd", "ssh-keygen")]
+    missing = [f"{name} is not installed, and the job asks for mpi" for name in ("mpirun", "ssh", "sshd", "ssh-keygen")]
     expected = (*missing, "give at most 8", "did you mean 'train.py'?")
     assert [words for words in expected if words not in text] == []
 
@@ -178,7 +178,7 @@ def test_processes_follow_the_devices_else_the_instance_table(
     asked: int | None, devices: Devices, kind: str, expected: int
 ) -> None:
     made = environment({**TORCH, PER_HOST: asked}, hosts=TWO, instance_type=kind, devices=devices)
-    assert make_job(made).slots == (expected, expected)
+    assert make_job(made).placement.slots == (expected, expected)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_neuron_cores_are_the_processes_of_torchrun() -> None:
 def test_neuron_graphs_are_compiled_beforehand_where_asked() -> None:
     variables = MappingProxyType({"RUN_NEURON_PARALLEL_COMPILE": "1"})
     made = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
-    assert "there is no neuron_parallel_compile" in refusal(replace(made, variables=variables))
+    assert "neuron_parallel_compile is not installed" in refusal(replace(made, variables=variables))
     programs = MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"})
     planned = plan(replace(made, variables=variables, programs=programs))
     assert planned.argv[:2] == ("/opt/venv/bin/neuron_parallel_compile", "/usr/bin/torchrun")
@@ -420,8 +420,12 @@ def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes
 def test_a_distribution_over_a_group_counts_the_groups_hosts_only(asked: Mapping[str, Json]) -> None:
     made = clusters(asked, ["train"])
     job = make_job(made, "algo-2")
-    assert (job.leader, job.distribution_hosts, job.host_rank) == ("algo-3", ("algo-3", "algo-2"), 1)
-    plans = {host: plan_host(make_job(made, host)) for host in job.hosts}
+    assert (job.placement.leader, job.placement.distribution_hosts, job.placement.host_rank) == (
+        "algo-3",
+        ("algo-3", "algo-2"),
+        1,
+    )
+    plans = {host: plan_host(make_job(made, host)) for host in job.placement.hosts}
     assert {host: made.role for host, made in plans.items()} == {
         "algo-1": "worker",
         "algo-2": "worker",
@@ -454,8 +458,8 @@ def test_ranks_of_a_group() -> None:
 
 def test_groups_are_in_the_order_of_the_resource_config() -> None:
     job = make_job(clusters(MPI, ["train", "data"]), "algo-3")
-    assert job.distribution_hosts == ("algo-1", "algo-4", "algo-3", "algo-2")
-    assert job.slots == (1, 1, 8, 8)
+    assert job.placement.distribution_hosts == ("algo-1", "algo-4", "algo-3", "algo-2")
+    assert job.placement.slots == (1, 1, 8, 8)
     made = plan(clusters(MPI, ["train", "data"]), "algo-1")
     assert made.argv[made.argv.index("--host") + 1] == "algo-1:1,algo-4:1,algo-3:8,algo-2:8"
     assert made.argv[made.argv.index("-np") + 1] == "18"
@@ -468,14 +472,14 @@ def test_without_a_group_named_all_hosts_take_part_and_it_is_said() -> None:
 
 
 def test_one_name_may_come_as_a_text() -> None:
-    assert make_job(clusters(MPI, "train")).distribution_hosts == ("algo-3", "algo-2")
+    assert make_job(clusters(MPI, "train")).placement.distribution_hosts == ("algo-3", "algo-2")
 
 
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        (["trian"], "there is no instance group 'trian'"),
-        (["train", "x"], "there is no instance group 'x'"),
+        (["trian"], "instance group 'trian'"),
+        (["train", "x"], "instance group 'x'"),
         (["idle"], "the instance group 'idle' has no host"),
     ],
 )
@@ -485,13 +489,13 @@ def test_a_group_without_hosts_is_refused(groups: Json, expected: str) -> None:
 
 def test_a_group_is_refused_where_the_platform_names_none() -> None:
     text = refusal(environment({**MPI, "sagemaker_distribution_instance_groups": ["train"]}, hosts=TWO))
-    assert "there is no instance group 'train'" in text
+    assert "instance group 'train'" in text
     assert "resourceconfig.json has no instance groups" in text
 
 
 def test_counts_are_judged_by_the_groups_own_instance_type() -> None:
     assert "9 processes per host on 8 GPU(s) of ml.fast.xlarge" in refusal(clusters({**MPI, PER_HOST: 9}, ["train"]))
-    assert make_job(clusters({**MPI, PER_HOST: 9}, ["data"])).slots == (9, 9)
+    assert make_job(clusters({**MPI, PER_HOST: 9}, ["data"])).placement.slots == (9, 9)
 
 
 def test_a_group_of_one_host_needs_no_ssh() -> None:
@@ -509,14 +513,19 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
 @pytest.mark.parametrize(
     ("hyperparameters", "groups", "host", "expected"),
     [
-        (MPI, ["train"], "algo-2", "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 of 16 process(es) here, train.py"),
+        (
+            MPI,
+            ["train"],
+            "algo-2",
+            "mode mpi, host algo-2 (2 of 2, 4 in the job), 8 of 16 process(es) on this host, train.py",
+        ),
         (
             MPI,
             ["train"],
             "algo-4",
-            "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process(es) here, train.py",
+            "mode mpi, host algo-4 (takes no part in it, 2 do, 4 in the job), 1 process(es) on this host, train.py",
         ),
-        ({}, None, "algo-4", "mode none, host algo-4 (4 of 4), 1 of 4 process(es) here, train.py"),
+        ({}, None, "algo-4", "mode none, host algo-4 (4 of 4), 1 of 4 process(es) on this host, train.py"),
     ],
 )
 def test_the_line_of_the_log(hyperparameters: Mapping[str, Json], groups: Json, host: str, expected: str) -> None:

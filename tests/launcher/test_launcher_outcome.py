@@ -210,6 +210,7 @@ def test_exit_status(code: int, status: int) -> None:
         (-9, "killed by SIGKILL (exit status 137, perhaps out of memory)"),
         (137, "killed by SIGKILL (exit status 137, perhaps out of memory)"),
         (-11, "killed by SIGSEGV (exit status 139)"),
+        (-40, "killed by signal 40 (exit status 168)"),
         (200, "exit status 200"),
     ],
 )

@@ -23,6 +23,7 @@ from launcher_support import PROGRAMS, REPOSITORY
 
 from trainworks_launcher import registry
 from trainworks_launcher.environment import read_environment
+from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import Job, make_job
 from trainworks_launcher.values import Json
 
@@ -297,11 +298,11 @@ def test_the_environment_is_sagemaker_trainings_but_for_the_table(tmp_path: Path
             continue
         job = ours(base, variables)
         wanted = corrected(case, base, len(os.sched_getaffinity(0)), peer["variables"], DIFFERENCES)
-        different = differences(wanted, job.variables)
+        different = differences(wanted, exported_variables(job))
         if different:
             found.append(f"{case}\n    wanted and made: {different}")
-        if [*job.arguments] != peer["arguments"]:
-            found.append(f"{case}\n    arguments {peer['arguments']}, {job.arguments}")
+        if [*job.program.arguments] != peer["arguments"]:
+            found.append(f"{case}\n    arguments {peer['arguments']}, {job.program.arguments}")
     assert not found, f"{len(found)} of {CASES} with seed {SEED}:\n" + "\n".join(found[:5])
 
 
@@ -311,7 +312,7 @@ def test_the_environment_is_sagemaker_trainings_but_for_the_table(tmp_path: Path
 def test_each_difference_is_there_and_is_as_the_table_says(tmp_path: Path, row: Difference) -> None:
     variables = write(tmp_path, row.example)
     with cpus(row.example) as count:
-        made = ours(tmp_path, variables).variables
+        made = exported_variables(ours(tmp_path, variables))
         (peer,) = theirs([(tmp_path, variables)])
     assert differences(corrected(row.example, tmp_path, count, peer["variables"], DIFFERENCES), made) == []
     others = [other for other in DIFFERENCES if other is not row]
@@ -327,7 +328,7 @@ def test_what_ends_sagemaker_training_is_a_job_here(tmp_path: Path, what: str, e
     variables = write(tmp_path, case)
     (peer,) = theirs([(tmp_path, variables)])
     assert peer["error"] == error
-    assert ours(tmp_path, variables).variables["SM_USER_ENTRY_POINT"] == "train.py"
+    assert exported_variables(ours(tmp_path, variables))["SM_USER_ENTRY_POINT"] == "train.py"
 
 
 def test_the_documentation_has_the_table_as_it_is() -> None:

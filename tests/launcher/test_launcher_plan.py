@@ -19,7 +19,8 @@ from launcher_support import GOLDEN, PROGRAMS, environment, plan
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
 from trainworks_launcher.hyperparameters import decode_values
-from trainworks_launcher.plan import ORIGINS, NodePlan, words_of
+from trainworks_launcher.origins import Origin
+from trainworks_launcher.plan import NodePlan, words_of
 from trainworks_launcher.values import Json
 
 TWO = ("algo-1", "algo-2")
@@ -147,7 +148,7 @@ def test_a_plan_is_the_same_twice(name: str) -> None:
 def test_every_word_of_the_command_line_has_its_reason(name: str) -> None:
     made = SCENARIOS[name]()
     assert words_of(made.why) == made.argv
-    assert all(reason.why and reason.origin in ORIGINS for reason in made.why)
+    assert all(reason.why and reason.origin in Origin for reason in made.why)
 
 
 def test_planning_has_no_effects() -> None:

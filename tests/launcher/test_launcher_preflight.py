@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher_support import LAUNCHER, Launcher
+from launcher_support import LAUNCHER, TIME_OUT
 
-from trainworks_launcher.options import find_command, parse
-from trainworks_launcher.preflight.advice import Data, describe_size, epoch_seconds, steps_for
-from trainworks_launcher.preflight.check import Result, check, preflight
-from trainworks_launcher.preflight.facts import FILE, parse_facts
-from trainworks_launcher.preflight.script import check_script, read_script
+from trainworks_launcher.options import parse
 from trainworks_launcher.values import Json
+from trainworks_preflight.advice import Data, describe_size, epoch_seconds, steps_for
+from trainworks_preflight.check import Result, check, preflight
+from trainworks_preflight.cli import COMMAND
+from trainworks_preflight.facts import FILE, parse_facts
+from trainworks_preflight.script import check_script, read_script
 
-FACTS = parse_facts((LAUNCHER / "trainworks_launcher" / "preflight" / FILE).read_text(encoding="utf-8"))
+FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
 SMDDP: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
 SMP: Json = {
@@ -48,15 +52,11 @@ def words(
 
 
 def run(line: list[str]) -> Result:
-    command = find_command("preflight")
-    assert command is not None
-    return check(parse(command, line))
+    return check(parse(COMMAND, line))
 
 
 def report(line: list[str], width: int = 100) -> tuple[int, str]:
-    command = find_command("preflight")
-    assert command is not None
-    return preflight(parse(command, line), width)
+    return preflight(parse(COMMAND, line), width)
 
 
 def advice_of(result: Result) -> dict[str, str]:
@@ -75,14 +75,41 @@ def test_a_good_job_is_ready_and_shows_what_each_host_would_run(tmp_path: Path) 
     assert text.endswith("ready: the job would start\n")
 
 
+def command(*line: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a checkout, as docs/jobs.md says."""
+    argv = (sys.executable, "-m", "trainworks_preflight", *line)
+    env = {"PYTHONPATH": str(LAUNCHER), "SAGEMAKER_BASE_DIR": "/does/not/exist", "PATH": os.environ["PATH"]}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=TIME_OUT, check=False)
+
+
 def test_it_runs_as_a_command_without_a_container_and_without_the_platforms_files(tmp_path: Path) -> None:
     line = words(tmp_path)
-    with Launcher(tmp_path, "preflight", *line, variables={"SAGEMAKER_BASE_DIR": "/does/not/exist"}) as made:
-        assert made.wait() == 0
-    assert "ready: the job would start" in made.text
-    with Launcher(tmp_path, "preflight", *line, "--instance-type=ml.p4d.24xlarg") as twice:
-        assert twice.wait() == 64
-    assert "--instance-type is given twice" in twice.text
+    made = command(*line)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "ready: the job would start" in made.stdout
+    twice = command(*line, "--instance-type=ml.p4d.24xlarg")
+    assert twice.returncode == 64
+    assert "--instance-type is given twice" in twice.stderr
+    empty = command()
+    assert (empty.returncode, empty.stdout) == (64, "")
+    assert "trainworks-preflight needs --entry-point" in empty.stderr
+
+
+def test_its_help_has_every_option() -> None:
+    made = command("--help")
+    assert made.returncode == 0
+    assert [option.name for option in COMMAND.options if f"  {option.name} " not in made.stdout] == []
+    assert max(len(line) for line in made.stdout.splitlines()) <= 120
+
+
+def test_the_launcher_in_an_image_says_where_preflight_is(tmp_path: Path) -> None:
+    image = tmp_path / "lib"
+    shutil.copytree(LAUNCHER / "trainworks_launcher", image / "trainworks_launcher")
+    for words_given in (("preflight", "--entry-point", "train.py"), ("train", "preflight", "--help")):
+        argv = (sys.executable, "-I", str(image / "trainworks_launcher" / "__main__.py"), *words_given)
+        made = subprocess.run(argv, capture_output=True, text=True, timeout=TIME_OUT, check=False)
+        assert (made.returncode, made.stdout) == (64, "")
+        assert "pip install ./launcher && trainworks-preflight" in made.stderr
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -131,8 +158,12 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
         ({"mpi": {"processes_per_host": 8}}, (), "'enabled' is missing"),
         (TORCH, ("--data-gb", "100"), "advice on storage needs both"),
         (TORCH, ("--data-gb", "many", "--epoch-seconds", "3"), "'many' is not a number above 0"),
-        (TORCH, ("--image-manifest", "/does/not/exist.json"), "there is no such file"),
-        (TORCH, ("--instance-group", "a=ml.p4d.24xlarge:2"), "stands beside --instance-type"),
+        (TORCH, ("--image-manifest", "/does/not/exist.json"), "file not found"),
+        (
+            TORCH,
+            ("--instance-group", "a=ml.p4d.24xlarge:2"),
+            "cannot be combined with --instance-type and --instance-count",
+        ),
     ],
 )
 def test_problems_are_said_before_anything_is_paid_for(
@@ -161,7 +192,7 @@ def test_a_wrong_dict_and_a_wrong_script_are_both_said(tmp_path: Path) -> None:
     line[line.index("--entry-point") + 1] = "train.py"
     texts = [str(problem) for problem in run(line).problems]
     assert any("smdistributed has no 'other'" in text for text in texts)
-    assert any("there is no code" in text for text in texts)
+    assert any("no code found" in text for text in texts)
 
 
 def test_a_source_directory_goes_with_its_script_and_without_one_the_script_goes_alone(tmp_path: Path) -> None:
@@ -232,8 +263,28 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     made = run(words(tmp_path, TORCH, *option))
     assert made.problems == ()
     assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
-    assert "8 GPU(s) of ml.p4d.24xlarge would do nothing" in advice_of(made)["image without CUDA"]
-    assert "there is no mpirun" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
+    assert "8 GPU(s) of ml.p4d.24xlarge would be idle" in advice_of(made)["image without CUDA"]
+    assert "mpirun is not installed" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
+
+
+def test_what_compiles_at_run_time_is_told_for_an_image_without_a_compiler(tmp_path: Path) -> None:
+    document: dict[str, Json] = {"schema": 1, "components": {"cuda": {"version": "12.1"}}, "programs": {"python": "/p"}}
+    script = "import torch\nimport triton.language as tl\n@torch.compile\ndef f(): ...\nmodel = torch.compile(net)\n"
+
+    def told(missing: list[Json]) -> list[str]:
+        (tmp_path / "image.json").write_text(json.dumps({**document, "missing": missing}), encoding="utf-8")
+        option = ("--image-manifest", f"{tmp_path}/image.json")
+        made = run(words(tmp_path, {}, *option, count=1, script=script))
+        assert made.problems == ()
+        return [f"{piece.line} {piece.text}: {piece.why}" for piece in made.advice if piece.subject == "script"]
+
+    why = "the image has no compiler: Triton fails"
+    assert told([{"component": "compiler", "cost": "Triton fails"}]) == [
+        f"3 torch.compile: {why}",
+        f"5 torch.compile: {why}",
+        f"2 triton: {why}",
+    ]
+    assert told([]) == []
 
 
 # ------------------------------------------------------------------------------------------------------------- advice
@@ -258,7 +309,7 @@ def test_batch_and_learning_rate_follow_the_number_of_replicas(tmp_path: Path) -
 
 def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) -> None:
     four: Json = {"mpi": {"enabled": True, "processes_per_host": 4}}
-    assert "4 of 8 GPUs on each host do nothing" in advice_of(run(words(tmp_path, four)))["idle GPUs"]
+    assert "4 of 8 GPUs on each host are idle" in advice_of(run(words(tmp_path, four)))["idle GPUs"]
     assert "8 GPUs" in advice_of(run(words(tmp_path, {}, count=1)))["idle GPUs"]
     servers: Json = {"parameter_server": {"enabled": True}}
     tensorflow = ("--framework", "tensorflow")

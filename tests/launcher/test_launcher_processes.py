@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import REPOSITORY, TIME_OUT, Launcher, free_port, write_inputs, write_manifest
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, free_port, write_inputs, write_manifest
 
 from trainworks_launcher.values import Json
 
@@ -84,6 +84,61 @@ def test_a_failure_text_of_the_users_own_is_kept(tmp_path: Path) -> None:
     assert (made.status, made.failure) == (3, "my own words")
 
 
+OWN_WORDS = "open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({words})"
+
+
+def test_a_failure_text_of_the_users_own_is_shortened_to_what_the_platform_shows(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    words = "'the cause: ' + 'x' * 2_000_000 + ' the end'"
+    made = run(tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)")
+    assert len(made.failure) == 1024
+    assert made.failure.startswith("the cause: x")
+    assert made.failure.endswith("x the end")
+    assert json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["text"] == made.failure
+
+
+@pytest.mark.parametrize("padding", [0, 395, 2000])
+def test_a_secret_in_a_failure_text_of_the_users_own_is_masked(tmp_path: Path, padding: int) -> None:
+    """Also one that would be cut in two where the text is shortened."""
+    (tmp_path / "output").mkdir()
+    words = f"'x' * {padding} + ' no login with ' + os.environ['HUB_TOKEN'] + ' ' + 'y' * {padding}"
+    write_inputs(tmp_path, f"import os\n{OWN_WORDS.format(words=words)}\nraise SystemExit(3)", {}, {})
+    with Launcher(tmp_path, variables={"HUB_TOKEN": "s3cr3t-value"}) as made:
+        assert made.wait() == 3
+    assert "s3cr3t" not in made.failure
+    assert "s3cr3t" not in (tmp_path / "output/failure.json").read_text(encoding="utf-8")
+    assert "no login with ******" in made.failure or padding == 2000
+
+
+@pytest.mark.parametrize(("script", "status"), [("print('hello')", 0), ("print('hello')\nraise SystemExit(5)", 5)])
+def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
+    tmp_path: Path, script: str, status: int
+) -> None:
+    write_inputs(tmp_path, script, {}, {})
+    command = (sys.executable, "-I", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, stdout=writer, stderr=writer, timeout=TIME_OUT, check=False)
+    os.close(writer)
+    assert done.returncode == status
+    assert (tmp_path / "output" / ("failure" if status else "success")).exists()
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&- 2>&-", "2>&-"])
+@pytest.mark.parametrize(("script", "status"), [("print('hello')", 0), ("raise SystemExit(5)", 5)])
+def test_standard_streams_may_be_closed(tmp_path: Path, script: str, status: int, closed: str) -> None:
+    write_inputs(tmp_path, script, {}, {})
+    command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-I")
+    main = str(LAUNCHER / "trainworks_launcher" / "__main__.py")
+    env = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    done = subprocess.run((*command, main), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False)
+    assert done.returncode == status
+    assert (tmp_path / "output" / ("failure" if status else "success")).exists()
+    refused = subprocess.run((*command, main, "--plam"), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False)
+    assert refused.returncode == 64
+
+
 def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     (tmp_path / "output").mkdir()
     (tmp_path / "output/failure").write_text("old", encoding="utf-8")
@@ -139,7 +194,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
         made.read_until("ready")
         made.process.send_signal(signal.SIGTERM)
         assert made.wait() == 137
-    assert "the grace is over: KILL" in made.text
+    assert "the grace period is over: KILL" in made.text
     assert made.failure.startswith("stopped by SIGTERM")
 
 
@@ -340,7 +395,7 @@ def test_a_lost_host_ends_the_other(tmp_path: Path, lost: int) -> None:
 def test_a_host_lost_after_its_own_success_is_lost_all_the_same(tmp_path: Path) -> None:
     script = f"import os, signal\nif os.environ['SM_CURRENT_HOST'] == {LEADER!r}: signal.pause()\n"
     with two_hosts(tmp_path, script) as (leader, worker):
-        worker.read_until("this host is done, waiting for the others")
+        worker.read_until("this host has finished; it waits for the others")
         worker.process.kill()
         assert leader.wait() == 66
     assert leader.failure.startswith(f"lost host {WORKER}: ")
@@ -356,7 +411,7 @@ def test_a_host_that_is_silent_counts_as_lost(tmp_path: Path) -> None:
         assert leader.wait() == 66
         worker.process.send_signal(signal.SIGCONT)
         assert worker.wait() == 66
-    assert "nothing was heard from it" in leader.failure
+    assert "no message from it" in leader.failure
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
@@ -373,7 +428,7 @@ def test_a_refusal_on_one_host_is_the_end_of_the_others_at_once(tmp_path: Path, 
             launchers.append(stack.enter_context(Launcher(tmp_path / host, variables=variables)))
         assert [launcher.wait() for launcher in launchers] == [64, 64]
     assert launchers[0].failure == launchers[1].failure
-    assert f"there is no code ({tmp_path / HOSTS[refusing]}/code)" in launchers[0].failure
+    assert f"no code found ({tmp_path / HOSTS[refusing]}/code)" in launchers[0].failure
     assert not [launcher for launcher in launchers if "\nstarted\n" in launcher.text]
     assert max(launcher.seconds for launcher in launchers) < 5
 

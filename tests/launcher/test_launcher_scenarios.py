@@ -144,8 +144,8 @@ def test_a_host_is_cut_off(network: Network, manifest: Path, tmp_path: Path, mod
         assert statuses == [66, 66], text_of(hosts)
         # The limit, and the time that processes have to end.
         assert ended - cut < 4 + 5
-    assert hosts[0].failure.startswith("lost host algo-2: nothing was heard from it for ")
-    assert hosts[1].failure.startswith("lost host algo-1: nothing was heard from it for ")
+    assert hosts[0].failure.startswith("lost host algo-2: no message from it for ")
+    assert hosts[1].failure.startswith("lost host algo-1: no message from it for ")
 
 
 @pytest.mark.parametrize("mode", ["mpi", "torch_distributed"])
@@ -159,7 +159,7 @@ def test_a_host_is_paused(shared: Network, manifest: Path, tmp_path: Path, mode:
         assert time.monotonic() - paused < 4 + 5
         hosts[1].resume()
         assert hosts[1].wait() == 66, text_of(hosts)
-    assert hosts[0].failure.startswith("lost host algo-2: nothing was heard from it for ")
+    assert hosts[0].failure.startswith("lost host algo-2: no message from it for ")
     assert "lost host algo-" in hosts[1].failure
 
 

@@ -29,7 +29,7 @@ PROGRAM = ("/opt/venv/bin/python3", "-m", "mpi4py", "train.py", "-np", "1", "-x"
 def test_a_missing_interface_is_replaced_in_mpiruns_options_and_not_in_the_programs() -> None:
     words, notes = corrected((*DRIVERS_LINE, *PROGRAM), "ethwe", "eth0")
     assert words == [word.replace("ethwe", "eth0") for word in DRIVERS_LINE] + list(PROGRAM)
-    assert notes[0] == "the network interface 'ethwe' does not exist here; mpirun gets 'eth0'"
+    assert notes[0] == "the network interface 'ethwe' does not exist on this host; mpirun gets 'eth0'"
 
 
 def test_nothing_is_replaced_where_the_interface_exists_or_none_is_known_to_be_better() -> None:
@@ -112,7 +112,7 @@ def test_the_driver_gets_the_interface_that_reaches_the_leader_and_its_host_its_
     done = called(installed, "mpi_driver.py", "mpirun", "-mca", "btl_tcp_if_include", "ethwe", "hostname")
     assert "['-mca', 'btl_tcp_if_include', 'lo', 'hostname'] algo-2 " in done.stdout
     assert f"{installed}/libhostname.so" in done.stdout
-    assert "trainworks: the network interface 'ethwe' does not exist here; mpirun gets 'lo'" in done.stderr
+    assert "trainworks: the network interface 'ethwe' does not exist on this host; mpirun gets 'lo'" in done.stderr
 
 
 @pytest.mark.parametrize("program", ["mpirun", "sshd"])

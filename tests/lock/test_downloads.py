@@ -128,7 +128,7 @@ def test_a_server_that_names_no_version_of_its_file_is_asked_for_all_of_it(
         request.end_headers()
         request.wfile.write(NOISE[:HALF])
 
-    with pytest.raises(UnreachableError, match=r"3 attempts: .*250000 "):
+    with pytest.raises(UnreachableError, match=r"3 attempts.*250000 "):
         client.download(server.serve("/file", nameless), tmp_path / "file")
     assert [request.range for request in server.seen] == ["", "", ""]
 
@@ -160,14 +160,14 @@ def test_a_server_that_is_dead_or_too_slow(
 def test_a_host_that_does_not_answer_is_not_asked_again(client: Client, tmp_path: Path) -> None:
     with serving() as gone:
         pass
-    with pytest.raises(UnreachableError, match=r"cannot be had: .*[Rr]efused"):
+    with pytest.raises(UnreachableError, match=r"cannot download .*: .*[Rr]efused"):
         client.download(f"{gone.url}/one", tmp_path / "one")
     with pytest.raises(UnreachableError, match=r"not tried, 127\.0\.0\.1:\d+ does not answer"):
         client.download(f"{gone.url}/two", tmp_path / "two")
 
 
 def test_a_name_that_does_not_exist(client: Client, tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match=r"https://vendor\.invalid/file cannot be had: .*resol"):
+    with pytest.raises(UnreachableError, match=r"vendor\.invalid/file.*: cannot resolve vendor\.invalid \("):
         client.download("https://vendor.invalid/file", tmp_path / "file")
 
 

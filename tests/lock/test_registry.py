@@ -14,28 +14,37 @@ from pathlib import Path
 import pytest
 import requests
 
-from lock.servers import Request, Server
-from trainworks.errors import LockError
-from trainworks.host.downloads import Client, Limits, UnreachableError
+from lock.servers import Request, Server, make_authority, serving
+from trainworks.errors import RegistryError
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.registry.digest import DEFAULT_REGISTRY, image_digest, split_reference
+from trainworks.registry.client import (
+    DEFAULT_HOST,
+    Patience,
+    Registries,
+    RegistryUnreachableError,
+    image_digest,
+    split_reference,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
-    with Client(HostSettings(pip=PipSettings()), limits=Limits(attempts=1, pause=0, timeout=10)) as mine:
+def registries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registries]:
+    """Give a machine without logins."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with Registries(HostSettings(pip=PipSettings()), patience=Patience(attempts=1, connect_seconds=10)) as mine:
         yield mine
 
 
 @pytest.mark.parametrize(
     ("reference", "parts"),
     [
-        ("debian", (DEFAULT_REGISTRY, "library/debian", "latest")),
-        ("ubuntu:20.04", (DEFAULT_REGISTRY, "library/ubuntu", "20.04")),
-        ("nvidia/cuda:11.3.1-base", (DEFAULT_REGISTRY, "nvidia/cuda", "11.3.1-base")),
+        ("debian", (DEFAULT_HOST, "library/debian", "latest")),
+        ("ubuntu:20.04", (DEFAULT_HOST, "library/ubuntu", "20.04")),
+        ("nvidia/cuda:11.3.1-base", (DEFAULT_HOST, "nvidia/cuda", "11.3.1-base")),
         ("public.ecr.aws/amazonlinux/amazonlinux:2023", ("public.ecr.aws", "amazonlinux/amazonlinux", "2023")),
         ("127.0.0.1:5000/a/b", ("127.0.0.1:5000", "a/b", "latest")),
         ("localhost/a:1", ("localhost", "a", "1")),
@@ -83,13 +92,13 @@ def registry(tmp_path: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def test_a_real_registry(registry: str, client: Client) -> None:
+def test_a_real_registry(registry: str, registries: Registries) -> None:
     kind = {"Content-Type": "application/vnd.oci.image.index.v1+json"}
     address = f"http://{registry}/v2/vendor/base/manifests/1.0"
     assert requests.put(address, data=MANIFEST, headers=kind, timeout=10).status_code == 201
-    assert image_digest(f"{registry}/vendor/base:1.0", client) == DIGEST
-    with pytest.raises(UnreachableError, match=r"/v2/vendor/base/manifests/9 answers HTTP 404"):
-        image_digest(f"{registry}/vendor/base:9", client)
+    assert image_digest(f"{registry}/vendor/base:1.0", registries) == DIGEST
+    with pytest.raises(RegistryError, match="/vendor/base has no 9"):
+        image_digest(f"{registry}/vendor/base:9", registries)
 
 
 def host_of(server: Server) -> str:
@@ -120,29 +129,44 @@ def serve_manifest(server: Server, *, digest: str = DIGEST, token: str = "") -> 
     server.serve("/token", give_token)
 
 
-def test_a_registry_that_gives_tokens(
-    plain_server: Server, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A password for the same host is for asking for the token, and does not replace it."""
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login user password word\n", encoding="utf-8")
-    monkeypatch.setenv("NETRC", str(netrc))
+def test_a_registry_that_gives_tokens(plain_server: Server, registries: Registries, tmp_path: Path) -> None:
+    """A login for the same host is sent for the token only, which asks for the right to read and no more."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password word\n", encoding="utf-8")
     serve_manifest(plain_server, token="secret")
-    assert image_digest(f"{host_of(plain_server)}/vendor/base:1.0", client) == DIGEST
-    assert [request.user for request in plain_server.seen] == [
-        "Basic dXNlcjp3b3Jk",
-        "Basic dXNlcjp3b3Jk",
-        "Bearer secret",
+    assert image_digest(f"{host_of(plain_server)}/vendor/base:1.0", registries) == DIGEST
+    assert [(request.path, request.user) for request in plain_server.seen] == [
+        ("/v2/vendor/base/manifests/1.0", ""),
+        ("/token", "Basic dXNlcjp3b3Jk"),
+        ("/v2/vendor/base/manifests/1.0", "Bearer secret"),
     ]
 
 
-def test_a_registry_that_sends_something_else_than_it_says(plain_server: Server, client: Client) -> None:
+def test_a_registry_that_sends_something_else_than_it_says(plain_server: Server, registries: Registries) -> None:
     said = f"sha256:{'0' * 64}"
     serve_manifest(plain_server, digest=said)
-    with pytest.raises(LockError, match=f"says that it sends {said}, and sent {DIGEST}"):
-        image_digest(f"{host_of(plain_server)}/vendor/base:1.0", client)
+    with pytest.raises(RegistryError, match=f"announces {said} and sends {DIGEST}"):
+        image_digest(f"{host_of(plain_server)}/vendor/base:1.0", registries)
 
 
-def test_a_registry_that_is_not_there(client: Client) -> None:
-    with pytest.raises(UnreachableError, match="cannot be had"):
-        image_digest("registry.invalid/vendor/base:1.0", client)
+def test_a_registry_whose_name_does_not_resolve(registries: Registries) -> None:
+    with pytest.raises(RegistryUnreachableError, match=r"^cannot resolve registry\.invalid \("):
+        image_digest("registry.invalid/vendor/base:1.0", registries)
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
+def test_a_registry_on_this_machine_with_a_certificate(
+    trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: Registries
+) -> None:
+    authority = make_authority(tmp_path)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+    with serving(authority) as server:
+        server.serve("/v2/vendor/base/manifests/1.0", MANIFEST.encode())
+        reference = f"{host_of(server)}/vendor/base:1.0"
+        if trusted:
+            assert image_digest(reference, registries) == DIGEST
+            return
+        with pytest.raises(RegistryError, match=r"certificate not trusted .*CERTIFICATE_VERIFY_FAILED") as caught:
+            image_digest(reference, registries)
+        assert caught.value.message.startswith(f"{host_of(server)}: ")
+        assert "/ca.crt" in caught.value.hint

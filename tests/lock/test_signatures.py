@@ -83,7 +83,7 @@ def test_a_file_that_was_changed(folder: Path, file: Path) -> None:
     vendor = make_vendor(folder, "vendor")
     signature = vendor.sign(file)
     file.write_bytes(b"Installer")
-    with pytest.raises(LockError, match="the signature does not hold: the file or its signature was changed"):
+    with pytest.raises(LockError, match="the signature is not valid: the file or its signature was changed"):
         check_signature(file, signature, vendor.key, vendor.fingerprint)
 
 
@@ -97,11 +97,11 @@ def test_a_key_with_another_fingerprint(folder: Path, file: Path) -> None:
 def test_a_signature_by_somebody_else(folder: Path, file: Path) -> None:
     """Also where the file of keys has both: only the row's own counts."""
     vendor, other = make_vendor(folder, "vendor"), make_vendor(folder, "other")
-    with pytest.raises(LockError, match=r"the signature does not hold: .*No public key"):
+    with pytest.raises(LockError, match=r"the signature is not valid: .*No public key"):
         check_signature(file, other.sign(file), vendor.key, vendor.fingerprint)
     both = folder / "both.key"
     both.write_bytes(vendor.key.read_bytes() + other.key.read_bytes())
-    with pytest.raises(LockError, match="the signature does not hold"):
+    with pytest.raises(LockError, match="the signature is not valid"):
         check_signature(file, other.sign(file), both, vendor.fingerprint)
     check_signature(file, vendor.sign(file), both, vendor.fingerprint)
 
@@ -111,7 +111,7 @@ def test_a_key_that_has_expired(folder: Path, file: Path) -> None:
     vendor = make_vendor(folder, "vendor", expires="2d", options=then)
     # Signed while the key was good; today it is not.
     signature = vendor.sign(file, *then)
-    with pytest.raises(LockError, match="the signature does not hold: the key has expired"):
+    with pytest.raises(LockError, match="the signature is not valid: the key has expired"):
         check_signature(file, signature, vendor.key, vendor.fingerprint)
 
 
@@ -120,13 +120,13 @@ def test_what_is_no_key_and_no_signature(folder: Path, file: Path, content: byte
     vendor = make_vendor(folder, "vendor")
     rubbish = folder / "rubbish"
     rubbish.write_bytes(content)
-    with pytest.raises(LockError, match="rubbish is no OpenPGP key"):
+    with pytest.raises(LockError, match="rubbish is not an OpenPGP key"):
         check_signature(file, vendor.sign(file), rubbish, vendor.fingerprint)
-    with pytest.raises(LockError, match="the signature does not hold"):
+    with pytest.raises(LockError, match="the signature is not valid"):
         check_signature(file, rubbish, vendor.key, vendor.fingerprint)
 
 
 def test_without_the_program(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
-    with pytest.raises(LockError, match=r"GnuPG is not installed\nhint: `apt-get install gpg`"):
+    with pytest.raises(LockError, match=r"GnuPG is not installed\nhint: install it with `apt-get install gpg`"):
         check_signature(file, file, file, "0" * 40)

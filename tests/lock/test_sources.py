@@ -271,7 +271,7 @@ def test_a_bake_file_has_the_sources_or_is_not_written(
 
 def test_offline_wants_a_mirror(machine: Machine) -> None:
     ended = machine.call(*BUILD, "--offline")
-    assert (ended.status, "--offline wants --mirror DIR or --mirror URL" in ended.err) == (2, True)
+    assert (ended.status, "--offline needs --mirror DIR or --mirror URL" in ended.err) == (2, True)
 
 
 # Names.

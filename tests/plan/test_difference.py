@@ -1,4 +1,4 @@
-"""What is another between two plans of the real rows: what an upgrade would change."""
+"""What differs between two plans of the real rows: what an upgrade would change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainworks.cli.main import main
 from trainworks.errors import UnknownNameError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.inspect.image_contents import plan_of_target
+from trainworks.inspect.targets import plan_of_target
 from trainworks.plan.difference import Change, PlanDifference, plan_difference
 from trainworks.plan.model import ImagePlan
 
@@ -55,8 +55,8 @@ def test_two_versions_of_pytorch(facts: Facts) -> None:
 
 
 def test_a_vendors_target_names_what_it_downloads(facts: Facts) -> None:
-    old = plan("pytorch-2.1.0-cu118-py310-ubuntu20.04-vendor", facts)
-    found = plan_difference(old, plan("pytorch-2.9.0-cu130-py312-ubuntu22.04-vendor", facts))
+    old = plan("pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor", facts)
+    found = plan_difference(old, plan("pytorch-2.12.1-cu130-py312-amzn2023-vendor", facts))
     assert {"efa-installer", "nccl"} <= {change.name for change in found.artifacts}
     assert Change(name="Python", before="3.10", after="3.12") in found.base
 
@@ -79,7 +79,7 @@ def test_the_command_needs_no_engine(capsys: pytest.CaptureFixture[str], monkeyp
     assert out.startswith(f"{OLD}\n  -> {NEW}, as planned\n")
     assert "\n  ~ torch 2.4.1 -> 2.6.0\n" in out
     assert main(["diff", "--planned", OLD, OLD], ROOT) == 0
-    assert capsys.readouterr().out.endswith("\n\nnothing is another\n")
+    assert capsys.readouterr().out.endswith("\n\nno differences\n")
 
 
 def test_an_image_that_is_no_target_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,9 @@ from trainworks.extend.plan import (
     make_extension,
 )
 from trainworks.extend.requirements import (
-    BaseImage,
-    Distribution,
+    ExtendedBase,
     GitRequirement,
+    InstalledDistribution,
     check_hashes,
     conflicts,
     locked_versions,
@@ -43,7 +43,7 @@ from trainworks_launcher.source import look_at_code
 
 HASH = "--hash=sha256:" + "0123456789abcdef" * 4
 
-OURS = BaseImage(
+OURS = ExtendedBase(
     reference="trainworks/pytorch-training:1",
     identifier="sha256:" + "b" * 64,
     python="/opt/venv/bin/python",
@@ -54,7 +54,10 @@ OURS = BaseImage(
         "PATH": "/opt/trainworks/bin:/opt/venv/bin:/opt/ml/code:/usr/bin:/bin",
         "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
     },
-    distributions=(Distribution(name="torch", version="2.13.0+cpu"), Distribution(name="NumPy", version="2.4.0")),
+    distributions=(
+        InstalledDistribution(name="torch", version="2.13.0+cpu"),
+        InstalledDistribution(name="NumPy", version="2.4.0"),
+    ),
 )
 FOREIGN = replace(
     OURS,
@@ -222,7 +225,7 @@ def test_a_wheel_of_what_the_base_has_is_refused_whatever_its_version() -> None:
     ],
 )
 def test_what_is_compiled_with_torch_is_of_the_same_build(torch: str, vision: str, fits: bool) -> None:
-    base = replace(OURS, distributions=(Distribution(name="torch", version=torch),))
+    base = replace(OURS, distributions=(InstalledDistribution(name="torch", version=torch),))
     problems = wrong_builds((("six", "1"), ("torchvision", vision)), base, {"torchvision"})
     assert problems == ([] if fits else problems)
     assert [f"torchvision {vision} is not built for the base's torch {torch}" in each for each in problems] == (

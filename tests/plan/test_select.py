@@ -67,7 +67,7 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
         pytest.param(
             replace(ask("cu121"), framework="pytroch"),
             "unknown framework 'pytroch'",
-            ["did you mean pytorch?", "available: mxnet, pytorch, tensorflow"],
+            ["did you mean pytorch? (available: mxnet, pytorch, tensorflow)"],
             id="framework",
         ),
         pytest.param(
@@ -79,19 +79,19 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
         pytest.param(
             ask("cu121", version="2.4.2"),
             "unknown --framework-version for pytorch with cu121: '2.4.2'",
-            ["did you mean 2.4.1?", "available: 2.4.1)"],
+            ["did you mean 2.4.1?", "available: 2.4.1"],
             id="version of another cell",
         ),
         pytest.param(
             ask("cu121", python="3.13"),
             "unknown --python for pytorch with cu121: '3.13'",
-            ["did you mean 3.11?", "available: 3.11)"],
+            ["did you mean 3.11?", "available: 3.11"],
             id="python that the cell has not",
         ),
         pytest.param(
             ask("cu124", version="2.6.0", python="2.7"),
             "unknown --python for pytorch with cu124 2.6.0: '2.7'",
-            ["available: 3.11, 3.13;"],
+            ["available: 3.11, 3.13"],
             id="python that nothing has",
         ),
         pytest.param(
@@ -99,6 +99,12 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
             "unknown --cuda for pytorch: 'cpu'",
             ["--sources packages has it"],
             id="a cell that other sources have",
+        ),
+        pytest.param(
+            replace(ask("cu113", version="1.11.0"), sources="vendor"),
+            "unknown --framework-version for pytorch with cu113: '1.11.0'",
+            ["did you mean 1.10.2?", "--list"],
+            id="a version that has no row",
         ),
     ],
 )

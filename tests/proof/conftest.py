@@ -8,18 +8,18 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from proof.support import Proven, ask, make_tree, prove
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import packages
-from trainworks.proof.components import Contents
+from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.envelope import PrivateKey
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> packages.Answer:
+def found(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
     """Give what the image says of itself."""
     return ask(make_tree(tmp_path_factory.mktemp("image")))
 
 
 @pytest.fixture(scope="session")
-def proven(facts: Facts, found: packages.Answer) -> Proven:
+def proven(facts: Facts, found: packages.PackagesAnswer) -> Proven:
     """Give the image's proof."""
     return prove(facts, found)
 
@@ -33,6 +33,6 @@ def key(request: pytest.FixtureRequest) -> PrivateKey:
 
 
 @pytest.fixture(scope="session")
-def contents(proven: Proven) -> Contents:
+def bill(proven: Proven) -> BillOfMaterials:
     """Give what the bills of materials are made of."""
-    return proven.contents
+    return proven.bill

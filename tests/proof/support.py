@@ -24,7 +24,7 @@ from trainworks.imagetest import packages
 from trainworks.imagetest.questions import command_of
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
-from trainworks.proof.components import Contents, contents_of
+from trainworks.proof.components import BillOfMaterials, target_bill
 from trainworks.proof.envelope import PrivateKey, PublicKey, SigningKey
 from trainworks.proof.prove import texts_of
 from trainworks.proof.provenance import Builder, Checkout, provenance
@@ -86,14 +86,16 @@ METADATA = {
     "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n",
     "Jinja2-3.1.6": "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n",
     "filelock-3.0": "Name: filelock\nVersion: 3.0\nLicense: MIT\n\nLicense: of the description\n",
+    # A copy inside another package, of another version than the locked one.
+    "setuptools/_vendor/Jinja2-3.0.0": "Name: Jinja2\nVersion: 3.0.0\n",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proven:
-    """A tiny image's contents, and what writes the files of its proof."""
+    """The bill of materials of a tiny image, and what writes the files of its proof."""
 
-    contents: Contents
+    bill: BillOfMaterials
     write: Callable[[SigningKey | None], dict[str, str]]
 
     def texts(self, key: SigningKey | None = None) -> dict[str, str]:
@@ -120,6 +122,7 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
     }
     folder = "opt/venv/lib/python3.11/site-packages"
     files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in {**METADATA, **(added or {})}.items()}
+    files[f"{folder}/filelock-3.0.dist-info/sboms/filelock.cdx.json"] = "{}"
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +130,11 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
     return root
 
 
-def ask(tree: Path) -> packages.Answer:
+def ask(tree: Path) -> packages.PackagesAnswer:
     """Return what an image says of itself: the packed script as it is started in a container, in a process here."""
     command = command_of({"root": str(tree)}, script="packages.py", interpreter=sys.executable)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    answer: packages.Answer = json.loads(done.stdout.removeprefix(packages.MARKER))
+    answer: packages.PackagesAnswer = json.loads(done.stdout.removeprefix(packages.MARKER))
     return answer
 
 
@@ -140,7 +143,7 @@ def tiny_proof(facts: Facts, folder: Path, *, pushed: tuple[str, str] | None = N
     return prove(facts, ask(make_tree(folder)), pushed=pushed)
 
 
-def prove(facts: Facts, found: packages.Answer, *, pushed: tuple[str, str] | None = None) -> Proven:
+def prove(facts: Facts, found: packages.PackagesAnswer, *, pushed: tuple[str, str] | None = None) -> Proven:
     """Return the proof of an image that says this of itself."""
     request = Request(framework="pytorch", cuda="cpu")
     torch = LockedPackage(
@@ -178,7 +181,7 @@ def prove(facts: Facts, found: packages.Answer, *, pushed: tuple[str, str] | Non
     image = BuiltImage(
         reference=plan.tags[0], identifier=f"sha256:{'a' * 64}", size=1, labels={}, environment={}, digests=()
     )
-    contents = contents_of(
+    bill = target_bill(
         plan,
         rendering,
         image,
@@ -187,14 +190,14 @@ def prove(facts: Facts, found: packages.Answer, *, pushed: tuple[str, str] | Non
         launcher_version="0.1.0",
         launcher_license="Apache-2.0",
     )
-    contents = replace(contents, pushed=pushed)
+    bill = replace(bill, pushed=pushed)
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(
-        contents=contents,
+        bill=bill,
         write=lambda key: texts_of(
-            contents,
+            bill,
             lambda documents: provenance(
-                plan, request, rendering, contents, checkout=checkout, builder=BUILDER, documents=documents
+                plan, request, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents
             ),
             builder=BUILDER,
             key=key,

@@ -15,7 +15,7 @@ from trainworks.facts.rows import Facts
 from trainworks.imagetest import packages
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks.proof.components import Contents, contents_of
+from trainworks.proof.components import BillOfMaterials, target_bill
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.licenses import python_licenses, spdx_expression
 from trainworks.proof.spdx import spdx
@@ -32,7 +32,7 @@ def test_the_documents_of_a_tiny_image(name: str, proven: Proven, golden: Callab
 def test_cyclonedx_is_valid_and_its_library_reads_every_package(proven: Proven) -> None:
     text = proven.texts()["sbom.cdx.json"]
     assert cyclonedx_problems(text) is None
-    assert cyclonedx_packages(text) == {each.purl for each in proven.contents.components}
+    assert cyclonedx_packages(text) == {each.purl for each in proven.bill.components}
 
 
 def test_the_validator_of_cyclonedx_refuses_a_field_that_the_format_has_not(proven: Proven) -> None:
@@ -58,7 +58,7 @@ def test_provenance_is_a_statement_of_in_toto_and_a_predicate_of_slsa(proven: Pr
     assert inputs["open-mpi 4.1.7"] == {"sha256": "3" * 64}
     # What only served the build is no part of the image, and yet an input.
     assert inputs["gdrcopy 2.4"] == {"gitCommit": "4" * 40}
-    assert "pkg:generic/gdrcopy@2.4" not in {each.purl.partition("?")[0] for each in proven.contents.components}
+    assert "pkg:generic/gdrcopy@2.4" not in {each.purl.partition("?")[0] for each in proven.bill.components}
 
 
 def test_every_input_has_a_digest(proven: Proven) -> None:
@@ -66,13 +66,13 @@ def test_every_input_has_a_digest(proven: Proven) -> None:
     assert [each["name"] for each in definition["resolvedDependencies"] if not each.get("digest")] == []
 
 
-def test_only_the_file_of_the_installed_version_lends_its_hash(contents: Contents) -> None:
-    hashes = {each.name: each.sha256 for each in contents.components if each.kind == "python"}
+def test_only_the_file_of_the_installed_version_lends_its_hash(bill: BillOfMaterials) -> None:
+    hashes = {each.name: each.sha256 for each in bill.components if each.kind == "python"}
     assert hashes == {"torch": "1" * 64, "Jinja2": "", "filelock": ""}
 
 
-def test_debian_packages_are_those_that_are_installed(contents: Contents) -> None:
-    debian = {each.name: each for each in contents.components if each.kind == "deb"}
+def test_debian_packages_are_those_that_are_installed(bill: BillOfMaterials) -> None:
+    debian = {each.name: each for each in bill.components if each.kind == "deb"}
     assert set(debian) == {"libssl3", "libstdc++6"}
     assert debian["libssl3"].licenses == ("Apache-2.0", "GPL-2+ or Artistic")
     assert debian["libstdc++6"].licenses == ()
@@ -82,20 +82,20 @@ def test_debian_packages_are_those_that_are_installed(contents: Contents) -> Non
     )
 
 
-def test_a_change_of_the_contents_changes_the_documents_number(contents: Contents) -> None:
-    other = replace(contents, components=contents.components[:-1])
+def test_a_change_of_the_contents_changes_the_documents_number(bill: BillOfMaterials) -> None:
+    other = replace(bill, components=bill.components[:-1])
     for write, number in ((cyclonedx, "serialNumber"), (spdx, "documentNamespace")):
-        first, again, changed = (write(each, builder_version="1", time=0) for each in (contents, contents, other))
+        first, again, changed = (write(each, builder_version="1", time=0) for each in (bill, bill, other))
         assert first == again
         assert first[number] != changed[number]
 
 
-def test_an_image_that_says_no_package_is_refused(facts: Facts, found: packages.Answer) -> None:
+def test_an_image_that_says_no_package_is_refused(facts: Facts, found: packages.PackagesAnswer) -> None:
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
     image = BuiltImage(reference=plan.tags[0], identifier="sha256:1", size=1, labels={}, environment={})
-    silent: packages.Answer = {**found, "system": []}
-    with pytest.raises(ProofError, match="its packages cannot be listed"):
-        contents_of(
+    silent: packages.PackagesAnswer = {**found, "system": []}
+    with pytest.raises(ProofError, match="cannot list its packages"):
+        target_bill(
             plan,
             Rendering(dockerfile="", files=(), stage_components={}),
             image,

@@ -25,10 +25,10 @@ from proof.support import (
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.extend.plan import EntryPoint, make_extension
-from trainworks.extend.requirements import BaseImage
+from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import SourceFile
 from trainworks.imagetest import packages
-from trainworks.proof.components import Component, extension_contents, package_components
+from trainworks.proof.components import ListedComponent, extension_bill, package_components
 from trainworks.proof.prove import texts_of
 from trainworks.proof.provenance import Checkout, extension_provenance
 from trainworks.render.dockerfile import Rendering
@@ -44,7 +44,7 @@ six==1.17.0 \\
     --hash=sha256:{"0" * 64} \\
     --hash=sha256:{"1" * 64}
 """
-BASE = BaseImage(
+BASE = ExtendedBase(
     reference="host.example:5000/team/pytorch:tiny",
     identifier=f"sha256:{'a' * 64}",
     digest=f"host.example:5000/team/pytorch@sha256:{'d' * 64}",
@@ -67,27 +67,27 @@ PLAN = make_extension(
 IMAGE = BuiltImage(reference="my/train:1", identifier=f"sha256:{'e' * 64}", size=1, labels={}, environment={})
 
 
-def extended(found: packages.Answer, base: tuple[Component, ...]) -> Proven:
-    contents = extension_contents(PLAN, IMAGE, found, base)
+def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) -> Proven:
+    bill = extension_bill(PLAN, IMAGE, found, base)
     rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
     def predicate(documents: Mapping[str, str]) -> dict[str, object]:
-        return extension_provenance(PLAN, rendering, contents, checkout=checkout, builder=BUILDER, documents=documents)
+        return extension_provenance(PLAN, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents)
 
-    return Proven(contents=contents, write=lambda key: texts_of(contents, predicate, builder=BUILDER, key=key, time=0))
+    return Proven(bill=bill, write=lambda key: texts_of(bill, predicate, builder=BUILDER, key=key, time=0))
 
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> packages.Answer:
+def answer(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
     """Give what the extended image says of itself."""
     return ask(make_tree(tmp_path_factory.mktemp("extended"), ADDED))
 
 
 @pytest.fixture(scope="module")
-def extension(proven: Proven, answer: packages.Answer) -> Proven:
+def extension(proven: Proven, answer: packages.PackagesAnswer) -> Proven:
     """Give its proof; its base is the tiny image of the other tests."""
-    return extended(answer, proven.contents.components)
+    return extended(answer, proven.bill.components)
 
 
 @pytest.mark.parametrize("name", ["sbom.cdx.json", "sbom.spdx.json", "provenance.json"])
@@ -98,7 +98,7 @@ def test_the_documents_of_an_extension(name: str, extension: Proven, golden: Cal
 def test_the_standards_readers_take_them(extension: Proven) -> None:
     texts = extension.texts()
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
-    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each.purl for each in extension.contents.components}
+    assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each.purl for each in extension.bill.components}
     assert spdx_problems(texts["sbom.spdx.json"]) == []
     definition = read_provenance(extension.statement()).build_definition
     assert definition.build_type == "urn:trainworks:extend:1"
@@ -121,7 +121,7 @@ def test_what_came_with_the_base_is_the_bases_with_its_hashes(extension: Proven,
         *("six", "greeting", "of-nobody"),
         *("/opt/ml/code/train.py", "/opt/ml/code/lib/one.py"),
     }
-    assert {components[each]["name"] for each in depends[base]} == {each.name for each in proven.contents.components}
+    assert {components[each]["name"] for each in depends[base]} == {each.name for each in proven.bill.components}
     torch = next(each for each in document["components"] if each["name"] == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}]
     assert torch["bom-ref"] in depends[base]
@@ -143,7 +143,7 @@ def test_spdx_says_of_what_the_image_is_a_descendant(extension: Proven) -> None:
 
 
 def test_what_the_lock_allows_is_said(extension: Proven) -> None:
-    found = {each.name: each for each in extension.contents.components if each.kind == "python"}
+    found = {each.name: each for each in extension.bill.components if each.kind == "python"}
     assert found["greeting"].sha256 == "9" * 64
     # pip chose one of two files, and nobody wrote down which.
     assert found["six"].sha256 == ""
@@ -152,17 +152,17 @@ def test_what_the_lock_allows_is_said(extension: Proven) -> None:
 
 
 def test_the_packages_of_a_base_that_was_not_built_here_have_no_hashes(
-    found: packages.Answer, answer: packages.Answer
+    found: packages.PackagesAnswer, answer: packages.PackagesAnswer
 ) -> None:
     extension = extended(answer, package_components(BASE.reference, found, {}))
-    torch = next(each for each in extension.contents.components if each.name == "torch")
+    torch = next(each for each in extension.bill.components if each.name == "torch")
     assert (torch.inherited, torch.sha256) == (True, "")
     assert cyclonedx_problems(extension.texts()["sbom.cdx.json"]) is None
 
 
-def test_a_base_without_a_registry_is_known_by_its_configuration(found: packages.Answer) -> None:
+def test_a_base_without_a_registry_is_known_by_its_configuration(found: packages.PackagesAnswer) -> None:
     plan = replace(PLAN, base=replace(BASE, reference="my/base", digest=""))
-    base = extension_contents(plan, IMAGE, found, ()).components[0]
+    base = extension_bill(plan, IMAGE, found, ()).components[0]
     assert (base.name, base.version, base.sha256) == ("my/base", BASE.identifier, "a" * 64)
 
 
@@ -175,7 +175,7 @@ def test_it_is_verified(extension: Proven, tmp_path: Path, capsys: pytest.Captur
     words = ("--proof", str(tmp_path), "--key", str(public), "--format", "json")
     assert main(["verify", IMAGE.identifier, *words]) == 0
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (said["commit"], said["components"]) == ("7" * 40, len(extension.contents.components))
+    assert (said["commit"], said["components"]) == ("7" * 40, len(extension.bill.components))
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from lock.servers import serving
 from proof.support import public_text, tiny_proof
 from push.support import RegistryServer
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError, RegistryError
 from trainworks.facts.rows import Facts
-from trainworks.proof.attach import PushedImage, attach, attach_vex, attached, check_same, find_pushed
+from trainworks.proof.attach import TYPES, PushedImage, attach, attached, check_same, find_pushed
+from trainworks.proof.verify import ATTESTATIONS_FILE
 from trainworks.registry.client import IMAGE_CONFIGURATION, IMAGE_MANIFEST, Manifest, Registries, canonical
 
 KEY = ed25519.Ed25519PrivateKey.generate()
@@ -59,16 +63,13 @@ def test_an_attached_proof_is_verified_from_the_registry(
         assert json.loads(capsys.readouterr().out)["sha256"] == pushed.sha256
 
 
-def test_a_report_on_vulnerabilities_is_attached_beside_the_proof_and_is_no_part_of_it(
+def test_another_document_of_the_same_type_is_no_part_of_the_proof(
     pushed: PushedImage, texts: dict[str, str], public: Path
 ) -> None:
     attach(pushed, texts)
-    digest = attach_vex(pushed, '{"bomFormat": "CycloneDX"}')
-    manifest = pushed.repository.get_manifest(digest)
-    assert manifest is not None
-    (layer,) = manifest.value()["layers"]
-    assert layer["annotations"]["org.opencontainers.image.title"] == "vex.cdx.json"
-    assert pushed.repository.get_bytes(layer["digest"]) == b'{"bomFormat": "CycloneDX"}'
+    # As a scanner's VEX is attached: with the type of our own bill of materials.
+    content = {"vex.cdx.json": b'{"bomFormat": "CycloneDX"}'}
+    digest = pushed.repository.attach(pushed.descriptor, TYPES["sbom.cdx.json"], content)
     assert digest in {each["digest"] for each in pushed.repository.referrers(f"sha256:{pushed.sha256}")}
     assert attached(pushed) == {name: text.encode() for name, text in texts.items()}
     assert main(["verify", pushed.address, "--key", str(public)]) == 0
@@ -128,3 +129,41 @@ def test_only_the_same_image_gets_a_proof(pushed: PushedImage) -> None:
 def test_what_is_not_in_the_registry_gets_no_proof(pushed: PushedImage, registries: Registries) -> None:
     with pytest.raises(RegistryError, match="has no another"):
         find_pushed(f"{pushed.repository}:another", registries)
+
+
+def test_a_bundle_without_a_last_newline_does_not_swallow_the_next(
+    pushed: PushedImage, texts: dict[str, str], public: Path
+) -> None:
+    pushed.repository.attach(pushed.descriptor, TYPES[ATTESTATIONS_FILE], {ATTESTATIONS_FILE: b"of somebody else"})
+    attach(pushed, texts)
+    assert main(["verify", pushed.address, "--key", str(public)]) == 0
+
+
+DIGEST = f"sha256:{'0' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("referrers", "manifest"),
+    [
+        (b"[]", b"{}"),
+        (b"[" * 100_000, b"{}"),
+        (b"<html>", b"{}"),
+        (b'{"manifests": [7]}', b"{}"),
+        (b'{"manifests": [{"artifactType": "application/vnd.in-toto.bundle"}]}', b"{}"),
+        (b'{"manifests": [{"artifactType": "application/vnd.in-toto.bundle", "digest": "%s"}]}', b'{"layers": 5}'),
+        (b'{"manifests": [{"artifactType": "application/vnd.in-toto.bundle", "digest": "%s"}]}', b'{"layers": [7]}'),
+    ],
+    ids=["a list", "deep", "a page", "a number", "no digest", "layers 5", "layer 7"],
+)
+def test_a_malformed_answer_is_an_error_and_no_traceback(
+    referrers: bytes, manifest: bytes, registries: Registries
+) -> None:
+    with serving() as server:
+        digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+        server.serve("/v2/", b"{}")
+        server.serve(f"/v2/team/image/referrers/{DIGEST}", referrers.replace(b"%s", digest.encode()))
+        server.serve(f"/v2/team/image/manifests/{digest}", manifest)
+        repository = registries.repository(f"{urlsplit(server.url).netloc}/team/image")
+        pushed = PushedImage(repository=repository, descriptor={"digest": DIGEST})
+        with pytest.raises(RegistryError):
+            attached(pushed)

@@ -75,7 +75,7 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
         f"{HOST}/released/image:1.0-20261121",
         f"{HOST}/released/image:1.0",
     ]
-    assert "made, with scan on push" in said.err
+    assert "created, with scan on push" in said.err
     assert set(tunnel.asked) == {f"{HOST}:443"}
     client = boto3.client("ecr", region_name=REGION)
     (made,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]

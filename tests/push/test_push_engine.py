@@ -163,7 +163,7 @@ def test_tags_of_a_day_with_two_contents(
         assert place.descriptor(first[0].tags[0])["digest"] == first[0].digest
         assert place.descriptor(dated)["digest"] == place.descriptor(moving)["digest"] == second[0].digest
         assert first[0].digest != second[0].digest
-        with pytest.raises(RegistryError, match=f"is another image, {first[0].digest}, and this tag never moves"):
+        with pytest.raises(RegistryError, match=rf"is another image \({first[0].digest}\), and this tag never moves"):
             push_image(engine, reference, places, Tags(fixed=(first[0].tags[0],)), registries, os.environ)
         assert place.descriptor(first[0].tags[0])["digest"] == first[0].digest
     finally:

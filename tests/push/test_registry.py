@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +35,8 @@ from trainworks.registry.client import (
     digest_of,
 )
 from trainworks.registry.compression import BLOCK, compress
-from trainworks.registry.push import DATED, split_source, tags_for
+from trainworks.registry.ecr import never_moves
+from trainworks.registry.push import check_tags, split_source, tags_for
 
 BASIC = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
@@ -113,9 +115,9 @@ def test_a_registry_that_stays_away(server: RegistryServer, registries: Registri
     repository = registries.repository(f"{server.host}/team/image")
     assert not repository.has_blob(digest_of(b"nothing"))
     server.kill()
-    with pytest.raises(RegistryError, match=r"fails 3 times: .*refused") as caught:
+    with pytest.raises(RegistryError, match=r"failed 3 times: .*refused") as caught:
         repository.put_bytes(b"something")
-    assert "goes on from here" in caught.value.hint
+    assert "repeat the command" in caught.value.hint
     assert len(lines) == 2
 
 
@@ -176,7 +178,7 @@ def test_a_tag_that_never_moves(
     first, second = put_image(origin, b"one", tag="1.0-20261121"), put_image(origin, b"two", tag="1.1")
     assert main(["promote", f"{origin}@{second.digest}", str(origin), "--tag", "1.0-20261121"]) == 15
     said = capsys.readouterr()
-    assert f"{origin}:1.0-20261121 is another image, {first.digest}, and this tag never moves" in said.err
+    assert f"{origin}:1.0-20261121 is another image ({first.digest}), and this tag never moves" in said.err
     assert said.out == ""
     assert origin.get_manifest("1.0-20261121") == first
 
@@ -208,9 +210,9 @@ def test_refusals_are_one_clear_error_without_a_secret(
     assert promote(server, "--format", form) == 15
     said = capsys.readouterr()
     expected = {
-        "no login": (f"{server.host} wants a login, and this machine has none", f"docker login {server.host}"),
-        "wrong password": (f"{server.host} refuses our user or password", f"docker login {server.host}"),
-        "read-only": (f"{server.host} takes nothing, it is read-only", "name another repository"),
+        "no login": (f"{server.host} requires a login, and this machine has none", f"docker login {server.host}"),
+        "wrong password": (f"{server.host} rejects the user or password", f"docker login {server.host}"),
+        "read-only": (f"{server.host} is read-only", "another repository"),
     }[trouble]
     for words in expected:
         assert words in said.err
@@ -280,14 +282,15 @@ def test_a_login_that_has_expired(
 
 
 @pytest.mark.usefixtures("logged_in")
-def test_a_certificate_that_nobody_vouches_for(
+def test_a_certificate_that_is_not_trusted(
     server: RegistryServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     assert promote(server) == 15
     said = capsys.readouterr().err
-    assert f"nobody whom this machine trusts vouches for {server.host}" in said
+    assert f"{server.host}: certificate not trusted (" in said
+    assert "CERTIFICATE_VERIFY_FAILED" in said
     assert f"/etc/docker/certs.d/{server.host}/ca.crt" in said
     assert "Authorization" not in server.log
 
@@ -295,10 +298,10 @@ def test_a_certificate_that_nobody_vouches_for(
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("team/image:1", "team is no host"),
+        ("team/image:1", "'team' is not a host name"),
         ("registry.example/team/image", "names no image"),
-        ("registry.example/team/image@sha256:12", "sha256:12 is no digest"),
-        ("registry.example/Team:1", "Team is no name of a repository"),
+        ("registry.example/team/image@sha256:12", "'sha256:12' is not a digest"),
+        ("registry.example/Team:1", "'Team' is not a valid repository name"),
     ],
 )
 def test_sources_that_are_none(source: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,12 +320,24 @@ def test_tags_follow_from_the_images_own() -> None:
     assert (tags.fixed, tags.dated, tags.moving) == ((), "2.4.1-cu121-py311-debian12", ("2.4.1-cu121-debian12",))
     tags = tags_for("host:5000/mine", ["1.0"])
     assert (tags.fixed, tags.dated, tags.moving) == (("1.0",), "", ())
-    with pytest.raises(RegistryError, match="has no tag to make one of"):
+    with pytest.raises(RegistryError, match="has no tag to derive"):
         tags_for("host:5000/mine")
-    with pytest.raises(RegistryError, match="has a date, and such tags do not move"):
+    with pytest.raises(RegistryError, match="cannot be a moving tag"):
         tags_for("mine:1", (), ["1-20261121"])
-    with pytest.raises(RegistryError, match="is no tag"):
+    with pytest.raises(RegistryError, match="is not a valid tag"):
         tags_for("mine:1", ["a b"])
+
+
+@pytest.mark.parametrize("tag", ["nightly-2026.11", "2.4-ubuntu-20.04", "1-20261121", "1-20261121-0a1b2c3d"])
+def test_a_moving_tag_that_ecr_would_freeze_is_rejected_before_a_push(tag: str) -> None:
+    """ECR's filter and the check of moving tags are one: a tag that may move today may move tomorrow."""
+    assert never_moves(tag)
+    with pytest.raises(RegistryError, match=f"{re.escape(tag)} cannot be a moving tag"):
+        check_tags((), [tag])
+    with pytest.raises(RegistryError, match=f"{re.escape(tag)} cannot be a moving tag"):
+        tags_for(f"my/train:{tag}")
+    assert tags_for(f"my/train:{tag}", [], ["latest"]).moving == ("latest",)
+    assert check_tags([tag], ["latest", "2026.11", "v20", "cu130-2"]).fixed == (tag,)
 
 
 def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(facts: Facts) -> None:
@@ -331,9 +346,8 @@ def test_no_two_targets_have_one_moving_tag_and_every_dated_one_is_kept_by_ecr(f
         image = make_plan(request_for(row, facts), facts).tags[0]
         tags = tags_for(image)
         assert moving.setdefault((row.framework, tags.moving), image) == image
-        # What the wildcard of `ecr.IMMUTABLE_TAGS` matches: dated tags, and no moving one.
-        assert "-20" in f"{tags.dated}-{datetime(2026, 11, 21, tzinfo=UTC):%Y%m%d}"
-        assert not any("-20" in tag or DATED.search(tag) for tag in tags.moving)
+        assert never_moves(f"{tags.dated}-{datetime(2026, 11, 21, tzinfo=UTC):%Y%m%d}")
+        assert not any(map(never_moves, tags.moving))
     assert len(moving) == len(facts.targets)
 
 
@@ -378,5 +392,5 @@ def test_a_credential_helper_that_fails(
     (tmp_path / "docker" / "config.json").write_text(json.dumps(configuration), encoding="utf-8")
     assert promote(server) == 15
     said = capsys.readouterr().err
-    assert f"docker's configuration has a credential helper for {server.host}, and it fails" in said
+    assert f"docker's credential helper for {server.host} failed" in said
     assert "docker-credential-that-nobody-installed" in said

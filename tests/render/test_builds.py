@@ -19,7 +19,7 @@ from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
 from trainworks.inspect.current import remembered_builds
 from trainworks.inspect.listing import list_text, summary_markdown
-from trainworks.proof.subjects import read_checkout
+from trainworks.proof.provable_image import read_checkout
 from trainworks.render.builds import current_builds, inputs_of_target
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -133,7 +133,7 @@ def test_a_variant_is_not_recorded_as_the_target(built_today: Path, capsys: pyte
     assert main(line) == 9
     assert f"this image is a variant of {CPU}" in capsys.readouterr().err
     assert main([*line, "--until", "build"]) == 2
-    assert "--record is for what was tested" in capsys.readouterr().err
+    assert "--record is for tested images" in capsys.readouterr().err
     assert (built_today / "images" / "built.toml").read_bytes() == before
 
 

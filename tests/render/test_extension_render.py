@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.extend.plan import EntryPoint, ExtensionPlan, Source, make_extension
+from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
-from trainworks.extend.requirements import BaseImage, Distribution, Wheel
+from trainworks.extend.requirements import ExtendedBase, InstalledDistribution, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
@@ -23,7 +23,7 @@ from trainworks.render.dockerfile import Rendering
 ARCHIVE = AptSource(uri="http://deb.example/debian", suite="bookworm", components="main")
 REQUIREMENTS = "six==1.17.0 --hash=sha256:" + "0" * 64 + "\n"
 
-OURS = BaseImage(
+OURS = ExtendedBase(
     reference="trainworks/pytorch-training:2.13.0-cpu-py311-debian12",
     identifier="sha256:" + "b" * 64,
     python="/opt/venv/bin/python",
@@ -31,7 +31,7 @@ OURS = BaseImage(
     glibc="2.36",
     machine="x86_64",
     environment={"PATH": "/opt/venv/bin:/opt/ml/code:/usr/bin", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code"},
-    distributions=(Distribution(name="torch", version="2.13.0+cpu"),),
+    distributions=(InstalledDistribution(name="torch", version="2.13.0+cpu"),),
     distribution="debian",
     suite="bookworm",
 )
@@ -46,7 +46,7 @@ AWS = replace(
 
 
 def plan_of(
-    base: BaseImage, *, requirements: str = REQUIREMENTS, resolved: bool = True, project: bool = False
+    base: ExtendedBase, *, requirements: str = REQUIREMENTS, resolved: bool = True, project: bool = False
 ) -> ExtensionPlan:
     wheel = Wheel(file="mine-1.0-py3-none-any.whl", content=b"", built=True)
     return make_extension(
@@ -74,8 +74,8 @@ PLANS = {
     "project": plan_of(OURS, project=True),
 }
 SOURCES = (
-    Source(archive=b"", origin="git+https://git.example/lib@v1", subdirectory="python"),
-    Source(archive=b"", origin="--source"),
+    WheelSource(archive=b"", origin="git+https://git.example/lib@v1", subdirectory="python"),
+    WheelSource(archive=b"", origin="--source"),
 )
 NAMES = (*PLANS, "wheels")
 

@@ -195,6 +195,13 @@ def test_no_address_and_no_setting_of_this_machine(
         assert [text for text in texts if re.search(r"https?://|file://|/root/\.(config|pip)|/home/", text)] == []
 
 
+def test_every_image_has_the_launcher_without_preflight(renderings: Mapping[str, Rendering]) -> None:
+    for rendering in renderings.values():
+        paths = [file.path for file in rendering.files if file.path.startswith("launcher/")]
+        assert "launcher/trainworks_launcher/cli.py" in paths
+        assert [path for path in paths if "preflight" in path] == []
+
+
 def test_the_manifest_says_what_the_launcher_reads(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:

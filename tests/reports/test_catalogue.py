@@ -58,6 +58,16 @@ def test_what_is_said_of_an_image_is_its_plan(facts: Facts) -> None:
     assert (entry.built is not None, bool(entry.older)) == (CPU in current_builds(facts), entry.built is None)
 
 
+def test_built_targets_come_first(facts: Facts) -> None:
+    current = current_builds(facts)
+    entries = catalogue_of(facts)
+    assert current
+    assert {entry.name for entry in entries[: len(current)]} == set(current)
+    assert all(entry.built for entry in entries[: len(current)])
+    for entry in entries[len(current) :]:
+        assert entry.built is None
+
+
 def test_filters_are_for_what_tells_images_apart(facts: Facts) -> None:
     features = features_of(catalogue_of(facts))
     assert {"nccl", "efa-installer", "smp", "smddp"} <= set(features)

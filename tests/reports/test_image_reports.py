@@ -1,4 +1,4 @@
-"""Reports on images: whose the bytes are, what is another between two images, and the changelog of a family."""
+"""Reports on images: sizes by component, differences between two images, and the changelog of a series."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import inventory, questions
-from trainworks.inspect.difference import FileChange, as_text, changelog, difference, folder_of
-from trainworks.inspect.image_contents import Contents, File, plan_of_target
-from trainworks.inspect.sizes import as_text as size_text
-from trainworks.inspect.sizes import (
+from trainworks.inspect.image_difference import FileChange, as_text, changelog, difference, folder_of
+from trainworks.inspect.inspected_image import ImageFile, InspectedImage
+from trainworks.inspect.size_report import as_text as size_text
+from trainworks.inspect.size_report import (
     growth_of,
     growth_text,
     instruction_of,
@@ -30,6 +30,7 @@ from trainworks.inspect.sizes import (
     remember,
     size_report,
 )
+from trainworks.inspect.targets import plan_of_target
 from trainworks.plan.difference import Change
 from trainworks.render.dockerfile import render
 
@@ -37,10 +38,10 @@ CPU = "pytorch-2.13.0-cpu-py311-debian12"
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
-def image(files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0, **python: str) -> Contents:
+def image(files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0, **python: str) -> InspectedImage:
     """Return an image of these files (path to bytes and owner) and Python distributions."""
     identity = hashlib.sha256(repr((sorted(files.items()), python, layers)).encode()).hexdigest()
-    return Contents(
+    return InspectedImage(
         image=BuiltImage(
             reference="trainworks/pytorch-training:x",
             identifier=f"sha256:{identity}",
@@ -52,7 +53,7 @@ def image(files: dict[str, tuple[int, str]], *, name: str = CPU, layers: int = 0
             created="2026-11-21T07:00:00Z",
         ),
         history=(HistoryEntry(created_by="RUN a", size=5), HistoryEntry(created_by="ENV A=1", size=0)),
-        files={path: File(path=path, size=size, mode=0o644, owner=owner) for path, (size, owner) in files.items()},
+        files={path: ImageFile(path=path, size=size, mode=0o644, owner=owner) for path, (size, owner) in files.items()},
         packages={"libc6": "2.36-9"},
         python=python,
         name=name,
@@ -105,7 +106,7 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     (tmp_path / "usr/lib/libc.so.6").symlink_to("libc-2.36.so")
     (tmp_path / "opt/trainworks").mkdir()
     (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
-    request: inventory.Request = {"root": str(tmp_path), "owned": [], "contents": "digests"}
+    request: inventory.InventoryRequest = {"root": str(tmp_path), "owned": [], "contents": "digests"}
     command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
     child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     found = questions.inventory_of(Completed(status=child.returncode, output=child.stdout))["contents"]
@@ -151,10 +152,10 @@ def test_growth_names_components_and_packages(facts: Facts) -> None:
     lines = growth_text(growth_of(size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)))
     assert lines[0].endswith("+58 MB")
     assert (
-        lines[1].strip().startswith("+57 MB  torch: python torch 2.12.0 -> 2.13.0 (+50 MB); python sympy 1.14.0 is new")
+        lines[1].strip().startswith("+57 MB  torch: python torch 2.12.0 -> 2.13.0 (+50 MB); python sympy 1.14.0 added")
     )
-    assert "python networkx 3.6.1 is gone (-2 MB)" in lines[1]
-    assert lines[2].strip() == "+1 MB  written again or removed later"
+    assert "python networkx 3.6.1 removed (-2 MB)" in lines[1]
+    assert lines[2].strip() == "+1 MB  replaced or removed by a later layer"
 
 
 def test_the_image_that_had_the_name_before_is_remembered(tmp_path: Path, facts: Facts) -> None:
@@ -175,7 +176,7 @@ def test_a_report_is_read_back_and_anything_else_refused(tmp_path: Path, facts: 
     assert read_report(file) == report
     for spoiled in ("", "[]", '{"schema": 1}', json.dumps({**report.as_values(), "schema": 99})):
         file.write_text(spoiled)
-        with pytest.raises(OutputError, match="is no report"):
+        with pytest.raises(OutputError, match="is not a size report"):
             read_report(file)
 
 
@@ -244,14 +245,14 @@ def test_a_difference_is_nothing_of_an_image_to_itself_and_mirrors(
     left: dict[str, tuple[int, str]], right: dict[str, tuple[int, str]]
 ) -> None:
     before, after = image(left), image(right)
-    assert as_text(difference(before, before)).endswith("nothing is another\n")
+    assert as_text(difference(before, before)).endswith("no differences\n")
     there, back = difference(before, after), difference(after, before)
     assert back.files == tuple(FileChange(path=row.path, before=row.after, after=row.before) for row in there.files)
     assert sum(folder.growth for folder in there.folders) == after.image.size - before.image.size
 
 
 def test_a_change_of_rights_or_of_content_is_a_change() -> None:
-    files = {"/a": File(path="/a", size=1, mode=0o644, what="x")}
+    files = {"/a": ImageFile(path="/a", size=1, mode=0o644, what="x")}
     for other in (replace(files["/a"], mode=0o755), replace(files["/a"], what="y")):
         found = difference(replace(BEFORE, files=files), replace(BEFORE, files={"/a": other}))
         assert found.files == (FileChange(path="/a", before=1, after=1),)
@@ -278,7 +279,7 @@ def test_a_changelog_grows_at_its_head_and_keeps_what_it_has() -> None:
     first = changelog([BEFORE])
     assert first.startswith("# Changelog\n\n## trainworks/pytorch-training:x (2026-11-21)\n")
     assert "- torch 2.12.0" in first
-    edited = first.replace("The first image here", "Words of a person; the first image here")
+    edited = first.replace("First image", "Words of a person; the first image")
     both = changelog([BEFORE, AFTER], edited)
     assert both.count("\n## ") == 2
     assert "Words of a person" in both
@@ -290,4 +291,4 @@ def test_a_changelog_grows_at_its_head_and_keeps_what_it_has() -> None:
 
 def test_a_rebuild_without_news_says_so() -> None:
     later = replace(BEFORE, image=replace(BEFORE.image, identifier="sha256:other"))
-    assert "No package and no setting is another (files: none)." in changelog([BEFORE, later])
+    assert "No package or setting changed (files: none)." in changelog([BEFORE, later])

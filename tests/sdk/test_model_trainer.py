@@ -114,7 +114,7 @@ def test_its_driver_runs_too_few_ranks_and_the_log_says_so(image_with_keys: str,
     ended = train(image_with_keys, tmp_path, "world.py", distributed={"MPI": {"process_count_per_node": 2}})
     assert [process["host"] for process in ended.world()] == ["algo-1", "algo-1"], "all on the first host"
     assert "asks for 2 process(es), and the hosts have room for 4" in ended.output
-    assert "'ethwe' does not exist here; mpirun gets 'eth0'" in ended.output
+    assert "'ethwe' does not exist on this host; mpirun gets 'eth0'" in ended.output
 
 
 def test_the_client_sees_a_failing_script_and_its_status(image: str, tmp_path: Path) -> None:

@@ -10,22 +10,23 @@ from importlib import import_module
 from typing import Callable
 
 from trainworks_launcher.job import Job
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.provision import why_kept
 from trainworks_launcher.registry import MODES
 
 
 def planner(mode: str) -> Callable[[Job], NodePlan]:
-    """The planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
+    """Return the planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
     found: Callable[[Job], NodePlan] = import_module(f"{__name__}.{MODES[mode].file}").plan
     return found
 
 
 def plan_host(job: Job) -> NodePlan:
-    """The plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
+    """Return the plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
 
-    A host that takes no part in the distribution runs the program once, by itself (TT).
+    A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training).
     """
-    plan = planner(job.mode if job.takes_part else "none")(job)
+    plan = planner(job.placement.mode if job.placement.takes_part else "none")(job)
     kept = why_kept(job.environment) if plan.requirements else ""
-    return replace(plan, why=(*plan.why, Reason("requirements", kept, "image"))) if kept else plan
+    return replace(plan, why=(*plan.why, Reason("requirements", kept, Origin.IMAGE))) if kept else plan

@@ -8,8 +8,10 @@ from typing import Mapping, Sequence
 
 from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import Job
 from trainworks_launcher.names import ARGUMENT_LIMIT_BYTES
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.placement import missing_program
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 from trainworks_launcher.registry import MODES
@@ -17,62 +19,75 @@ from trainworks_launcher.registry import MODES
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable that a mode gives to its processes. why: one sentence. origin: as in ``plan``. ours: set even where
-    the container sets another value, because the processes of the job would not find each other with it."""
+    """A variable that a mode gives to its processes.
+
+    Attributes:
+        name: Its name.
+        value: Its value.
+        why: One sentence.
+        origin: Who decided.
+        ours: Set even where the container sets another value: without it, the processes would not find each other.
+    """
 
     name: str
     value: str
     why: str
-    origin: str = "platform"
+    origin: Origin = Origin.PLATFORM
     ours: bool = False
 
 
 def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """(variables to set, why); what the container's environment already sets is the user's choice and is kept.
+    """Return (variables to set, why); what the container's environment already sets is the user's choice and is kept.
 
     Raises RefusalError for one of ours that is too long for the kernel: what reads it looks for no file.
     """
     long = [row for row in rows if row.ours and len(row.name) + len(row.value) + 2 > ARGUMENT_LIMIT_BYTES]
     if long:
-        hosts = len(job.distribution_hosts)
+        hosts = len(job.placement.distribution_hosts)
         limit = f"{ARGUMENT_LIMIT_BYTES:,} bytes of the kernel"
         what = f"{long[0].name} names {hosts} hosts, which is more than the {limit}"
-        raise RefusalError([Problem(what, f"mode {job.mode}", "use fewer hosts, or a mode that does not list them")])
+        raise RefusalError(
+            [Problem(what, f"mode {job.placement.mode}", "use fewer hosts, or a mode that does not list them")]
+        )
     kept = [row for row in rows if row.ours or row.name not in job.inherited]
     why = tuple(Reason(row.name, row.why, row.origin) for row in kept)
     return MappingProxyType({row.name: row.value for row in kept}), why
 
 
 def counts_and_why(job: Job) -> str:
-    """How many processes run on how many hosts, and who said so."""
-    hosts = len(job.distribution_hosts)
-    if len(set(job.slots)) == 1:
-        return f"{job.slots[0]} process(es) on each of {hosts} host(s): {job.processes_why}"
-    return f"{sum(job.slots)} processes on {hosts} hosts: {job.processes_why}"
+    """Return how many processes run on how many hosts, and who decided it."""
+    hosts = len(job.placement.distribution_hosts)
+    if len(set(job.placement.slots)) == 1:
+        return f"{job.placement.slots[0]} process(es) on each of {hosts} host(s): {job.placement.processes_why}"
+    return f"{sum(job.placement.slots)} processes on {hosts} hosts: {job.placement.processes_why}"
 
 
 def warn_of_library(job: Job) -> tuple[str, ...]:
-    """What will not work without the mode's own library, in the words of the image; () where it is there.
+    """Return what will not work without the mode's own library, in the words of the image; () where it is there.
 
     A warning and no refusal: a job may install it with its requirements.txt.
     """
-    library = MODES[job.mode].library
+    library = MODES[job.placement.mode].library
     manifest = job.environment.manifest
     if not library or library in manifest.components:
         return ()
     costs = [row.cost for row in manifest.missing if row.component == library]
     cost = costs[0] if costs else "the script has to do without it, or install it itself"
-    return (f"{job.mode} is asked for, and the image has no {library}: {cost}",)
+    return (f"{job.placement.mode} is asked for, and the image has no {library}: {cost}",)
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
-    """A problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
+    """Return a problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
     components = job.environment.manifest.components
-    if any(name in components for name in packages) or job.code.requirements in job.code.entries or job.code.remote:
+    if (
+        any(name in components for name in packages)
+        or job.program.code.requirements in job.program.code.entries
+        or job.program.code.remote
+    ):
         return []
     what = " or ".join(packages)
     advice = f"use an image that has {what}, or name it in a {REQUIREMENTS} beside the entry point"
-    return [Problem(f"{job.mode} needs {what}", f"image {job.environment.manifest.name!r}", advice)]
+    return [Problem(f"{job.placement.mode} needs {what}", f"image {job.environment.manifest.name!r}", advice)]
 
 
 def own_process(
@@ -82,22 +97,30 @@ def own_process(
     rows: Sequence[Variable] = (),
     warnings: Sequence[str] = (),
 ) -> NodePlan:
-    """The plan of a host that starts its one command by itself. choices: why it does. rows: the mode's variables."""
+    """Plan a host that starts its one command by itself.
+
+    Args:
+        job: The job.
+        command: The command line.
+        choices: Why it is started so.
+        rows: Variables of the mode.
+        warnings: Warnings of the mode.
+    """
     network, network_why = network_variables(job)
     more, more_why = variables(job, rows)
     argv = words_of(command)
     return NodePlan(
-        mode=job.mode,
-        host=job.host,
+        mode=job.placement.mode,
+        host=job.placement.host,
         role=role_of(job),
         needs=tuple(word for word in argv[:1] if word.startswith("/")),
         argv=argv,
-        env=MappingProxyType({**job.variables, **network, **more}),
-        cwd=job.code.directory,
-        code=job.code,
-        requirements=job.requirements,
+        env=MappingProxyType({**exported_variables(job), **network, **more}),
+        cwd=job.program.code.directory,
+        code=job.program.code,
+        requirements=job.program.requirements,
         control=control_of(job),
-        limits=job.limits,
+        limits=job.network.limits,
         why=(*choices, *command, *network_why, *more_why),
         warnings=(*job.warnings, *warnings),
     )
@@ -105,12 +128,12 @@ def own_process(
 
 def programs_of_mode(job: Job) -> Mapping[str, str]:
     """Name -> absolute path of the programs that the mode starts with; ``job`` was refused if one is missing."""
-    wanted = MODES[job.mode].programs_for(len(job.distribution_hosts))
+    wanted = MODES[job.placement.mode].programs_for(len(job.placement.distribution_hosts))
     return MappingProxyType({name: job.environment.programs[name] for name in wanted})
 
 
 def program(job: Job, name: str, reason: str) -> str:
-    """Absolute path of one more program. Raises RefusalError if it is missing."""
+    """Return the absolute path of one more program. Raises RefusalError if it is missing."""
     path = job.environment.programs.get(name, "")
     if not path:
         raise RefusalError([missing_program(job.environment, name, reason)])
@@ -118,22 +141,22 @@ def program(job: Job, name: str, reason: str) -> str:
 
 
 def shell_of(job: Job) -> str:
-    """The shell for .sh files without the execute bit: bash where there is one, else sh."""
+    """Return the shell for .sh files without the execute bit: bash where there is one, else sh."""
     available = job.environment.programs
     return available.get("bash") or available.get("sh") or "/bin/sh"
 
 
 def command(job: Job) -> tuple[Reason, ...]:
-    """The user's program with its arguments, as it is started on its own."""
+    """Return the user's program with its arguments, as it is started on its own."""
     python = job.environment.programs.get("python", "python3")
-    return explained_program(job, program_words(job.entry, job.code, python, shell_of(job)))
+    return explained_program(job, program_words(job.program.entry, job.program.code, python, shell_of(job)))
 
 
 def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
-    """The end of a command line: ``words`` start the user's program, the script's arguments follow."""
-    program = Reason("program", why or f"the entry point, a {job.entry.kind}", "user", words)
-    arguments = Reason("arguments", "the job's hyperparameters, sorted by name", "user", job.arguments)
-    return (program, arguments) if job.arguments else (program,)
+    """Return the end of a command line: ``words`` start the user's program, the script's arguments follow."""
+    program = Reason("program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words)
+    arguments = Reason("arguments", "the job's hyperparameters, sorted by name", Origin.USER, job.program.arguments)
+    return (program, arguments) if job.program.arguments else (program,)
 
 
 def rank_wrapper(job: Job, why: str, options: tuple[str, ...] = ()) -> Reason:

@@ -1,9 +1,9 @@
-"""smdistributed.dataparallel and pytorchddp: one file, for they are started alike, by mpirun.
+"""smdistributed.dataparallel and pytorchddp: one file, because mpirun starts both alike.
 
-What differs from plain mpi is what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
-has it. sagemaker-training also asks for EFA on every host, for NCCL_PROTO by instance type, and oversubscribes; here
-devices decide about EFA (libfabric finds no provider on a host without it) and the plugin's version about the protocol
-(``fabric``), and the slots are said exactly.
+They differ from plain mpi in what smddp reads: its variables, and ``smddprun`` in front of each rank where the image
+has it. sagemaker-training also asks for EFA on every host, sets NCCL_PROTO by instance type, and oversubscribes. This
+launcher decides on EFA by devices (libfabric finds no provider on a host without it), leaves the protocol to the
+plugin (``fabric``), and gives the exact slots.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.modes.common import Variable
 from trainworks_launcher.modes.mpi import plan_ranks
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.values import text
 
@@ -22,11 +23,13 @@ _START = "smddprun"
 def plan(job: Job) -> NodePlan:
     """Plan the job's host. Raises RefusalError for contradictory options."""
     environment = job.environment
-    if len(job.distribution_hosts) > 1:
-        kind = text(environment.hyperparameters.get(names.INSTANCE_TYPE)) or job.instance_type
+    if len(job.placement.distribution_hosts) > 1:
+        kind = text(environment.hyperparameters.get(names.INSTANCE_TYPE)) or job.placement.instance_type
         rows = [
             Variable("SMDATAPARALLEL_USE_HOMOGENEOUS", "1", "smddp over several hosts of one kind", ours=True),
-            Variable("SMDATAPARALLEL_SERVER_ADDR", job.leader, "smddp's own rendezvous is on the leader", ours=True),
+            Variable(
+                "SMDATAPARALLEL_SERVER_ADDR", job.placement.leader, "smddp's own rendezvous is on the leader", ours=True
+            ),
             Variable("SMDATAPARALLEL_SERVER_PORT", str(names.DATA_PARALLEL_PORT), "smddp's own rendezvous"),
             Variable("SAGEMAKER_INSTANCE_TYPE", kind, "smddp chooses its algorithms by it", ours=True),
         ]
@@ -35,5 +38,5 @@ def plan(job: Job) -> NodePlan:
     before: list[Reason] = []
     if _START in environment.programs:
         words = (environment.programs[_START],)
-        before.append(Reason(_START, "puts smddp's collectives in the place of NCCL's", "image", words))
+        before.append(Reason(_START, "puts smddp's collectives in the place of NCCL's", Origin.IMAGE, words))
     return plan_ranks(job, rows, before, common.warn_of_library(job))

@@ -10,6 +10,7 @@ from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.modes.common import Variable
 from trainworks_launcher.modes.mpi import plan_ranks
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.placement import version_of
 from trainworks_launcher.plan import NodePlan, Reason
 from trainworks_launcher.values import mapping
@@ -23,13 +24,15 @@ def plan(job: Job) -> NodePlan:
     rows: list[Variable] = []
     torch = version_of(environment, "torch")
     if torch:
-        rows.append(Variable("NCCL_PROTO", "simple", "smp's messages want NCCL's plain protocol", "image"))
+        rows.append(Variable("NCCL_PROTO", "simple", "smp's messages want NCCL's plain protocol", Origin.IMAGE))
         if torch >= (2,):
-            rows.append(Variable("NCCL_ALGO", "ring", "smp can hang with other algorithms on this PyTorch", "image"))
+            rows.append(
+                Variable("NCCL_ALGO", "ring", "smp can hang with other algorithms on this PyTorch", Origin.IMAGE)
+            )
     before: list[Reason] = []
     value, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     backend = mapping(value).get("ddp_dist_backend", "auto")
     if backend == "auto" and _SET_UP in environment.programs:
-        words = (environment.programs[_SET_UP], "-i", job.instance_type, "--allow-bypass")
-        before.append(Reason(_SET_UP, "sets smddp up for this instance type, where it can use it", "image", words))
+        words = (environment.programs[_SET_UP], "-i", job.placement.instance_type, "--allow-bypass")
+        before.append(Reason(_SET_UP, "sets smddp up for this instance type, where it can use it", Origin.IMAGE, words))
     return plan_ranks(job, rows, before, common.warn_of_library(job))

@@ -17,11 +17,12 @@ from trainworks_launcher import names
 from trainworks_launcher.dialects import Dialect, dialect_of
 from trainworks_launcher.entry import program_words
 from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.exported import HOST_SPECIFIC
+from trainworks_launcher.exported import HOST_SPECIFIC, exported_variables
 from trainworks_launcher.flags import Setting, UserOptions, merge_parameters, parse_user_options
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.modes.common import Variable
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason, Shell, control_of, network_variables, role_of, words_of
 
 _FROM_USER = "from the job's custom_mpi_options"
@@ -37,55 +38,61 @@ def plan_ranks(
 ) -> NodePlan:
     """Plan the host of a job whose ranks are started by mpirun.
 
-    variables: what the ranks get besides those of every mode. before: words in front of the program of each rank.
-    warnings: of the mode. Raises RefusalError for contradictory options.
+    Args:
+        job: The job.
+        variables: Variables of the ranks besides those of every mode.
+        before: Words in front of the program of each rank.
+        warnings: Warnings of the mode.
+
+    Raises:
+        RefusalError: The options contradict each other.
     """
-    several = len(job.distribution_hosts) > 1
+    several = len(job.placement.distribution_hosts) > 1
     found = common.programs_of_mode(job)
     network, network_why = network_variables(job)
     more_variables, variables_why = common.variables(job, variables)
-    where = job.custom_mpi_where
+    where = job.placement.mpi_options_where
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
-    user, problems = parse_user_options(job.custom_mpi_options, dialect, where)
+    user, problems = parse_user_options(job.placement.mpi_options, dialect, where)
     parameters, left_out, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
     if problems or more:
         raise RefusalError([*problems, *more])
     exports, not_exported, not_set = _exports(job, user, {*HOST_SPECIFIC, *network, *more_variables})
     line = [
-        Reason("mpirun", "starts the ranks of every host", "image", (found["mpirun"],)),
+        Reason("mpirun", "starts the ranks of every host", Origin.IMAGE, (found["mpirun"],)),
         *_options(job, user),
         *(_parameter(setting, dialect) for setting in parameters),
         *exports.values(),
     ]
     if user.rest:
-        line.append(Reason("other options", _FROM_USER, "user", user.rest))
+        line.append(Reason("other options", _FROM_USER, Origin.USER, user.rest))
     line += [
         common.rank_wrapper(
             job,
             "gives each rank the environment of its own host",
-            ("--size", str(job.processes), "--keep", ",".join(exports)),
+            ("--size", str(job.placement.processes), "--keep", ",".join(exports)),
         ),
         *before,
         *_program(job),
     ]
-    left_out_why = tuple(Reason(f"left out {what}", why, "user") for what, why in (*left_out, *not_exported))
-    worker = job.host != job.leader
+    left_out_why = tuple(Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported))
+    worker = job.placement.host != job.placement.leader
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
-        mode=job.mode,
-        host=job.host,
+        mode=job.placement.mode,
+        host=job.placement.host,
         role=role_of(job),
         needs=tuple(found.values()),
         argv=() if worker else words_of(line),
-        env=MappingProxyType({**job.variables, **network, **more_variables}),
-        cwd=job.code.directory,
-        code=job.code,
-        requirements=job.requirements,
-        processes=job.processes,
+        env=MappingProxyType({**exported_variables(job), **network, **more_variables}),
+        cwd=job.program.code.directory,
+        code=job.program.code,
+        requirements=job.program.requirements,
+        processes=job.placement.processes,
         ranks_by="mpirun",
         control=control_of(job),
         shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"]) if several else None,
-        limits=job.limits,
+        limits=job.network.limits,
         why=(*(waiting if worker else (*line, *left_out_why)), *network_why, *variables_why),
         warnings=(*job.warnings, *warnings, *user.warnings, *not_set),
     )
@@ -96,57 +103,65 @@ _GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older
 
 def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     """Our MCA parameters, by the names of the dialect."""
-    several = len(job.distribution_hosts) > 1
+    several = len(job.placement.distribution_hosts) > 1
     rows: list[Setting] = [
-        Setting("pml", "ob1", "default", "plain point-to-point messages; NCCL has its own way to the fabric"),
+        Setting("pml", "ob1", Origin.DEFAULT, "plain point-to-point messages; NCCL has its own way to the fabric"),
     ]
     if dialect.major < 5:
         rows.append(
-            Setting("btl", "^openib", "default", "the verbs transport only prints warnings where there is none")
+            Setting("btl", "^openib", Origin.DEFAULT, "the verbs transport only prints warnings where there is none")
         )
         rows.append(
-            Setting("orte_abort_on_non_zero_status", "1", "default", "a rank that fails ends the job, not only itself")
+            Setting(
+                "orte_abort_on_non_zero_status", "1", Origin.DEFAULT, "a rank that fails ends the job, not only itself"
+            )
         )
         rows.append(
             Setting(
                 "btl_vader_single_copy_mechanism",
                 "none",
-                "default",
+                Origin.DEFAULT,
                 "a container may not read another process's memory, and each try is logged",
             )
         )
     else:
         rows.append(
             Setting(
-                "smsc", "^cma", "default", "a container may not read another process's memory, and each try is logged"
+                "smsc",
+                "^cma",
+                Origin.DEFAULT,
+                "a container may not read another process's memory, and each try is logged",
             )
         )
-    if job.interface and several:
-        why = f"bind MPI's traffic to this interface: {job.interface_why}"
-        rows.append(Setting("btl_tcp_if_include", job.interface, "platform", why))
-        rows.append(Setting(dialect.canonical("oob_tcp_if_include"), job.interface, "platform", why))
-    named = job.environment.hostname == job.host or job.environment.hostname_shim
+    if job.network.interface and several:
+        why = f"bind MPI's traffic to this interface: {job.network.interface_why}"
+        rows.append(Setting("btl_tcp_if_include", job.network.interface, Origin.PLATFORM, why))
+        rows.append(Setting(dialect.canonical("oob_tcp_if_include"), job.network.interface, Origin.PLATFORM, why))
+    host = job.placement.host
+    named = job.environment.hostname == host or job.environment.hostname_shim
     if several and dialect.major >= 5 and not named:
-        why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {job.host}"
-        rows.append(Setting("prte_do_not_resolve", "0", "platform", why))
+        why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {host}"
+        rows.append(Setting("prte_do_not_resolve", "0", Origin.PLATFORM, why))
     if several:
         agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
         rows.append(
-            Setting(dialect.canonical("plm_rsh_agent"), agent, "platform", "ssh with the keys made for this job only")
+            Setting(
+                dialect.canonical("plm_rsh_agent"), agent, Origin.PLATFORM, "ssh with the keys made for this job only"
+            )
         )
         rows.append(
             Setting(
                 dialect.canonical("plm_rsh_no_tree_spawn"),
                 "1",
-                "platform",
+                Origin.PLATFORM,
                 "only the leader has the key, so it contacts every host itself",
             )
         )
         rows.append(
             Setting(
                 dialect.canonical("plm_rsh_num_concurrent"),
-                str(max(len(job.distribution_hosts), 128)),
-                "platform",
+                str(max(len(job.placement.distribution_hosts), 128)),
+                Origin.PLATFORM,
                 "contact all hosts at once",
             )
         )
@@ -154,7 +169,7 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
 
 
 def _parameter(setting: Setting, dialect: Dialect) -> Reason:
-    """The words of an MCA parameter."""
+    """Return the words of an MCA parameter."""
     option = setting.option or dialect.option(setting.name)
     words = (option, setting.name, setting.value)
     return Reason(f"{option} {setting.name}", setting.why, setting.origin, words)
@@ -163,8 +178,8 @@ def _parameter(setting: Setting, dialect: Dialect) -> Reason:
 def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     """Options that are not parameters; a user's value of the same option takes the place of ours."""
     # On one host the platform's name of it may resolve nowhere, and mpirun would go and look for it by ssh.
-    hosts = job.distribution_hosts if len(job.distribution_hosts) > 1 else ("localhost",)
-    slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, job.slots))
+    hosts = job.placement.distribution_hosts if len(job.placement.distribution_hosts) > 1 else ("localhost",)
+    slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, job.placement.slots))
     why = common.counts_and_why(job)
     keyed: dict[str, Reason] = {}
     for option, values, text in (
@@ -175,10 +190,10 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
         if option not in user.left_out:
             keyed[option] = Reason(f"--{option}", text, words=(f"--{option}", *values))
     for option, given in user.keyed:
-        keyed[option] = Reason(f"--{option}", _FROM_USER, "user", (f"--{option}", *given))
+        keyed[option] = Reason(f"--{option}", _FROM_USER, Origin.USER, (f"--{option}", *given))
     return (
-        Reason("--host", why, "platform", ("--host", slots)),
-        Reason("-np", "processes in all", job.processes_origin, ("-np", str(job.processes))),
+        Reason("--host", why, Origin.PLATFORM, ("--host", slots)),
+        Reason("-np", "processes in all", job.placement.processes_origin, ("-np", str(job.placement.processes))),
         *keyed.values(),
     )
 
@@ -186,16 +201,23 @@ def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
 def _exports(
     job: Job, user: UserOptions, own: Collection[str]
 ) -> tuple[Mapping[str, Reason], Sequence[tuple[str, str]], Sequence[str]]:
-    """(name -> the words of the user's ``-x``, what was left out and why, warnings about what is not set).
+    """Sort the user's ``-x``.
 
-    own: variables of which each host has its own value. With a name alone mpirun takes the leader's value from its own
-    environment, so that no secret stands on a command line. Everything that the user does not export comes to a rank
-    from its own host.
+    With a name alone, mpirun takes the leader's value from its own environment, so that no secret stands on a command
+    line. What the user does not export comes to a rank from its own host.
+
+    Args:
+        job: The job.
+        user: The user's options.
+        own: Variables of which each host has its own value.
+
+    Returns:
+        Name -> the words of ``-x``; what was left out and why; warnings about variables that are not set.
     """
     exports: dict[str, Reason] = {}
     left_out: list[tuple[str, str]] = []
     warnings: list[str] = []
-    known = {**job.inherited, **job.variables}
+    known = {**job.inherited, **exported_variables(job)}
     for asked in user.forwarded:
         pattern = asked.endswith("*")
         found = sorted(name for name in known if name.startswith(asked[:-1])) if pattern else [asked]
@@ -205,17 +227,17 @@ def _exports(
             elif name not in known:
                 warnings.append(f"left out -x {name}: it is not set")
             else:
-                exports[name] = Reason(f"-x {name}", f"{_FROM_USER}, the leader's value", "user", ("-x", name))
+                exports[name] = Reason(f"-x {name}", f"{_FROM_USER}, the leader's value", Origin.USER, ("-x", name))
     for name, value in user.exports:
-        exports[name] = Reason(f"-x {name}", _FROM_USER, "user", ("-x", f"{name}={value}"))
+        exports[name] = Reason(f"-x {name}", _FROM_USER, Origin.USER, ("-x", f"{name}={value}"))
     return MappingProxyType(exports), left_out, warnings
 
 
 def _program(job: Job) -> tuple[Reason, ...]:
-    """The program; Python programs under mpi4py where the image has it."""
+    """Return the program; Python programs under mpi4py where the image has it."""
     python = job.environment.programs.get("python", "python3")
-    words = program_words(job.entry, job.code, python, common.shell_of(job))
-    if "mpi4py" not in job.environment.manifest.components or not job.entry.in_python:
+    words = program_words(job.program.entry, job.program.code, python, common.shell_of(job))
+    if "mpi4py" not in job.environment.manifest.components or not job.program.entry.in_python:
         return common.explained_program(job, words)
     # Without its runner Python tries to finalize MPI at its exit and waits for the other ranks for ever.
     why = "the entry point, under mpi4py, which aborts the job on an uncaught exception"

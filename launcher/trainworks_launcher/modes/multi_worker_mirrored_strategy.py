@@ -16,8 +16,8 @@ def plan(job: Job) -> NodePlan:
     problems = common.missing_package(job, ("tensorflow",))
     if problems:
         raise RefusalError(problems)
-    workers: list[Json] = [f"{host}:{names.TENSORFLOW_MIRRORED_PORT}" for host in job.distribution_hosts]
-    task: dict[str, Json] = {"type": "worker", "index": job.host_rank}
+    workers: list[Json] = [f"{host}:{names.TENSORFLOW_MIRRORED_PORT}" for host in job.placement.distribution_hosts]
+    task: dict[str, Json] = {"type": "worker", "index": job.placement.host_rank}
     document: dict[str, Json] = {"cluster": {"worker": workers}, "environment": "cloud", "task": task}
     rows = [Variable("TF_CONFIG", compact(document), "how the hosts' processes find each other", ours=True)]
     choice = Reason(

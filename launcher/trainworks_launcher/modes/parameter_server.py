@@ -41,16 +41,21 @@ def plan(job: Job) -> NodePlan:
 
 
 def _tensorflow(job: Job) -> NodePlan:
-    """One host needs no servers (TT)."""
-    hosts = job.distribution_hosts
+    """One host needs no servers (as sagemaker-training)."""
+    hosts = job.placement.distribution_hosts
     if len(hosts) == 1:
-        choice = Reason(f"mode {job.mode}", "one host has nobody to share parameters with, so it runs the program only")
+        choice = Reason(
+            f"mode {job.placement.mode}",
+            "a single host shares parameters with no other host, so it runs only the program",
+        )
         return common.own_process(job, common.command(job), [choice])
-    python = common.program(job, "python", "TensorFlow's parameter server is to be started")
-    first = job.host == job.leader
+    python = common.program(job, "python", "TensorFlow's parameter server needs it")
+    first = job.placement.host == job.placement.leader
     row = Variable(
         "TF_CONFIG",
-        _tensorflow_cluster(hosts, "master" if first else "worker", job.host_rank if first else job.host_rank - 1),
+        _tensorflow_cluster(
+            hosts, "master" if first else "worker", job.placement.host_rank if first else job.placement.host_rank - 1
+        ),
         "how the processes of the cluster find each other",
         ours=True,
     )
@@ -58,9 +63,9 @@ def _tensorflow(job: Job) -> NodePlan:
         name="TensorFlow parameter server",
         argv=(python, f"{job.environment.launcher_directory}/programs/tensorflow_server.py"),
         # No GPU: two TensorFlow processes on one GPU take each other's memory.
-        env={"TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.host_rank), "CUDA_VISIBLE_DEVICES": ""},
+        env={"TF_CONFIG": _tensorflow_cluster(hosts, "ps", job.placement.host_rank), "CUDA_VISIBLE_DEVICES": ""},
     )
-    choice = Reason(f"mode {job.mode}", "every host runs the program, and a parameter server beside it")
+    choice = Reason(f"mode {job.placement.mode}", "every host runs the program, and a parameter server beside it")
     made = common.own_process(job, common.command(job), [choice], [row])
     return replace(made, auxiliaries=(server,), needs=tuple(dict.fromkeys((*made.needs, python))))
 
@@ -75,14 +80,14 @@ def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
 
 
 def _mxnet(job: Job) -> NodePlan:
-    """The first host has the scheduler; every host has a server and the program, which is the worker."""
-    python = common.program(job, "python", "MXNet's servers are to be started")
-    count = str(len(job.distribution_hosts))
+    """Plan MXNet: a scheduler on the first host, and on every host a server and the program, which is the worker."""
+    python = common.program(job, "python", "MXNet's servers need it")
+    count = str(len(job.placement.distribution_hosts))
     user = job.environment.hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise RefusalError([Problem(f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535")])
-    address = job.leader if len(job.hosts) > 1 else names.LOOPBACK
+    address = job.placement.leader if len(job.placement.hosts) > 1 else names.LOOPBACK
     rows = [
         Variable("DMLC_ROLE", "worker", "the program is a worker", ours=True),
         Variable("DMLC_NUM_WORKER", count, "one worker per host", ours=True),
@@ -91,14 +96,16 @@ def _mxnet(job: Job) -> NodePlan:
         Variable("DMLC_PS_ROOT_PORT", port, "where the scheduler listens", ours=True),
         Variable("PS_VERBOSE", str(user.get("_ps_verbose") or 0), "how much the servers say"),
     ]
-    if job.interface:
-        rows.append(Variable("DMLC_INTERFACE", job.interface, f"the servers listen there: {job.interface_why}"))
-    roles = ("scheduler", "server") if job.host == job.leader else ("server",)
+    if job.network.interface:
+        rows.append(
+            Variable("DMLC_INTERFACE", job.network.interface, f"the servers listen there: {job.network.interface_why}")
+        )
+    roles = ("scheduler", "server") if job.placement.host == job.placement.leader else ("server",)
     look_up = _look_up(job)
     servers = tuple(
         Auxiliary(f"MXNet {role}", (*look_up, python, "-c", "import mxnet"), {"DMLC_ROLE": role}) for role in roles
     )
-    choice = Reason(f"mode {job.mode}", f"every host runs the program, and beside it: {', '.join(roles)}")
+    choice = Reason(f"mode {job.placement.mode}", f"every host runs the program, and beside it: {', '.join(roles)}")
     before = Reason("resolve.py", "MXNet listens on an address and knows no names", words=look_up)
     made = common.own_process(job, (before, *common.command(job)), [choice], rows)
     return replace(made, auxiliaries=servers, needs=(*made.needs, python))
@@ -108,7 +115,7 @@ _SCHEDULER = "DMLC_PS_ROOT_URI"
 
 
 def _look_up(job: Job) -> tuple[str, ...]:
-    """Words in front of a program that replace the scheduler's name by its address where the program is started."""
+    """Return words in front of a program that replace the scheduler's name by its address on the host."""
     environment = job.environment
     program = f"{environment.launcher_directory}/programs/resolve.py"
     return (environment.launcher_python, "-I", program, _SCHEDULER, "--")
@@ -117,8 +124,8 @@ def _look_up(job: Job) -> tuple[str, ...]:
 def _torch(job: Job) -> NodePlan:
     """One process per host; the script starts whatever servers it wants."""
     rows = [
-        Variable("RANK", str(job.host_rank), "index of this host"),
-        Variable("WORLD_SIZE", str(len(job.distribution_hosts)), "one process per host"),
+        Variable("RANK", str(job.placement.host_rank), "index of this host"),
+        Variable("WORLD_SIZE", str(len(job.placement.distribution_hosts)), "one process per host"),
     ]
     why = "PyTorch has no parameter servers: every host runs the program once, and they find each other by MASTER_ADDR"
-    return common.own_process(job, common.command(job), [Reason(f"mode {job.mode}", why)], rows)
+    return common.own_process(job, common.command(job), [Reason(f"mode {job.placement.mode}", why)], rows)

@@ -12,11 +12,13 @@ import math
 from types import MappingProxyType
 
 from trainworks_launcher import names
+from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
+from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
-_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile the graphs of a Neuron job before it runs (TT)
+_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
 
@@ -30,33 +32,38 @@ def plan(job: Job) -> NodePlan:
     torchrun = common.programs_of_mode(job)["torchrun"]
     compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
     network, network_why = network_variables(job)
-    count, per_host = len(job.distribution_hosts), job.processes_per_host
-    fewest = job.elastic.minimum_hosts or count
+    count, per_host = len(job.placement.distribution_hosts), job.placement.processes_per_host
+    fewest = job.placement.elastic.minimum_hosts or count
     line: list[Reason] = []
     if compiling:
         why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
-        line.append(Reason("neuron_parallel_compile", why, "user", (compiler,)))
+        line.append(Reason("neuron_parallel_compile", why, Origin.USER, (compiler,)))
     line += [
-        Reason("torchrun", "starts the processes of this host", "image", (torchrun,)),
+        Reason("torchrun", "starts the processes of this host", Origin.IMAGE, (torchrun,)),
         _hosts(count, fewest),
         Reason(
             "--nproc-per-node",
             common.counts_and_why(job),
-            job.processes_origin,
+            job.placement.processes_origin,
             (f"--nproc-per-node={per_host}",),
         ),
     ]
-    if count > 1 and job.elastic.asked:
+    if count > 1 and job.placement.elastic.asked:
         line += _dynamic_rendezvous(job)
     elif count > 1:
         line += [
-            Reason("--master-addr", "rank 0's store is on the leader", "platform", (f"--master-addr={job.leader}",)),
-            Reason("--master-port", "rank 0's store", words=(f"--master-port={job.master_port}",)),
+            Reason(
+                "--master-addr",
+                "rank 0's store is on the leader",
+                Origin.PLATFORM,
+                (f"--master-addr={job.placement.leader}",),
+            ),
+            Reason("--master-port", "rank 0's store", words=(f"--master-port={job.network.master_port}",)),
             Reason(
                 "--node-rank",
                 "static rendezvous puts rank 0 on the leader, whose model is kept",
-                "platform",
-                (f"--node-rank={job.host_rank}",),
+                Origin.PLATFORM,
+                (f"--node-rank={job.placement.host_rank}",),
             ),
         ]
     else:
@@ -68,72 +75,77 @@ def plan(job: Job) -> NodePlan:
                 words=(f"--local-addr={names.LOOPBACK}",),
             ),
         ]
-    if job.elastic.restarts:
+    if job.placement.elastic.restarts:
         text = "failed ranks are started again so often"
-        line.append(Reason("--max-restarts", text, "user", (f"--max-restarts={job.elastic.restarts}",)))
+        line.append(Reason("--max-restarts", text, Origin.USER, (f"--max-restarts={job.placement.elastic.restarts}",)))
     line += _program(job)
-    own = {_OWN_STORE: "1"} if job.elastic.asked else {}
+    own = {_OWN_STORE: "1"} if job.placement.elastic.asked else {}
     why = (
         "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
     )
     own_why = [Reason(name, why) for name in own]
     return NodePlan(
-        mode=job.mode,
-        host=job.host,
+        mode=job.placement.mode,
+        host=job.placement.host,
         role=role_of(job),
         needs=(torchrun, compiler) if compiling else (torchrun,),
         argv=words_of(line),
-        env=MappingProxyType({**job.variables, **network, **own}),
-        cwd=job.code.directory,
-        code=job.code,
-        requirements=job.requirements,
-        processes=job.processes_per_host,
+        env=MappingProxyType({**exported_variables(job), **network, **own}),
+        cwd=job.program.code.directory,
+        code=job.program.code,
+        requirements=job.program.requirements,
+        processes=job.placement.processes_per_host,
         ranks_by="torchrun",
         control=control_of(job),
-        limits=job.limits,
+        limits=job.network.limits,
         why=(*line, *network_why, *own_why),
         warnings=(*job.warnings, *_warnings(job)),
     )
 
 
 def _hosts(count: int, fewest: int) -> Reason:
-    """How many hosts torchrun wants."""
+    """Return how many hosts torchrun wants."""
     if fewest == count:
-        return Reason("--nnodes", "the hosts of the job", "platform", (f"--nnodes={count}",))
+        return Reason("--nnodes", "the hosts of the job", Origin.PLATFORM, (f"--nnodes={count}",))
     text = f"all {count} hosts of the job, and at least {fewest} when others are lost"
-    return Reason("--nnodes", text, "user", (f"--nnodes={fewest}:{count}",))
+    return Reason("--nnodes", text, Origin.USER, (f"--nnodes={fewest}:{count}",))
 
 
 def _warnings(job: Job) -> tuple[str, ...]:
-    """What a job that may restart has to know."""
-    first = min(job.distribution_hosts)
-    if not job.elastic.asked or job.leader == first:
+    """Return what a job that may restart has to know."""
+    first = min(job.placement.distribution_hosts)
+    if not job.placement.elastic.asked or job.placement.leader == first:
         return ()
-    return (f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {job.leader}",)
+    return (
+        f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {job.placement.leader}",
+    )
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
-    """The words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
+    """Return the words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
 
     Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
     """
-    beat = max(1, math.ceil(job.limits.heartbeat / (_KEEP_ALIVES - 1)))
+    beat = max(1, math.ceil(job.network.limits.heartbeat / (_KEEP_ALIVES - 1)))
     settings = {
-        "is_host": int(job.host == job.leader),
+        "is_host": int(job.placement.host == job.placement.leader),
         "keep_alive_interval": beat,
         "keep_alive_max_attempt": _KEEP_ALIVES,
-        # How long a new group waits for more hosts once it has enough. At the start all come, and nobody waits.
+        # How long a new group waits for more hosts once it has enough. At the start all come, and none waits.
         "last_call_timeout": beat * _KEEP_ALIVES,
     }
     return [
         Reason(
-            "--rdzv-backend", "c10d can make a new group of the hosts that are left", "user", ("--rdzv-backend=c10d",)
+            "--rdzv-backend",
+            "c10d can make a new group of the hosts that are left",
+            Origin.USER,
+            ("--rdzv-backend=c10d",),
         ),
         Reason(
             "--rdzv-endpoint",
             "the leader holds the rendezvous: without it the job ends",
-            "platform",
-            (f"--rdzv-endpoint={job.leader}:{job.master_port}",),
+            Origin.PLATFORM,
+            (f"--rdzv-endpoint={job.placement.leader}:{job.network.master_port}",),
         ),
         Reason(
             "--rdzv-conf",
@@ -144,14 +156,14 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
         Reason(
             "--local-addr",
             "the platform's name of this host, whatever it calls itself; ranks are in the order of these names",
-            "platform",
-            (f"--local-addr={job.host}",),
+            Origin.PLATFORM,
+            (f"--local-addr={job.placement.host}",),
         ),
     ]
 
 
 def _program(job: Job) -> tuple[Reason, ...]:
-    """The program as torchrun takes it: it would add Python itself, if the first word were not a program of ours."""
+    """Return the program as torchrun takes it: without ``--no-python`` it would add a Python of its own."""
     return (
         Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
         common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         try:
             _report(directory)
         except OSError as error:
-            sys.stderr.write(f"trainworks: this rank goes on without the launcher of its host: {error}\n")
+            sys.stderr.write(f"trainworks: this rank runs without the launcher of its host: {error}\n")
     size = _number(_SIZE)
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")
@@ -102,7 +102,7 @@ def _report(directory: str) -> None:
 
 
 def _number(variables: tuple[str, ...]) -> int:
-    """The number in the first of the variables that is set; -1 if none is."""
+    """Return the number in the first of the variables that is set; -1 if none is."""
     for name in variables:
         value = os.environ.get(name, "")
         if value.isdecimal():

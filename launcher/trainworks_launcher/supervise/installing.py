@@ -32,9 +32,11 @@ _LONGEST = 240
 
 
 def reason_of(tail: bytes, kept: Container[str] = ()) -> str:
-    """Why a preparation failed, from the end of its output; "" if it does not say, or ends with a traceback.
+    """Return why a preparation failed, from the end of its output; ``""`` if it does not say, or ends with a traceback.
 
-    kept: names of the distributions that pip was told to keep as the image has them.
+    Args:
+        tail: End of the output.
+        kept: Distributions that pip had to keep as the image has them.
     """
     words = tail.decode("utf-8", "replace")
     if _CRASH.search(words):
@@ -81,7 +83,7 @@ def _normalised(name: str) -> str:
 
 
 def _build(words: str) -> str:
-    """A package that has no wheel for this machine, and could not be built."""
+    """Return a package that has no wheel for this machine, and could not be built."""
     before, _, output = words.rpartition(_BUILD_END)[0].rpartition(_BUILD_BEGIN)
     doing = (_DOING.findall(before) or [""])[-1]
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -92,7 +94,7 @@ def _build(words: str) -> str:
         return f"{name} has to be compiled, and no compiler was found ({_short(missing)}); {advice}"
     diagnostics = [line for line in lines if _DIAGNOSTIC.search(line)][:1]
     errors = [line for line in lines if _ERROR.match(line)][-1:]
-    why = (diagnostics or errors or lines[-1:] or ["it said nothing"])[0]
+    why = (diagnostics or errors or lines[-1:] or ["it printed nothing"])[0]
     return f"{name} could not be built: {_short(why)}" + (f" ({doing})" if doing else "")
 
 

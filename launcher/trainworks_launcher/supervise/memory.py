@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """How many processes of this control group were killed so far for lack of memory; None if nothing says so.
+    """Return how many processes of this control group were killed so far for lack of memory; None if nothing says so.
 
     Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
     """
@@ -23,7 +23,7 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
             directory, file = f"{root}/memory", "memory.oom_control"
         else:
             continue
-        # Inside a container the path may be the host's, which is not to be seen here; then the mount is our own group.
+        # Inside a container the path may be the host's, which cannot be seen; then the mount is our own group.
         for place in (f"{directory}/{path.strip('/')}/{file}", f"{directory}/{file}"):
             count = _count(place)
             if count is not None:

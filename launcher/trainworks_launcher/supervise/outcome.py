@@ -14,9 +14,16 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: one of the three ends. status: exit status for every host. host: where it happened. text: the failure text,
-    cause first; "" for a success. cause: its first line as we found it, also where the text is the user's own. rank: of
-    the process that failed first, -1 if that is not known."""
+    """How a job ended.
+
+    Attributes:
+        kind: SUCCEEDED, FAILED or STOPPED.
+        status: Exit status of every host.
+        host: Host where it happened.
+        text: The failure text, cause first; ``""`` for a success.
+        cause: First line of the failure text that the launcher made, also where ``text`` is the user's own.
+        rank: Process that failed first; -1 if that is not known.
+    """
 
     kind: str
     status: int = 0
@@ -27,36 +34,44 @@ class Outcome:
 
 
 def exit_status(wait_status: int) -> int:
-    """The status to exit with, from a wait status: the program's own, or 128 + signal as a shell has it."""
+    """Return the status to exit with, from a wait status: the program's own, or 128 + signal as a shell has it."""
     if wait_status >= 0:
         return wait_status
     return 128 - wait_status
 
 
 def describe_status(returncode: int, oom_kills: int | None = None) -> str:
-    """``exit status 3`` or ``killed by SIGKILL (exit status 137)``, and whether memory ran out.
+    """Describe ``exit status 3`` or ``killed by SIGKILL (exit status 137)``, and whether memory ran out.
 
-    oom_kills: how many processes of this host the kernel killed during the job; None if it does not say.
+    Args:
+        returncode: Of the process, negative after a signal.
+        oom_kills: Processes of this host that the kernel killed during the job; None if it does not say.
     """
     number = -returncode if returncode < 0 else returncode - 128 if returncode > 128 else 0
     try:
         name = signal.Signals(number).name
     except ValueError:
-        return f"exit status {returncode}{lack_of_memory(oom_kills)}"
+        if returncode >= 0:
+            return f"exit status {returncode}{lack_of_memory(oom_kills)}"
+        name = f"signal {number}"  # a real-time signal has no name of its own
     hint = ", perhaps out of memory" if name == "SIGKILL" and oom_kills is None else ""
     return f"killed by {name} (exit status {exit_status(returncode)}{hint}){lack_of_memory(oom_kills)}"
 
 
 def lack_of_memory(oom_kills: int | None) -> str:
-    """The end of a sentence."""
+    """Return the end of a sentence."""
     return f"; out of memory: the kernel killed {oom_kills} process(es) of this host" if oom_kills else ""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A rank that ended before the job did. at: when the trouble began, in seconds of the leader's monotonic clock.
-    outcome: what its host knows: its number, its status (0: not known) and the failure text from its own output.
-    certain: it failed on its own account, by its traceback or its status."""
+    """A rank that ended before the job did.
+
+    Attributes:
+        at: When the trouble began, in seconds of the leader's monotonic clock.
+        outcome: What its host knows: rank, status (0: not known) and the failure text from its own output.
+        certain: It failed on its own account, by its traceback or its status.
+    """
 
     at: float
     outcome: Outcome
@@ -64,14 +79,17 @@ class Suspect:
 
 
 def first_suspect(suspects: Sequence[Suspect], rank: int = -1) -> Suspect | None:
-    """What is known of ``rank``, the process that had it last; without a rank the first one that surely failed."""
+    """Return what is known of ``rank``, the process that had it last.
+
+    Without a rank, it is the first one that surely failed.
+    """
     if rank >= 0:
         return next((suspect for suspect in reversed(suspects) if suspect.outcome.rank == rank), None)
     return min((suspect for suspect in suspects if suspect.certain), key=lambda suspect: suspect.at, default=None)
 
 
 def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
-    """The failure of another host's rank, if it came before the one that was reported; else the reported one.
+    """Return the failure of another host's rank, if it came before the one that was reported; else the reported one.
 
     Each torchrun knows the ranks of its own host only, and the one that reports first may have been the second to fail.
     """
@@ -87,7 +105,7 @@ UNKNOWN_END = "it failed"
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """The outcome of a rank whose host did not know its status, with the status that somebody else knows."""
+    """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
     text = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1)
     return replace(outcome, status=exit_status(returncode), text=shorten(text))
 

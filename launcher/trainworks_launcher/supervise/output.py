@@ -1,20 +1,14 @@
-"""What leaves the launcher: the user's output byte for byte, our own log lines, and the files failure and success."""
+"""What leaves the launcher on its standard streams: the user's output, byte for byte, and lines of the launcher."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import selectors
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Iterable, Iterator
-
-from trainworks_launcher import names
-from trainworks_launcher.supervise.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 
 TAIL_BYTES = 65536
 """How much of the end of a command's output is kept for the failure text."""
@@ -34,10 +28,12 @@ _CLOSE_LIMIT_SECONDS = 60.0
 
 
 def log(message: str) -> None:
-    """One line of ours on standard error; a closed standard error is nobody's problem."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(f"trainworks: {message}\n")
-        sys.stderr.flush()
+    """Write one line of the launcher to standard error; a reader that has gone is not a failure.
+
+    Not through ``sys.stderr``: what it could not write, it writes again when Python ends, and the status becomes 120.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"trainworks: {message}\n".encode("utf-8", "backslashreplace"))
 
 
 class Tail:
@@ -69,7 +65,7 @@ class Tail:
                 self._pieces = list(self._last())
 
     def read(self) -> bytes:
-        """What is kept; a line of one stream never goes on with the other one's."""
+        """Return what is kept; a line of one stream never goes on with the other one's."""
         kept = b""
         with self._lock:
             for _, data in self._last():
@@ -77,7 +73,7 @@ class Tail:
         return kept
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
-        """The pieces with the last bytes of each stream, in order; what they leave out is dropped."""
+        """Yield the pieces with the last bytes of each stream, in order; what they leave out is dropped."""
         excess = [size - self._limit for size in self._sizes]
         for stream, data in self._pieces:
             if excess[stream] > 0:
@@ -112,7 +108,7 @@ class Copier:
     while (a progress bar, a question), when it is long (memory is bounded) and at the end of its stream. Until such an
     open line ends, the other streams wait, but not long: then it is broken by a newline.
 
-    A thread and not the event loop: whoever reads our log may be slow, and the heartbeats must not wait for him.
+    A thread and not the event loop: the reader of the log may be slow, and heartbeats must not wait for it.
     """
 
     def __init__(self, target: int) -> None:
@@ -148,7 +144,7 @@ class Copier:
         return stream
 
     def say(self, line: bytes) -> None:
-        """Write a whole line of our own; never blocks. When nobody reads, the oldest lines are lost."""
+        """Write a whole line of our own; never blocks. Without a reader, the oldest lines are lost."""
         with self._lock:
             self._said.append(line)
             del self._said[:-_SAID_LIMIT]
@@ -172,7 +168,7 @@ class Copier:
             return self._lock.wait_for(lambda: all(stream.ended for stream in waited_for), seconds)
 
     def close(self) -> None:
-        """Write what is left as long as somebody reads it, then forget every stream."""
+        """Write what is left while a reader takes it, then forget every stream."""
         self.take()
         with self._lock:
             self._closing = True
@@ -226,7 +222,7 @@ class Copier:
                 self._selector.register(stream.source, selectors.EVENT_READ, stream)
         self._new.clear()
         if self._open is not None:
-            # The open line first: it may end now, and then nobody has to wait.
+            # The open line first: if it ends now, no other stream has to wait.
             source = self._open.source
             self._advance(self._open, source in ready, pieces)
             ready.discard(source)
@@ -276,7 +272,10 @@ class Copier:
         return b""
 
     def _may_start(self, stream: Stream | None, pieces: list[bytes]) -> bool:
-        """Whether a stream (None: ourselves) may write a line now; another's line that is open too long is broken."""
+        """Return whether a stream (None: ourselves) may write a line now.
+
+        Another's line that is open too long is broken.
+        """
         owner = self._open
         if owner is stream and stream is not None:
             return True
@@ -339,11 +338,11 @@ class Copier:
             try:
                 written = os.write(self.target, rest)
             except BlockingIOError:
-                # Somebody else made the descriptor that we share non-blocking.
+                # Another process made the shared descriptor non-blocking.
                 select.select((), (self.target,), ())
                 continue
             except OSError:
-                # Nobody reads any more. Reading goes on, or the user's program would block for ever.
+                # The reader has gone. Reading goes on, or the user's program would block for ever.
                 self._writable = False
                 break
             rest = rest[written:]
@@ -390,56 +389,8 @@ class Output:
 
 
 def _same_file(first: int, second: int) -> bool:
-    """Whether two descriptors are one open pipe, terminal or file."""
+    """Return whether two descriptors are one open pipe, terminal or file."""
     try:
         return os.path.samestat(os.fstat(first), os.fstat(second))
     except OSError:
         return False
-
-
-def clear_outcome_files(base_directory: str) -> None:
-    """Remove what an earlier run said of its end: it would speak for this one."""
-    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE):
-        with contextlib.suppress(OSError):
-            Path(base_directory, name).unlink()
-
-
-def users_own_failure(base_directory: str) -> str:
-    """The failure text that the user's program wrote itself, "" if it wrote none."""
-    try:
-        return shorten(Path(base_directory, names.FAILURE_FILE).read_text(encoding="utf-8", errors="replace").strip())
-    except OSError:
-        return ""
-
-
-def write_outcome_files(base_directory: str, outcome: Outcome, mode: str = "") -> None:
-    """Write output/success, or output/failure and failure.json beside it.
-
-    A failure text of the user's own is kept. ``mode`` is the job's, "" if it has none yet. Errors are logged only.
-    """
-    failure, success = Path(base_directory, names.FAILURE_FILE), Path(base_directory, names.SUCCESS_FILE)
-    try:
-        failure.parent.mkdir(parents=True, exist_ok=True)
-        if outcome.kind == SUCCEEDED:
-            success.touch()
-            return
-        with contextlib.suppress(FileNotFoundError):
-            success.unlink()
-        if outcome.kind == STOPPED and outcome.status == 0:
-            return
-        own = users_own_failure(base_directory)
-        if not own:
-            failure.write_text(shorten(outcome.text), encoding="utf-8", errors="replace")
-        document = {
-            "schema": names.FAILURE_SCHEMA,
-            "kind": outcome.kind,
-            "status": outcome.status,
-            "mode": mode,
-            "host": outcome.host,
-            "rank": outcome.rank if outcome.rank >= 0 else None,
-            "cause": outcome.cause or outcome.text.partition("\n")[0],
-            "text": own or shorten(outcome.text),
-        }
-        Path(base_directory, names.FAILURE_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        log(f"cannot write below {failure.parent}: {error}")

@@ -15,16 +15,24 @@ from trainworks_launcher.plan import NodePlan
 
 @dataclass(frozen=True)
 class Step:
-    """what: for the log and the failure text, as in "installing requirements.txt". argv: of the process."""
+    """One step of a preparation.
+
+    Attributes:
+        what: For the log and the failure text, for example ``installing requirements.txt``.
+        argv: Command line of its process.
+    """
 
     what: str
     argv: tuple[str, ...]
 
 
 def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step, ...]:
-    """The steps of a plan, in order.
+    """Return the steps of a plan, in order.
 
-    launcher: words that start a small program of ours (Python, isolated). directory: where those programs are.
+    Args:
+        plan: The plan.
+        launcher: Words that start a small program of the launcher (Python, isolated).
+        directory: Directory of those programs.
     """
     found: list[Step] = []
     code = plan.code
@@ -39,7 +47,7 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
 
 
 def installation(plan: NodePlan) -> tuple[Step, ...]:
-    """The step that installs what the code needs, if anything: the last one, once the code is there."""
+    """Return the step that installs what the code needs, if anything: the last one, once the code is there."""
     if not plan.requirements:
         return ()
     what = plan.code.requirements if "-r" in plan.requirements else f"the project ({plan.code.project})"

@@ -1,7 +1,7 @@
-"""The ranks of this host: each one reports here when it starts, and its output, its signals and its end are ours.
+"""The ranks of this host: each reports when it starts; the launcher handles its output, its signals and its end.
 
-``rank.py`` connects to a socket in the runtime directory (mode 0700: nobody else reaches it) and hands over the read
-ends of its standard output and error. So the output of a rank comes straight to the launcher of its own host, whoever
+``rank.py`` connects to a socket in the runtime directory (mode 0700: no other user reaches it) and hands over the read
+ends of its standard output and error. So the output of a rank comes straight to the launcher of its own host, whatever
 started it; its process id is the kernel's word (SO_PEERCRED), and signals can go to the rank itself.
 """
 
@@ -45,13 +45,13 @@ class Rank:
         return self.tail.traced_at if self.tail.traced_at and self.has_traceback() else self.ended_at
 
     def has_traceback(self) -> bool:
-        """Whether it died of an exception."""
+        """Return whether it died of an exception."""
         from trainworks_launcher.supervise.reports import ends_with_traceback  # only a failure needs it
 
         return ends_with_traceback(self.tail.read())
 
     def is_running(self) -> bool:
-        """Whether the process is there, and is still the one that reported."""
+        """Return whether the process is there, and is still the one that reported."""
         return not self.ended_at and processes.stat(self.pid)[1] == self.started != ""
 
 
@@ -96,11 +96,11 @@ class Ranks:
         return tuple(rank.pid for rank in self._all if rank.is_running())
 
     def begin_again(self, rank: Rank) -> bool:
-        """Whether the number of a rank that has just reported was another process's before."""
+        """Return whether the number of a rank that has just reported was another process's before."""
         return any(other.number == rank.number for other in self._all if other is not rank)
 
     def latest(self, number: int) -> Rank | None:
-        """The process that had this rank last."""
+        """Return the process that had this rank last."""
         return next((rank for rank in reversed(self._all) if rank.number == number), None)
 
     def take(self) -> None:

@@ -62,12 +62,12 @@ class Runtime:
         _write_private(self.path / "environment.json", json.dumps({"cwd": cwd, "env": dict(self.env)}))
 
     def remove(self) -> None:
-        """Remove everything; errors are nobody's problem any more."""
+        """Remove everything; errors no longer matter."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that nobody else can read."""
+    """Write a file that only this user can read."""
     descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as opened:
         opened.write(text)

@@ -38,12 +38,12 @@ def make_key(ssh_keygen: str, path: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason or not path.is_file():
-        raise RefusalError([Problem(f"no ssh key could be made: {reason}", ssh_keygen, "")], names.EXIT_HOSTS)
+        raise RefusalError([Problem(f"cannot make an ssh key: {reason}", ssh_keygen, "")], names.EXIT_HOSTS)
     return " ".join(Path(f"{path}.pub").read_text(encoding="ascii").split()[:2])
 
 
 def check_public_key(key: str, host: str) -> str:
-    """The key, if it is one; it goes into a file that sshd and ssh obey. Raises RefusalError otherwise."""
+    """Return the key, if it is one; it goes into a file that sshd and ssh obey. Raises RefusalError otherwise."""
     if not _PUBLIC_KEY.fullmatch(key):
         raise RefusalError([Problem(f"host {host} sent no usable ssh key", "control channel", "")], names.EXIT_HOSTS)
     return key
@@ -87,7 +87,7 @@ class Server:
         (directory / "authorized_keys").write_text(f"{limits} {leader_key}\n", encoding="ascii")
         session = {name: env[name] for name in (*_SESSION_VARIABLES, names.HOSTNAME_VARIABLE) if name in env}
         session[names.RUNTIME_DIRECTORY_VARIABLE] = session["TMPDIR"] = str(directory)
-        words = "said nothing"
+        words = "it printed nothing"
         fair = True
         for _ in range(_TRIES):
             self.port = _free_port(address)
@@ -113,7 +113,7 @@ class Server:
         raise RefusalError([Problem(f"sshd did not start: {words}", sshd, "")], names.EXIT_HOSTS)
 
     def fileno(self) -> int:
-        """The descriptor of sshd's own log, which has to be read so that it never blocks."""
+        """Return the descriptor of sshd's own log, which has to be read so that it never blocks."""
         return self._process.stderr.fileno() if self._process.stderr is not None else -1
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Server:
 
 
 def _free_port(address: str) -> int:
-    """A port that is free on the address now; sshd cannot choose one itself."""
+    """Return a port that is free on the address now; sshd cannot choose one itself."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))
@@ -139,7 +139,7 @@ def _free_port(address: str) -> int:
 
 def _configuration(directory: Path, address: str, port: int, session: Mapping[str, str], fair: bool) -> str:
     """sshd's whole configuration. fair: logins that are not done are bounded per address, so that a flood from one
-    keeps nobody else out (OpenSSH 8.5 and later)."""
+    keeps no other host out (OpenSSH 8.5 and later)."""
     pairs = " ".join('"{}={}"'.format(name, value.replace('"', "")) for name, value in sorted(session.items()))
     return (
         f"Port {port}\nListenAddress {address}\n"
@@ -172,5 +172,5 @@ def _wait_until_listening(process: subprocess.Popen[bytes]) -> str:
             if b"Server listening on" in words:
                 return ""
             if not chunk:
-                return words.decode("utf-8", "replace").strip() or "it ended without a word"
+                return words.decode("utf-8", "replace").strip() or "it ended and printed nothing"
     return words.decode("utf-8", "replace").strip() or f"it did not listen within {_START_SECONDS:g} s"

@@ -23,7 +23,7 @@ from trainworks_launcher.job import make_job
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import Auxiliary, NodePlan
-from trainworks_launcher.supervise import control, output, preparation, processes
+from trainworks_launcher.supervise import control, outcome_files, output, preparation, processes
 from trainworks_launcher.supervise.auxiliary import Auxiliaries
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome import (
@@ -40,6 +40,7 @@ from trainworks_launcher.supervise.verdict import Verdict, last_words, name_of_p
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.ssh import Server
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
@@ -48,9 +49,15 @@ _OTHER_HOST_SECONDS = 1.0
 
 
 def run_plan(plan: NodePlan, environment: Environment, refusal: Outcome | None = None) -> int:
-    """Run the plan to the job's end; the exit status. Writes output/failure or output/success, and log lines.
+    """Run the plan to the job's end. Writes output/failure or output/success, and log lines.
 
-    refusal: this host cannot take part, and joins the others only to say so.
+    Args:
+        plan: What this host does.
+        environment: What was read on this host.
+        refusal: Set if this host cannot take part. It then joins the other hosts only to tell them.
+
+    Returns:
+        The exit status.
     """
     return _Supervisor(plan, environment, refusal).run()
 
@@ -82,7 +89,7 @@ class _Supervisor:
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         self._secret = environment.job_secret
         self._role: control.Role | None = None
-        self._ssh_server: object | None = None
+        self._ssh_server: Server | None = None
         self._leader_key = ""
         self._leader_address = ""
         self._local_address = ""
@@ -95,7 +102,7 @@ class _Supervisor:
     # ------------------------------------------------------------------------------------------------- the run itself
     def run(self) -> int:
         """Everything, in order, and cleaned up whatever happens."""
-        output.clear_outcome_files(self._base)
+        outcome_files.clear(self._base)
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
@@ -127,7 +134,7 @@ class _Supervisor:
         self._log(trace)
         text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
-        output.write_outcome_files(self._base, self._outcome, self._plan.mode)
+        outcome_files.write(self._base, self._outcome, self._masker, self._plan.mode)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -221,7 +228,7 @@ class _Supervisor:
         self._report(replace(outcome, kind=kind, status=status))
 
     def _prepared(self) -> None:
-        """The code is here. If it had to be fetched, plan again with what it is: what refuses a local archive at the
+        """The code is on this host. If it was fetched, plan again with what it is: what refuses a local archive at the
         start refuses now, and only now is it known what is to be installed."""
         if self._plan.code.fetch:
             self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
@@ -280,7 +287,7 @@ class _Supervisor:
         try:
             self._auxiliaries.start()
         except OSError as error:
-            text = f"cannot start what runs beside the program: {error}"
+            text = f"cannot start the process beside the program: {error}"
             self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
             return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
@@ -304,9 +311,11 @@ class _Supervisor:
         self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail.read()))
 
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
-        """The environment of a command. mpirun's own files go to the runtime directory and are removed with it: what a
-        killed job leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The ranks
-        keep the user's TMPDIR (rank.py)."""
+        """Return the environment of a command.
+
+        mpirun's own files go to the runtime directory and are removed with it. What a killed job leaves in /tmp makes
+        the next one fail if process ids repeat, as they do in containers. The ranks keep the user's TMPDIR (rank.py).
+        """
         if self._plan.ranks_by == "mpirun" and argv == self._plan.argv:
             return {**self._runtime.env, "TMPDIR": str(self._runtime.path)}
         return self._runtime.env
@@ -317,7 +326,7 @@ class _Supervisor:
             text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._outcome is None:
-                self._log("this host is done, waiting for the others")
+                self._log("this host has finished; it waits for the others")
             return
         tail = self._command.tail.read() if self._command is not None else b""
         rank, _ = self._verdict.reported_rank(tail)
@@ -336,7 +345,7 @@ class _Supervisor:
 
     # ---------------------------------------------------------------------------------------------------------- ranks
     def _prefix_of(self, rank: int) -> bytes:
-        """What the lines of a rank start with."""
+        """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
 
     def _rank_started(self, rank: Rank) -> None:
@@ -368,7 +377,7 @@ class _Supervisor:
                 self._report_failure(code, tail)
 
     def _report(self, outcome: Outcome) -> None:
-        """This host's end, to whoever decides the job's."""
+        """This host's end, to the role that decides the job's."""
         if self._role is not None:
             self._role.ended(outcome)
         else:
@@ -391,7 +400,7 @@ class _Supervisor:
         for row, child in self._auxiliaries.failures():
             self._auxiliary_failed(row, child)
         if os.getpid() == 1:
-            own = (command.pid if command is not None else 0, getattr(self._ssh_server, "pid", 0))
+            own = [child.pid for child in (command, self._ssh_server) if child is not None]
             processes.reap_orphans((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
@@ -418,7 +427,7 @@ class _Supervisor:
 
     def _stop_from_platform(self, number: int) -> None:
         """A stop signal to this container. Every container gets one: if another host's came first, the ranks have had
-        theirs. A further one is passed on, for somebody means it."""
+        theirs. A further one is passed on, because it is meant."""
         passed_on = self._stopped_by_other_host
         self._stopped_by_other_host = False
         if not passed_on:
@@ -441,8 +450,11 @@ class _Supervisor:
             self._command.signal_group(number)
 
     def _restart_ranks(self) -> None:
-        """Another host is lost and the job goes on: end the ranks here, which may wait for the lost ones until their
-        own time-outs. torchrun starts new ones, in a group without that host."""
+        """Another host is lost and the job goes on: end the ranks of this host.
+
+        They may wait for the lost ones until their own time-outs. torchrun starts new ones, in a group without that
+        host.
+        """
         if self._outcome is None and not self._stop_signal:
             for pid in self._running_ranks():
                 processes.send(pid, signal.SIGKILL)
@@ -451,7 +463,7 @@ class _Supervisor:
         """The grace is over."""
         command = self._command
         if command is not None and command.running:
-            self._log("the grace is over: KILL")
+            self._log("the grace period is over: KILL")
             if self._plan.ranks_by and self._outcome is None:
                 # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
                 command.signal(signal.SIGTERM)
@@ -489,7 +501,7 @@ class _Supervisor:
         """The job's outcome is known: end what still runs, then leave together with the others."""
         if self._outcome is not None:
             return
-        # Whoever refuses and finds nobody to tell has still his own reason.
+        # A host that refuses, and reaches no other host, still has its own reason.
         self._outcome = self._refusal if self._refusal is not None and not self._welcomed else outcome
         command = self._command
         if command is not None and command.running:
@@ -505,7 +517,7 @@ class _Supervisor:
         self._leaving = True
         self._auxiliaries.end()
         if self._outcome is not None:
-            output.write_outcome_files(self._base, self._outcome, self._plan.mode)
+            outcome_files.write(self._base, self._outcome, self._masker, self._plan.mode)
         if self._role is not None:
             self._role.leave()
         else:
@@ -518,13 +530,11 @@ class _Supervisor:
             command.kill()
         self._auxiliaries.end()
         self._kill_ranks()
-        server = self._ssh_server
-        if server is not None:
-            close: Callable[[], None] = server.close  # type: ignore[attr-defined]
-            close()
+        if self._ssh_server is not None:
+            self._ssh_server.close()
         if self._role is not None:
             self._role.close()
-        # Whoever left our sessions still has the name of our directory in its environment.
+        # A process that left our sessions still has the name of our directory in its environment.
         for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
             processes.send(pid, signal.SIGKILL)
         if self._ranks is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.supervise import memory, output
+from trainworks_launcher.supervise import memory, outcome_files
 from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
@@ -42,7 +42,10 @@ class Verdict:
 
     # ---------------------------------------------------------------------------------------------- before the end
     def of_rank(self, rank: Rank) -> Suspect | None:
-        """What to tell the other hosts of a rank that has just ended; None if it ended well or was told to end."""
+        """Return what to tell the other hosts about a rank that has just ended.
+
+        None if it ended well or was told to end.
+        """
         if rank.status in (0, -signal.SIGTERM):
             return None
         certain = rank.status is not None or rank.has_traceback()
@@ -57,17 +60,20 @@ class Verdict:
         self._suspects.append(suspect)
 
     def forget(self) -> None:
-        """The ranks begin again: whoever failed before has been forgiven."""
+        """The ranks begin again: earlier failures no longer count."""
         self._suspects.clear()
 
     def knows(self, rank: int) -> bool:
-        """Whether the output of a rank is here, or its host has spoken."""
+        """Return whether this host has the output of a rank, or its host has reported it."""
         local = self.ranks is not None and self.ranks.latest(rank) is not None
         return local or first_suspect(self._suspects, rank) is not None
 
     # ------------------------------------------------------------------------------------------------------ the end
     def reported_rank(self, tail: bytes) -> tuple[int, int]:
-        """(rank, return code) of the process that failed first, in the words of the command; (-1, 0) without any."""
+        """Return (rank, return code) of the process that failed first, in the words of the command.
+
+        (-1, 0) if it does not say.
+        """
         from trainworks_launcher.supervise import reports  # only a failure needs it
 
         if self._plan.ranks_by == "mpirun":
@@ -75,7 +81,14 @@ class Verdict:
         return reports.torchrun_report(tail) if self._plan.ranks_by == "torchrun" else (-1, 0)
 
     def of_command(self, what: str, code: int, tail: bytes, stop_signal: int = 0) -> Outcome:
-        """The outcome of a command that did not end with status 0. what: a person's name of it. tail: of its output."""
+        """Return the outcome of a command that did not end with status 0.
+
+        Args:
+            what: A person's name of the command.
+            code: Its return code, negative after a signal.
+            tail: End of its output.
+            stop_signal: Stop signal that came before; 0 for none.
+        """
         number, reported = self.reported_rank(tail)
         local = self.ranks.latest(number) if self.ranks is not None else None
         told = first_suspect(self._suspects, number) if self.ranks is not None else None
@@ -87,15 +100,14 @@ class Verdict:
         else:
             processes = self._plan.processes if self.ranks is None else 1
             found = self._failure(code, tail, number, what, processes)
-        own = output.users_own_failure(self._base)
-        text = self._masker.text(own) if own else found.text
+        text = outcome_files.users_own_failure(self._base, self._masker) or found.text
         if stop_signal:
             text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
         kind = STOPPED if stop_signal else FAILED
         return replace(found, kind=kind, status=exit_status(code), text=text)
 
     def judge(self, outcome: Outcome) -> Outcome:
-        """The leader's last word on a failure that some host reported."""
+        """Return the leader's last word on a failure that some host reported."""
         if outcome.kind == FAILED and outcome.rank >= 0 and self._plan.ranks_by == "torchrun":
             return earlier_failure(outcome, self._suspects)
         return outcome
@@ -119,12 +131,12 @@ class Verdict:
 
 
 def name_of_program(plan: NodePlan) -> str:
-    """The user's program for a sentence."""
+    """Return the user's program for a sentence."""
     return plan.env.get("SM_USER_ENTRY_POINT") or (plan.argv[0] if plan.argv else "the program")
 
 
 def last_words(outcome: Outcome) -> str:
-    """The log line that ends a job."""
+    """Return the log line that ends a job."""
     if outcome.kind not in (FAILED, STOPPED):
         return "job succeeded on every host"
     first = outcome.text.partition("\n")[0] or f"exit status {outcome.status}"

@@ -2,79 +2,85 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.build.context import add_local_artifacts, replace_output, write_context
-from trainworks.build.many import choose_rows, chosen_targets
+from trainworks.build.context import replace_output
+from trainworks.build.image import ImageSpec, fill_context
+from trainworks.build.many import PlannedTarget
+from trainworks.build.session import BuildSession
+from trainworks.build.target import image_spec
 from trainworks.errors import LockError, OutputError
-from trainworks.facts.rows import Facts
-from trainworks.host.settings import read_host_settings
-from trainworks.inputs.mirror import read_mirror
 from trainworks.inputs.source_code import download_missing
+from trainworks.plan.locks import refuse_unlocked
+from trainworks.plan.model import ImagePlan
 from trainworks.render.bake import SECRET, bake, bake_name
-from trainworks.terminal.output import put, say
+from trainworks.render.dockerfile import render
+from trainworks.terminal.output import say
 
 FILE = "docker-bake.json"
 
 
-def write_bake(options: argparse.Namespace, facts: Facts, environment: Mapping[str, str]) -> int:
-    """Write the file, one context for each target, and this machine's settings as the secrets that they mount.
+@dataclass(frozen=True, kw_only=True)
+class BakeFile:
+    """The file, and the names of its targets and groups."""
+
+    file: Path
+    targets: tuple[str, ...]
+    groups: tuple[str, ...]
+
+
+def write_bake(
+    targets: Sequence[PlannedTarget], session: BuildSession, folder: Path, *, mirror: str | None, strict: bool
+) -> BakeFile:
+    """Write the file, a context for each target, and this machine's settings as the secrets that the builds mount.
 
     Args:
-        options: The command line, parsed.
-        facts: The rows.
-        environment: The process's environment, for this machine's settings.
+        targets: What the file builds; targets with unlocked inputs are skipped.
+        session: The run.
+        folder: Where to write; it is made where it does not exist.
+        mirror: The mirror as it was named, for an error.
+        strict: Whether a target with unlocked inputs is an error.
 
     Raises:
-        UnknownNameError: A pattern fits no target.
         TrainworksError: A target cannot be planned; nothing was written then.
-        LockError: With ``--strict`` a target has unlocked inputs, or no target is left.
-        HostError: A source of a target cannot be reached: what the file builds must not depend on the machine.
-        OutputError: Something cannot be written.
+        LockError: With ``strict`` a target has unlocked inputs, or no target is left.
+        HostError: A source of a target cannot be downloaded: the file must not depend on the machine that wrote it.
+        OutputError: A file cannot be written.
     """
-    targets = []
-    for chosen in chosen_targets(choose_rows(options.only, facts), facts):
-        if chosen.error is not None:
-            raise chosen.error
-        assert chosen.plan is not None
-        assert chosen.rendering is not None
-        if not chosen.plan.unlocked:
-            targets.append((chosen.plan, chosen.rendering))
-        elif options.strict:
-            raise LockError(f"{chosen.name} has inputs that are not locked: {', '.join(chosen.plan.unlocked)}")
-        else:
-            say(f"{chosen.name}: skipped: {len(chosen.plan.unlocked)} inputs not locked")
-    if not targets:
-        raise LockError("no target is left: every one has inputs that are not locked")
-    mirror = read_mirror(options.mirror, offline=options.offline)
-    settings = mirror.settings(read_host_settings(environment))
-    places = mirror.places(facts, settings, environment)
-    for plan, _ in targets:
-        download_missing(plan, places, settings, mirror=options.mirror)
-    folder: Path = options.output
+    chosen: list[tuple[ImagePlan, ImageSpec]] = []
+    for target in targets:
+        if target.plan is None:
+            raise target.error or LockError(f"{target.name} has no plan")
+        if target.plan.unlocked and not strict:
+            say(f"{target.name}: skipped: {len(target.plan.unlocked)} inputs not locked")
+            continue
+        refuse_unlocked(target.plan)
+        rendering = render(target.plan, session.facts)
+        spec = image_spec(target.plan, rendering, session.settings, session.places.folders)
+        chosen.append((target.plan, spec))
+    if not chosen:
+        raise LockError("no target is left: all of them have inputs that are not locked")
+    for plan, _ in chosen:
+        download_missing(plan, session.places, session.settings, mirror=mirror)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for plan, rendering in targets:
-            context = folder / "contexts" / plan.target.name
-            replace_output(rendering, context)
-            write_context(rendering, context)
-            add_local_artifacts(plan, places.folders, context)
-            secrets = settings.secrets(plan.base.suite if plan.base.bootstrap else "", plan.wheel_index)
-            for identifier in dict.fromkeys(SECRET.findall(rendering.dockerfile)):
-                _write_secret(folder / "secrets", plan.target.name, identifier, secrets[identifier])
-        # They may hold passwords: they are no part of what is kept or sent anywhere.
+        for _, spec in chosen:
+            context = folder / "contexts" / spec.name
+            replace_output(spec.rendering, context)
+            fill_context(spec, context)
+            for identifier in dict.fromkeys(SECRET.findall(spec.rendering.dockerfile)):
+                _write_secret(folder / "secrets", spec.name, identifier, spec.secrets[identifier])
+        # They may hold passwords, and must not be committed.
         (folder / "secrets" / ".gitignore").write_text("*\n", encoding="utf-8")
-        text = bake(targets)
+        text = bake([(plan, spec.rendering) for plan, spec in chosen])
         (folder / FILE).write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{error.filename or folder}: {error.strerror or error}") from error
-    names = [bake_name(plan.target.name) for plan, _ in targets]
-    report = {"file": str(folder / FILE), "targets": names, "groups": list(json.loads(text)["group"])}
-    put(json.dumps(report, indent=2) + "\n" if options.format == "json" else f"{folder / FILE}\n")
-    return 0
+    names = tuple(bake_name(spec.name) for _, spec in chosen)
+    return BakeFile(file=folder / FILE, targets=names, groups=tuple(json.loads(text)["group"]))
 
 
 def _write_secret(folder: Path, target: str, identifier: str, content: bytes) -> None:

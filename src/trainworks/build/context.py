@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from trainworks.engine.scratch import private_folder
 from trainworks.errors import OutputError
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
+from trainworks.host.cache import cache_folder
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.shares import BUILDER
@@ -100,21 +102,35 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
         raise OutputError(f"{folder}: {error.strerror or error}") from error
 
 
+def write_output(rendering: Rendering, folder: Path | None) -> tuple[str, dict[str, object]]:
+    """Write a rendering to ``--output``; return the result for people (without a folder the Dockerfile) and programs.
+
+    Raises:
+        OutputError: The folder has files that are not ours, or cannot be written.
+    """
+    if folder is not None:
+        replace_output(rendering, folder)
+        write_context(rendering, folder)
+    text = rendering.dockerfile if folder is None else f"{folder}\n"
+    return text, {"dockerfile": rendering.dockerfile, "files": [file.path for file in rendering.files]}
+
+
 @contextlib.contextmanager
 def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Give an empty folder for a build context, the same one for each build of a target, and empty it afterwards.
+    """Give an empty folder for a build context, the same one for each build of an image, and remove it afterwards.
 
-    Docker knows a context by its path: at a new path it sends every byte again and keeps every byte once more. Two
-    builds of one target at once do not share it: the second one gets a private folder.
+    Docker knows a context by its path: from a new path it sends and keeps every byte once more. Of two builds of one
+    image at the same time, the second one gets a private folder.
 
     Args:
-        name: The target's.
+        name: The target's, or the image's.
         environment: The process's environment, which says where caches lie.
     """
+    name = re.sub(r"[^a-z0-9.-]+", "-", name.lower())
     with contextlib.ExitStack() as stack:
         folder: Path | None = None
         try:
-            cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "context"
+            cache = cache_folder(environment, "context")
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = stack.enter_context((cache / f"{name}.lock").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,14 +139,14 @@ def context_folder(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
                 shutil.rmtree(folder)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         except (OSError, RuntimeError):
-            # Taken by another build, not ours to write, or no home at all: only speed is lost.
+            # Another build has it, it cannot be written, or there is no home folder: only speed is lost.
             folder = None
         yield folder if folder is not None else stack.enter_context(private_folder())
 
 
 @contextlib.contextmanager
 def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
-    """Let other processes of ours that want the same thing wait here; where no file can be locked, nobody waits.
+    """Let threads and processes that want the same thing take turns; without a file to lock, they do not wait.
 
     Args:
         name: Of the thing; any text.
@@ -138,7 +154,7 @@ def one_at_a_time(name: str, environment: Mapping[str, str]) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError, RuntimeError):
-            cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks"
+            cache = cache_folder(environment)
             cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             file = cache / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
             fcntl.flock(stack.enter_context(file.open("wb")), fcntl.LOCK_EX)

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainworks.build.context import one_at_a_time
-from trainworks.build.image import BuildResult
-from trainworks.engine.protocol import Engine
+from trainworks.build.image import ImageResult
 from trainworks.errors import OutputError
 from trainworks.facts.data import writable_root
 from trainworks.facts.load import BUILT
@@ -52,8 +51,7 @@ def record_result(
     plan: ImagePlan,
     rendering: Rendering,
     facts: Facts,
-    result: BuildResult,
-    engine: Engine,
+    result: ImageResult,
     root: Path,
     environment: Mapping[str, str],
 ) -> Path:
@@ -61,7 +59,7 @@ def record_result(
     built = Built(
         target=plan.target.name,
         inputs=rendering.digest,
-        engine=engine.name,
+        engine=result.engine.name,
         date=datetime.now(UTC).date().isoformat(),
         megabytes=round(result.image.size / 1_000_000),
         seconds=0 if result.unchanged else max(1, round(result.seconds)),

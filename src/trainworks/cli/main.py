@@ -1,7 +1,8 @@
-"""Reads the command line, runs the command, and ends with one exit status for each class of error."""
+"""Read the command line, run the command, and return one exit status for each class of error."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from trainworks.errors import CommandLineError, InterruptionError, OutputError, 
 from trainworks.facts.data import default_root
 from trainworks.plan.names import nearest
 from trainworks.terminal.output import put_json, silence
+from trainworks.terminal.progress import DISPLAY
 
 
 def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> int:
@@ -27,34 +29,35 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     Returns:
         The exit status; see the end of ``--help``.
     """
+    if "_ARGCOMPLETE" in os.environ and arguments is None:
+        from trainworks.cli.complete import complete
+
+        complete(root or Path.cwd())
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = _wants_json(words)
     previous: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
         name, words = _command(words)
-        # One command's libraries are not loaded for another: a plan is there in half a second.
         command = command_named(name)
         options = command.parser().parse_args(words)
-        # For a command that hands its own words on to other processes.
-        options.words = tuple(words)
         return int(command.run(options, options.root or root or default_root(Path.cwd())))
     except TrainworksError as error:
         _say_error(error, as_json=as_json)
         return error.exit_status
     except KeyboardInterrupt:
         if arguments is None:
-            # A second Ctrl-C while Python shuts down would end the process by the signal.
+            # A second Ctrl-C while Python shuts down would end the process with the signal's status.
             previous = signal.SIG_IGN
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         _say_error(InterruptionError(), as_json=as_json)
         return InterruptionError.exit_status
     except BrokenPipeError:
-        # Nobody reads our progress any more (`2>&1 | head`): what it was about has been stopped, as by Ctrl-C.
+        # The reader of stderr has gone (`2>&1 | head`). The work was stopped, as by Ctrl-C.
         silence(sys.stderr)
         _say_error(InterruptionError(), as_json=as_json)
         return InterruptionError.exit_status
     except OSError as error:
-        # A disk that is full, or a folder that may not be written, where no layer expected it.
+        # For example a full disk, or a folder without write permission.
         where = f"{error.filename}: " if error.filename else ""
         _say_error(OutputError(f"{where}{error.strerror or error}"), as_json=as_json)
         return OutputError.exit_status
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
 
 
 def _command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the command that is meant, and its own words. Raises ``CommandLineError``."""
+    """Return the command and its own words. Raises ``CommandLineError``."""
     first, *others = words or ("",)
     if first in ("-h", "--help"):
         return "help", others
@@ -73,16 +76,18 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
         return BUILD, list(words)
     near = nearest(first, COMMANDS)
     did_you_mean = f"did you mean {near}? " if near else ""
-    raise CommandLineError([f"unknown command {first!r}"], hint=f"{did_you_mean}`python build.py help` lists them all")
+    raise CommandLineError(
+        [f"unknown command {first!r}"], hint=f"{did_you_mean}`python build.py help` lists all commands"
+    )
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether errors go to stdout as JSON too; asked before the words are parsed, which may be what fails."""
+    """Whether errors go to stdout as JSON too. Parsing the words may fail, so this looks at them as they are."""
     return "--format=json" in words or ("--format", "json") in pairwise(words)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Make SIGTERM end a build as Ctrl-C does."""
+    """Make SIGTERM end a command as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
@@ -90,11 +95,10 @@ def _say_error(error: TrainworksError, *, as_json: bool) -> None:
     from trainworks.terminal.words import describe
 
     if as_json and not error.reported:
-        content = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-        put_json({**content, "exit_status": error.exit_status})
+        put_json(error.as_values())
     said = f"\ninterrupted: {error.message}" if isinstance(error, InterruptionError) else describe(error)
     try:
-        sys.stderr.write(said + "\n")
+        DISPLAY.write(said)
     except BrokenPipeError:
-        # Nobody reads it; the exit status says it all the same.
+        # The exit status is all that is left to say.
         silence(sys.stderr)

@@ -1,11 +1,11 @@
-"""Container engines: one file each, one line each in ``ENGINES``, and the choice between them."""
+"""Container engines: one file and one line in ``ENGINES`` each, and the choice between them."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Final, cast
 
-from trainworks.engine.protocol import Engine
+from trainworks.engine.protocol import Engine, Report, ignore
 from trainworks.errors import EngineUnavailableError
 from trainworks.plan.names import unknown
 
@@ -16,19 +16,11 @@ ENGINES: Final = {
 """Name to class, in the order in which they are tried; imported when asked for."""
 
 
-MERGES_RUNNING_STEPS: Final = frozenset({"docker"})
-"""Engines that run a step once which two builds want at the same time.
-
-BuildKit joins steps of several builds by their content: the second build waits, and calls the step cached (tried with
-Docker 20.10). Each buildah is a process of its own, which finds a layer only when another one has committed it.
-"""
-
-
 def create(name: str) -> Engine:
-    """Return the engine of this name, not yet asked whether it answers.
+    """Return the engine of this name, without a probe.
 
     Raises:
-        UnknownNameError: There is no such engine.
+        UnknownNameError: No engine has this name.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
@@ -36,23 +28,27 @@ def create(name: str) -> Engine:
     return cast(Engine, getattr(importlib.import_module(module), attribute)())
 
 
-def choose(name: str | None = None) -> Engine:
-    """Return an engine that answers: the one asked for, or the first that does.
+def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
+    """Return an engine that answers: the named one, or the first that does.
+
+    Args:
+        name: Name of the engine; default: try all.
+        report: Receives a line if an engine is slow to answer.
 
     Raises:
-        UnknownNameError: There is no such engine.
-        EngineUnavailableError: It does not answer, or none does; says what was tried, in each one's own words.
+        UnknownNameError: No engine has this name.
+        EngineUnavailableError: The named engine does not answer, or none does; lists each engine's own error.
     """
     if name is not None:
         engine = create(name)
-        engine.probe()
+        engine.probe(report)
         return engine
     tried = []
     hint = "`make engine` installs one and starts it"
     for candidate in ENGINES:
         engine = create(candidate)
         try:
-            engine.probe()
+            engine.probe(report)
         except EngineUnavailableError as error:
             tried.append(f"\n  {candidate}: {error.message}")
             hint = error.hint if error.denied else hint

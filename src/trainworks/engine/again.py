@@ -1,4 +1,4 @@
-"""Tries again what an engine failed at: starting a process or a container fails now and then on a busy machine."""
+"""Repeat what an engine failed at: starting a process or a container sometimes fails on a busy machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 def again(attempt: Callable[[], T]) -> T:
-    """Return what ``attempt`` returns, the first time or after at most ``ATTEMPTS``.
+    """Return the result of ``attempt``, after at most ``ATTEMPTS`` attempts.
 
     Args:
-        attempt: Something that has had no effect when it raises ``EngineError``.
+        attempt: A call that has no effect if it raises ``EngineError``.
 
     Raises:
-        EngineError: The last attempt failed too. Any other error comes at once.
+        EngineError: The last attempt failed too. Any other error is raised at once.
     """
     for _ in range(ATTEMPTS - 1):
         try:

@@ -1,4 +1,4 @@
-"""A testinfra backend that asks any engine's container, instead of one backend per engine's command line.
+"""A testinfra backend for the containers of every engine, instead of one backend for each engine's command line.
 
 testinfra's own ``DockerBackend`` calls whichever ``docker`` comes first on PATH, and its ``ChrootBackend`` runs with
 this machine's environment instead of the image's.
@@ -21,7 +21,7 @@ class ContainerBackend(BaseBackend):  # type: ignore[misc]
     NAME = "trainworks"
 
     def __init__(self, identifier: str, execute: Execute) -> None:
-        """Take the container's name and the way into it."""
+        """Store the container's name, and the function that runs a command in it."""
         super().__init__(identifier)
         self._execute = execute
 

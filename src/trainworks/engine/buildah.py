@@ -1,9 +1,9 @@
-"""buildah: no daemon; builds, runs and looks into images with one program and its own store.
+"""buildah: builds, runs and inspects images with one program and its own store, without a daemon.
 
-Isolation is always ``chroot``: it needs neither an OCI runtime that likes this machine's cgroups nor a network of its
-own, so it works in unprivileged CI containers too, and what it does not isolate (network, process ids) a build does not
-need. What it lacks in housekeeping is made here: a process that left the build's process group is found by its root
-folder, and a working container by a marker that only this build's containers carry.
+Isolation is always ``chroot``. It needs no OCI runtime and no network of its own, so it works in unprivileged CI
+containers too. A build does not need what it does not isolate (network, process ids). This module removes two kinds of
+leftovers: processes that left the build's process group, found by their root folder, and working containers, found by a
+marker that only this build's containers have.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from trainworks.engine.protocol import (
     Layer,
     Mount,
     Progress,
+    Report,
+    ignore,
 )
 from trainworks.engine.scratch import private_folder, write_secrets
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
@@ -55,7 +57,7 @@ _OLDEST: Final = (1, 24)
 
 _HINT: Final = "install it with `make engine` (or `apt-get install buildah`), or use `--engine docker`"
 _AGAIN: Final = (
-    "this says nothing of the image: run the command again; where it lasts, see what `buildah run` says of any image"
+    "this is not a fault of the image: run the command again; if it fails again, try `buildah run` with another image"
 )
 _SHORT_CALL: Final = 120.0
 _LONG_CALL: Final = 1800.0
@@ -94,6 +96,8 @@ class BuildahEngine:
     """The ``buildah`` on PATH with the user's own store."""
 
     name = "buildah"
+    # An image's configuration is rewritten when it is exported.
+    identifier_is_configuration = False
 
     def __init__(self, *, options: tuple[str, ...] = ()) -> None:
         """Remember how to call it; nothing is run before the first call.
@@ -105,8 +109,8 @@ class BuildahEngine:
         self._information: EngineInformation | None = None
         self._store: _Store | None = None
 
-    def probe(self) -> EngineInformation:
-        """Find a buildah whose store can be opened; the answer is remembered."""
+    def probe(self, report: Report = ignore) -> EngineInformation:  # noqa: ARG002 (there is no daemon to wait for)
+        """Find a buildah whose store can be opened; the result is cached."""
         if self._information is None:
             found = processes.programs("buildah", os.environ.get("PATH"))
             if not found:
@@ -115,16 +119,16 @@ class BuildahEngine:
         return self._information
 
     def inspect(self, reference: str) -> BuiltImage | None:
-        """Return the image, or ``None`` where the store has none of that name."""
+        """Return the image, or ``None`` if the store has none of that name."""
         description = self._describe(reference)
         return None if description is None else self._built(reference, description)
 
     def load(self, archive: Path) -> None:
-        """Take images from a ``docker save`` archive into the store, under the names inside.
+        """Load images from a ``docker save`` archive into the store, under the names in the archive.
 
         Raises:
             OutputError: The file cannot be read, or the store's disk is full.
-            BuildError: It is no image archive.
+            BuildError: It is not an image archive.
         """
         for number, names in enumerate(images_in(archive)):
             # By position: an archive of several images is refused otherwise. buildah then leaves the names out.
@@ -135,23 +139,23 @@ class BuildahEngine:
                 self._do(f"tagging {names[0]}", "tag", loaded.split()[-1], *names)
 
     def pull(self, reference: str, *, timeout: float) -> bool:
-        """Fetch an image from its registry; ``False`` where that is not possible within ``timeout`` seconds."""
+        """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds."""
         with self._temporary_files() as (_, environment):
             argv = self._argv("pull", "--quiet", "--policy", "always", "--retry", "0", reference)
             return processes.run(argv, timeout=timeout, environment=environment).status == 0
 
     def tag(self, reference: str, name: str) -> None:
-        """Give an image one more name; ``BuildError`` when there is no such image."""
+        """Add a name to an image; raises ``BuildError`` if there is no such image."""
         self._do(f"tagging {name}", "tag", reference, name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         """Build and tag.
 
         Raises:
-            BuildError: A step failed; says component, instruction and last lines.
+            BuildError: A step failed; has component, instruction and last lines.
             OutputError: The disk is full.
             EngineError: buildah could not start a step, three times.
-            EngineUnavailableError: buildah is not there.
+            EngineUnavailableError: buildah is not installed.
         """
         self.probe()
         with self._temporary_files() as (folder, environment):
@@ -191,11 +195,11 @@ class BuildahEngine:
                 self._sweep(marker)
         built = self.inspect(image)
         if built is None:
-            raise BuildError(f"buildah says that it built {image}, and does not have it")
+            raise BuildError(f"buildah built {image}, and does not have it")
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
-        """Return the steps of an image, first step first; ``BuildError`` when there is no such image."""
+        """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
         description = self._existing(reference)
         sizes = iter(_layer_sizes(description))
         return tuple(
@@ -208,13 +212,13 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
-        """Stream every layer of an image, lowest first, with no copy on disk."""
+        """Stream every layer of an image, lowest first, without a copy on disk."""
         with self.archive(reference) as stream:
             yield layers_of(stream)
 
     @contextlib.contextmanager
     def archive(self, reference: str) -> Iterator[IO[bytes]]:
-        """Stream an image in ``docker save`` form; ``BuildError`` when there is no such image."""
+        """Stream an image in ``docker save`` form; raises ``BuildError`` if there is no such image."""
         identifier = self._existing(reference)["FromImageID"]
         with self._temporary_files() as (_, environment):
             argv = self._argv("push", "--quiet", "--disable-compression", identifier, "docker-archive:/dev/stdout")
@@ -229,7 +233,7 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[BuildahContainer]:
-        """Make a working container for the time of the ``with`` block; each command is run in it by itself."""
+        """Make a working container for the time of the ``with`` block; each command runs separately in it."""
         with self._working_container(reference) as (identifier, _):
             yield BuildahContainer(self, identifier)
 
@@ -242,10 +246,10 @@ class BuildahEngine:
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> Completed:
-        """Run the image as a job would be run: its entry point, then ``command`` as arguments.
+        """Run the image like a job: its entry point, with ``command`` as arguments.
 
-        buildah knows no entry point when it runs, so it is put before the command here. A job that does not end in
-        time is killed; its status is 124.
+        ``buildah run`` ignores the entry point, so it is added to the command. After a time-out the job is killed; its
+        status is 124.
         """
         options: list[str] = []
         for mount in mounts:
@@ -261,7 +265,7 @@ class BuildahEngine:
         return Completed(status=status, output=output.decode(errors="replace"))
 
     def remove(self, reference: str) -> None:
-        """Remove one name (and the image, when it was its last); a name that is not there is no error."""
+        """Remove a name, and the image with its last name; an unknown name is not an error."""
         if self._describe(reference) is None:
             return
         self._do(f"removing {reference}", "rmi", reference)
@@ -278,10 +282,10 @@ class BuildahEngine:
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
 
-        A ``job`` is never run twice; where buildah loses the end of what it printed, its output says so.
+        A ``job`` is never run twice; if buildah loses the end of its output, a line says so.
 
         Raises:
-            EngineError: buildah did not get as far as the command or lost what it printed, three times.
+            EngineError: buildah could not start the command, or lost its output, three times.
         """
         return again(lambda: self._execute(container, command, options, timeout=timeout, split=split, job=job))
 
@@ -370,7 +374,7 @@ class BuildahEngine:
         text = said.output.decode(errors="replace")
         found = re.search(r"version (?P<version>(?P<major>\d+)\.(?P<minor>\d+)\S*)", text)
         if found is None:
-            raise EngineUnavailableError(f"{program} does not say its version: {said.words}", hint=_HINT)
+            raise EngineUnavailableError(f"{program} prints no version: {said.words}", hint=_HINT)
         if (int(found["major"]), int(found["minor"])) < _OLDEST:
             oldest = ".".join(map(str, _OLDEST))
             raise EngineUnavailableError(
@@ -385,7 +389,7 @@ class BuildahEngine:
         )
 
     def _keyed(self, context: Path) -> str:
-        """Return the Dockerfile with what buildah's cache keys lack."""
+        """Return the Dockerfile with the mounted files' hashes, which buildah's cache keys lack."""
 
         def identify(reference: str) -> str:
             description = self._describe(reference)
@@ -400,7 +404,7 @@ class BuildahEngine:
         return (self.probe().program, *self._options, *arguments)
 
     def _do(self, doing: str, *arguments: str) -> str:
-        """Run a short command and return what it printed; raises what it says as an error."""
+        """Run a short command and return its output; raises its text as an error if it fails."""
         with self._temporary_files() as (_, environment):
             done = processes.run(self._argv(*arguments), timeout=_LONG_CALL, environment=environment)
         if done.status != 0:
@@ -412,7 +416,7 @@ class BuildahEngine:
         return fault if isinstance(fault, OutputError) else BuildError(fault.message)
 
     def _fault(self, doing: str, words: str) -> EngineError | OutputError:
-        """Return the error for what buildah itself failed at, not what it was asked to run or to read."""
+        """Return the error for a failure of buildah itself, not of the command that it ran."""
         last = words.strip().rpartition("\n")[2].removeprefix("Error: ")
         if "no space left on device" in words:
             return OutputError(f"the disk is full: buildah failed {doing} ({last}). {self._space()}")
@@ -430,7 +434,7 @@ class BuildahEngine:
     def _existing(self, reference: str) -> dict[str, Any]:
         description = self._describe(reference)
         if description is None:
-            raise BuildError(f"buildah has no image {reference}", hint="`buildah images` lists what there is")
+            raise BuildError(f"buildah has no image {reference}", hint="`buildah images` lists them")
         return description
 
     def _built(self, reference: str, description: dict[str, Any]) -> BuiltImage:
@@ -447,7 +451,7 @@ class BuildahEngine:
         )
 
     def _space(self) -> str:
-        """Say how much is free where images are kept, and where buildah puts its temporary files."""
+        """Return sentences about the free space of the image store and of the temporary folder."""
         self.probe()
         assert self._store is not None
         sentences = []
@@ -459,10 +463,9 @@ class BuildahEngine:
 
     @contextlib.contextmanager
     def _temporary_files(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Give buildah a folder of ours for its temporary files, so that none is left when it is killed.
+        """Give buildah a private folder for temporary files, so that none is left when it is killed.
 
-        Cache mounts live below the temporary folder too, in ``buildah-cache``; those must outlive the build and be
-        shared by all, hence the link.
+        Cache mounts are below the temporary folder too, in ``buildah-cache``. All builds share them by a link.
         """
         parent = _temporary_parent()
         with private_folder(parent) as folder:
@@ -470,11 +473,11 @@ class BuildahEngine:
                 shared = Path(parent) / name
                 shared.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).symlink_to(shared)
-            yield folder, {**os.environ, "TMPDIR": str(folder)}
+            yield folder, {**processes.own_environment(), "TMPDIR": str(folder)}
 
     @contextlib.contextmanager
     def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Make a working container under a name of its own and remove it at the end, even if that was interrupted."""
+        """Make a working container with a random name and remove it at the end, even if making it was interrupted."""
         description = self._existing(reference)
         name = f"trainworks-{uuid.uuid4().hex[:12]}"
         try:
@@ -493,7 +496,7 @@ class BuildahEngine:
             raise self._fault(f"making a container of {reference}", done.words)
 
     def _sweep(self, marker: Path) -> None:
-        """Remove the working containers that this build left; others' are not touched."""
+        """Remove the working containers that this build left, and no others."""
         with processes.uninterrupted():
             assert self._store is not None
             listed = processes.run(self._argv("containers", "--quiet", "--notruncate"), timeout=_SHORT_CALL)
@@ -501,14 +504,14 @@ class BuildahEngine:
                 try:
                     description = self._store.container_file(identifier).read_text()
                 except OSError:
-                    # Another build's, removed meanwhile.
+                    # Another build has removed its container.
                     continue
                 if str(marker) in description:
                     processes.run(self._argv("rm", identifier), timeout=_SHORT_CALL)
 
 
 class BuildahContainer:
-    """A working container: nothing runs in it between commands."""
+    """A working container; nothing runs in it between commands."""
 
     def __init__(self, engine: BuildahEngine, identifier: str) -> None:
         """Made by ``BuildahEngine.container``."""
@@ -521,7 +524,7 @@ class BuildahContainer:
         return self._identifier
 
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
-        """Run a command inside with the image's environment; 124 when it did not end in time."""
+        """Run a command with the image's environment; its status is 124 after a time-out."""
         status, output, _ = self._engine.execute(self._identifier, command, timeout=timeout, split=False)
         return Completed(status=status, output=output.decode(errors="replace"))
 
@@ -543,7 +546,7 @@ _PROXIES: Final = tuple(
 
 
 def _format(context: Path) -> str:
-    """Return the image format: OCI, which is reproducible, unless the Dockerfile has what only docker's can hold."""
+    """Return the image format: OCI, which is reproducible, unless an instruction needs docker's format."""
     try:
         text = (context / "Dockerfile").read_text()
     except OSError as error:
@@ -552,13 +555,13 @@ def _format(context: Path) -> str:
 
 
 def _layer_sizes(description: dict[str, Any]) -> list[int]:
-    """Return the size of each layer, lowest first; what buildah built or loaded is stored uncompressed."""
+    """Return the size of each layer, lowest first. buildah stores layers uncompressed."""
     manifest = json.loads(description["Manifest"] or "{}")
     return [int(layer["size"]) for layer in manifest.get("layers") or ()]
 
 
 def _temporary_parent() -> str:
-    """Return where buildah would put temporary files by itself: layers pass through it, so not a small /tmp."""
+    """Return buildah's own choice for temporary files: layers pass through it, so not a small /tmp."""
     given = os.environ.get("TMPDIR")
     if given:
         return given

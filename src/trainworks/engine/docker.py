@@ -1,6 +1,6 @@
-"""Docker: the build through a command line whose BuildKit works, everything else through the Docker SDK.
+"""Docker: builds run the command line, everything else uses the Docker SDK.
 
-The SDK has no BuildKit (docker/docker-py#2230), and BuildKit is what gives cache mounts, secrets and parallel stages.
+The SDK has no BuildKit (docker/docker-py#2230), which has the cache mounts, secrets and parallel stages.
 The SDK is imported on first use: it costs 0.14 s, and planning needs no engine.
 """
 
@@ -36,6 +36,8 @@ from trainworks.engine.protocol import (
     Layer,
     Mount,
     Progress,
+    Report,
+    ignore,
 )
 from trainworks.engine.scratch import private_folder, write_secrets
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
@@ -48,17 +50,20 @@ if TYPE_CHECKING:
     from trainworks.engine.backend import ContainerBackend
 
 _NATIVE_BUILDKIT_ENDS: Final = 23
-"""From this version on the client's BuildKit is the buildx plugin; before, ``DOCKER_BUILDKIT=1`` alone turns it on."""
+"""From this version on, BuildKit needs the buildx plugin; before, ``DOCKER_BUILDKIT=1`` is enough."""
 
 _HINT: Final = "start the docker daemon, or install and start an engine with `make engine`, or use `--engine buildah`"
 _AGAIN: Final = (
-    "this says nothing of the image: run the command again; where it lasts, see the daemon's own log "
+    "this is not a fault of the image: run the command again; if it fails again, read the daemon's log "
     "(`journalctl -u docker`)"
 )
 _SHORT_CALL: Final = 60.0
 
 _FIRST_ANSWER: Final = 10.0
-"""Seconds that a daemon of this machine has to say its version: one that hangs is not waited for in silence."""
+"""Seconds that a daemon on this machine has to answer the first request."""
+
+_PATIENCE: Final = 2.0
+"""Seconds of waiting for the first answer before the user is told."""
 
 _DENIED: Final = (
     "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
@@ -68,7 +73,7 @@ _NO_PROGRAM: Final = re.compile(
     r'exec: "[^"]*": (?:executable file not found|stat [^:]*: no such file|permission denied|is a directory)'
     r"|exec format error"
 )
-"""Words for a program that the image lacks, or that nobody can run; any other failure to start one is the engine's."""
+"""The daemon's text for a program that the image lacks, or that cannot be executed. Other failures are the engine's."""
 
 _STOPPED: Final = re.compile(r"is not running|is paused|is restarting|is marked for removal")
 
@@ -76,33 +81,35 @@ _UNSTARTED: Final = re.compile(
     rb"\A(?:OCI runtime exec failed|failed to (?:exec in container|start exec|create (?:shim|task))"
     rb"|(?:rpc|connection) error|ttrpc|containerd): [^\n]*\s*\Z"
 )
-"""All that a command printed, where the daemon says instead of it that it could not be started; its status is 126."""
+"""The whole output if the daemon could not start a command; the status is 126 then."""
 
 
 class DockerEngine:
-    """A Docker daemon, reached where ``DOCKER_HOST`` or the current docker context says."""
+    """A Docker daemon, at the address of ``DOCKER_HOST`` or of the current docker context."""
 
     name = "docker"
+    # A daemon names an image by its configuration, as registries do.
+    identifier_is_configuration = True
 
     def __init__(self, *, host: str | None = None) -> None:
-        """Remember the daemon's address; nothing is asked before the first call.
+        """Store the daemon's address; nothing is sent before the first call.
 
         Args:
-            host: An address such as ``unix:///run/docker.sock``; ``None`` is what the user's docker would talk to.
+            host: An address such as ``unix:///run/docker.sock``; default: that of the user's docker.
         """
         self._given_host = host
         self._information: EngineInformation | None = None
         self._connection: docker.DockerClient | None = None
 
-    def probe(self) -> EngineInformation:
-        """Find a daemon that answers and a client whose BuildKit works; the answer is remembered."""
+    def probe(self, report: Report = ignore) -> EngineInformation:
+        """Find a daemon that answers and a client whose BuildKit works; the result is cached."""
         if self._information is None:
-            with self._asking("answering"):
+            with self._asking("answering"), self._noted(report):
                 version = self._client().version()
             components = version.get("Components") or [{}]
             if "podman" in str(components[0].get("Name", "")).lower():
                 raise EngineUnavailableError(
-                    f"{self._host()} is podman's service, which has docker's interface and no BuildKit",
+                    f"{self._host()} is podman, which has docker's interface without BuildKit",
                     hint="use `--engine buildah`",
                 )
             self._information = EngineInformation(
@@ -111,16 +118,16 @@ class DockerEngine:
         return self._information
 
     def inspect(self, reference: str) -> BuiltImage | None:
-        """Return the image, or ``None`` where the store has none of that name."""
+        """Return the image, or ``None`` if the store has none of that name."""
         image = self._image(reference)
         return None if image is None else _built(reference, image)
 
     def load(self, archive: Path) -> None:
-        """Take images from a ``docker save`` archive into the store, under the names inside.
+        """Load images from a ``docker save`` archive into the store, under the names in the archive.
 
         Raises:
             OutputError: The file cannot be read, or the store's disk is full.
-            BuildError: It is no image archive.
+            BuildError: It is not an image archive.
         """
         try:
             file = archive.open("rb")
@@ -131,14 +138,14 @@ class DockerEngine:
                 # The SDK's stub asks for bytes; requests streams a file, which an image of gigabytes needs.
                 self._client().images.load(cast("bytes", file))
         except EngineError as error:
-            # The daemon answers 500 to a file that is no archive.
+            # The daemon answers 500 to a file that is not an archive.
             raise BuildError(error.message) from error
 
     def pull(self, reference: str, *, timeout: float) -> bool:
-        """Fetch an image from its registry; ``False`` where that is not possible within ``timeout`` seconds.
+        """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds.
 
-        It goes through the command line because only that knows the user's credential helpers, and because ending it
-        ends the transfer.
+        It runs the command line, because only that knows the user's credential helpers, and because killing it ends
+        the transfer.
         """
         done = processes.run(
             (self.probe().program, "pull", "--quiet", reference), timeout=timeout, environment=self._environment({})
@@ -146,20 +153,20 @@ class DockerEngine:
         return done.status == 0
 
     def tag(self, reference: str, name: str) -> None:
-        """Give an image one more name; ``BuildError`` when there is no such image."""
+        """Add a name to an image; raises ``BuildError`` if there is no such image."""
         image = self._existing(reference)
         with self._asking(f"tagging {name}"):
-            # The whole name goes as ``repository``; the daemon takes the tag apart itself.
+            # The daemon splits the tag from the name itself.
             image.tag(name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         """Build and tag.
 
         Raises:
-            BuildError: A step failed; says component, instruction and last lines.
+            BuildError: A step failed; has component, instruction and last lines.
             OutputError: The disk is full.
             EngineError: The daemon could not start a step, three times.
-            EngineUnavailableError: The daemon does not answer, or stopped answering in mid-build.
+            EngineUnavailableError: The daemon does not answer, or stopped answering during the build.
         """
         program = self.probe().program
         with private_folder() as folder:
@@ -167,7 +174,7 @@ class DockerEngine:
             argv = [program, "build", "--progress=plain", "--network", "host", "--iidfile", str(identifier_file)]
             for identifier, path in write_secrets(folder, request.secrets):
                 argv += ["--secret", f"id={identifier},src={path}"]
-            # Values go by the environment: a proxy's address may hold a password, and argv is for all to see.
+            # Values are passed in the environment: a proxy's address may have a password, and argv is public.
             for name in request.arguments:
                 argv += ["--build-arg", name]
             for label, value in request.labels.items():
@@ -181,11 +188,11 @@ class DockerEngine:
             image = identifier_file.read_text().strip()
         built = self.inspect(image)
         if built is None:
-            raise BuildError(f"docker says that it built {image}, and does not have it")
+            raise BuildError(f"docker built {image}, and does not have it")
         return _renamed(built, request.tags[0] if request.tags else image)
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
-        """Return the steps of an image, first step first; ``BuildError`` when there is no such image."""
+        """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
         image = self._existing(reference)
         with self._asking("reading an image's history"):
             entries = cast("list[dict[str, Any]]", image.history())
@@ -195,9 +202,9 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def layers(self, reference: str) -> Iterator[Iterator[Layer]]:
-        """Read every layer of an image where the daemon keeps it, or else stream them out of ``docker save``.
+        """Read every layer of an image from the daemon's storage, or else stream them from ``docker save``.
 
-        ``docker save`` packs every byte, 100 MB in a second; its order is the archive's. No copy is made on our side.
+        ``docker save`` copies every byte, about 100 MB per second, in the order of its archive.
         """
         image = self._existing(reference)
         folders = layer_folders(image.attrs)
@@ -216,10 +223,10 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def archive(self, reference: str) -> Iterator[IO[bytes]]:
-        """Stream an image in ``docker save`` form; ``BuildError`` when there is no such image.
+        """Stream an image in ``docker save`` form; raises ``BuildError`` if there is no such image.
 
-        By the command line: the daemon writes everything to its disk before the first byte comes, and the SDK does not
-        wait that long.
+        It runs the command line: the daemon writes everything to its disk before the first byte comes, and the SDK
+        does not wait that long.
         """
         argv = (self.probe().program, "save", str(self._existing(reference).id))
         with processes.Child(argv, environment=self._environment({})) as child, child.output as stream:
@@ -233,9 +240,8 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[DockerContainer]:
-        """Start a container that idles for the time of the ``with`` block, whatever its entry point is."""
-        # A shell that waits for input which never comes: present wherever testinfra can work, unlike a ``sleep`` that
-        # knows ``infinity``.
+        """Start an idle container for the time of the ``with`` block, whatever its entry point is."""
+        # A shell that waits for input. Testinfra needs a shell anyway; not every ``sleep`` knows ``infinity``.
         with self._temporary(
             reference, entrypoint=["/bin/sh"], command=[], stdin_open=True, tty=True, working_dir="/"
         ) as sdk:
@@ -253,9 +259,9 @@ class DockerEngine:
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> Completed:
-        """Run the image as a job would be run: its entry point, then ``command`` as arguments.
+        """Run the image like a job: its entry point, with ``command`` as arguments.
 
-        A job that does not end in time is killed; its status is 124.
+        After a time-out the job is killed; its status is 124.
         """
         from docker.types import LogConfig
         from docker.types import Mount as SdkMount
@@ -269,7 +275,7 @@ class DockerEngine:
                 SdkMount(mount.target, str(mount.source.resolve()), type="bind", read_only=mount.read_only)
                 for mount in mounts
             ],
-            # A daemon may be set to a log driver that cannot be read back.
+            # The daemon's default log driver may not be readable.
             "log_config": LogConfig(type="json-file"),
         }
         with self._temporary(reference, **options) as sdk, self._asking(f"running {reference}"):
@@ -288,7 +294,7 @@ class DockerEngine:
         return Completed(status=status, output=output.decode(errors="replace") + late)
 
     def remove(self, reference: str) -> None:
-        """Remove one name (and the image, when it was its last); a name that is not there is no error."""
+        """Remove a name, and the image with its last name; an unknown name is not an error."""
         from docker.errors import ImageNotFound
 
         with self._asking(f"removing {reference}"), contextlib.suppress(ImageNotFound):
@@ -314,6 +320,7 @@ class DockerEngine:
             failure = Failure(
                 target=request.name,
                 engine=self.name,
+                daemon=True,
                 status=status,
                 step=log.failed or (log.broken_off("the build ended here") if self._silence() else None),
                 lines=tuple(last),
@@ -321,8 +328,8 @@ class DockerEngine:
             raise explain(failure, alive=self._silence, space=self._space)
 
     def _silence(self) -> str:
-        """Ask the daemon whether it is there: empty when it is, else why not."""
-        # A new connection: the old one may belong to a daemon that is gone.
+        """Return why the daemon does not answer; ``""`` if it does."""
+        # The old connection may belong to a daemon that has ended.
         self._connection = None
         try:
             with self._asking("answering"):
@@ -332,19 +339,19 @@ class DockerEngine:
         return ""
 
     def _space(self) -> str:
-        """Say how much is free where the daemon keeps images."""
+        """Return a sentence about the free space of the daemon's storage."""
         try:
             with self._asking("answering"):
                 root = str(self._client().info()["DockerRootDir"])
             free = shutil.disk_usage(root)
         except (EngineError, EngineUnavailableError, BuildError, OSError):
-            return "The docker daemon does not say how much is free."
+            return "The free space of the docker daemon's storage is unknown."
         return free_space(root, free=free.free, total=free.total)
 
     def _host(self) -> str:
         """Return the daemon's address, the same for the SDK and the command line.
 
-        The command line follows docker contexts (rootless, Docker Desktop) and the SDK does not, hence it is read here.
+        The command line follows docker contexts (rootless, Docker Desktop), and the SDK does not.
         """
         if self._given_host is not None:
             return self._given_host
@@ -352,16 +359,28 @@ class DockerEngine:
 
         return os.environ.get("DOCKER_HOST") or str(ContextAPI.get_current_context().Host or "")
 
+    @contextlib.contextmanager
+    def _noted(self, report: Report) -> Iterator[None]:
+        """Tell the user after ``_PATIENCE`` seconds what is waited for, and until when."""
+        line = f"waiting for the docker daemon at {self._host()} to answer, at most {_FIRST_ANSWER:g} s"
+        timer = threading.Timer(_PATIENCE, report, (line,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _client(self) -> docker.DockerClient:
         if self._connection is None:
             import docker
 
             host = self._host()
             self._knock(host)
-            # The client asks for the daemon's version at once, which takes a moment, and nobody sees us wait.
+            # The client asks for the daemon's version at once.
             timeout = int(_FIRST_ANSWER if not host or host.startswith("unix://") else _SHORT_CALL)
             if self._given_host is None and os.environ.get("DOCKER_HOST"):
-                # Knows DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
+                # This reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
                 self._connection = docker.DockerClient.from_env(timeout=timeout)
             else:
                 self._connection = docker.DockerClient(
@@ -373,7 +392,7 @@ class DockerEngine:
         return self._connection
 
     def _knock(self, host: str) -> None:
-        """See whether somebody listens; the SDK says less when nobody does, and leaves its socket open."""
+        """Connect to the socket first: the SDK's error says less, and leaves its socket open."""
         if not host.startswith("unix://"):
             return
         path = re.sub("^/*", "/", host.removeprefix("unix://"))
@@ -386,10 +405,10 @@ class DockerEngine:
                 raise _silent(host, f"{path}: {words}", denied=isinstance(error, PermissionError)) from error
 
     def _environment(self, arguments: Mapping[str, str]) -> dict[str, str]:
-        """Return the command line's environment: this process's, the daemon's address, BuildKit on, no extras."""
+        """Return the command line's environment: this process's, with the daemon's address and BuildKit."""
         host = self._host()
         return {
-            **os.environ,
+            **processes.own_environment(),
             **({"DOCKER_HOST": host} if host else {}),
             **arguments,
             "DOCKER_BUILDKIT": "1",
@@ -399,7 +418,7 @@ class DockerEngine:
         }
 
     def _program(self) -> str:
-        """Return the first ``docker`` on PATH whose BuildKit works: several may be there, each lacking something."""
+        """Return the first ``docker`` on PATH whose BuildKit works; others are skipped."""
         tried = []
         for program in processes.programs("docker", os.environ.get("PATH")):
             words = self._unfit(program)
@@ -413,7 +432,7 @@ class DockerEngine:
         raise EngineUnavailableError("no `docker` on PATH can use BuildKit: " + "; ".join(tried), hint=_HINT)
 
     def _unfit(self, program: str) -> str:
-        """Say why a client cannot build with BuildKit; empty when it can."""
+        """Return why a client cannot build with BuildKit; ``""`` if it can."""
         try:
             buildx = processes.run(
                 (program, "buildx", "version"), timeout=_SHORT_CALL, environment=self._environment({})
@@ -423,7 +442,7 @@ class DockerEngine:
             return str(error.strerror)
         found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
         if found is None:
-            return client.words or "does not say its version"
+            return client.words or "prints no version"
         if buildx.status == 0 or int(found["major"]) < _NATIVE_BUILDKIT_ENDS:
             return ""
         return f"version {found['major']} without the buildx plugin"
@@ -440,28 +459,28 @@ class DockerEngine:
     def _existing(self, reference: str) -> SdkImage:
         image = self._image(reference)
         if image is None:
-            raise BuildError(f"docker has no image {reference}", hint="`docker images` lists what there is")
+            raise BuildError(f"docker has no image {reference}", hint="`docker images` lists them")
         return image
 
     @contextlib.contextmanager
     def _temporary(self, reference: str, **options: Any) -> Iterator[SdkContainer]:
-        """Create a container under a name of its own and remove it at the end, even if creating was interrupted."""
+        """Create a container with a random name and remove it at the end, even if creating was interrupted."""
         from docker.errors import DockerException
         from requests.exceptions import RequestException
 
         name = f"trainworks-{uuid.uuid4().hex[:12]}"
         try:
-            # Not to be interrupted: the daemon would finish the container after we looked for it in vain.
+            # An interrupted request would let the daemon finish the container after the removal below.
             with processes.uninterrupted(), self._asking(f"creating a container of {reference}"):
                 sdk = self._client().containers.create(reference, name=name, **options)
             yield sdk
         finally:
-            # Not there, or no daemon any more: then there is nothing to remove, and the first error is the one to see.
+            # If the container or the daemon is gone, there is nothing to remove; the first error is raised.
             with processes.uninterrupted(), contextlib.suppress(DockerException, RequestException):
                 self._client().api.remove_container(name, v=True, force=True)
 
     def _start(self, sdk: SdkContainer, reference: str) -> str:
-        """Start a container; return the daemon's words when its program does not exist, as a shell would with 127."""
+        """Start a container; return the daemon's error if its program does not exist, else ``""``."""
         from docker.errors import APIError
 
         with self._asking(f"starting a container of {reference}"):
@@ -476,7 +495,7 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _asking(self, doing: str) -> Iterator[None]:
-        """Turn the SDK's errors into ours: what the daemon failed at is its own fault, what it refused is not."""
+        """Translate the SDK's errors: server errors are ``EngineError``, refused requests are ``BuildError``."""
         from docker.errors import APIError, DockerException, ImageLoadError
         from requests.exceptions import RequestException
 
@@ -497,7 +516,7 @@ class DockerEngine:
 
 
 class DockerContainer:
-    """A running container that idles."""
+    """A running, idle container."""
 
     def __init__(self, engine: DockerEngine, client: docker.DockerClient, sdk: SdkContainer) -> None:
         """Made by ``DockerEngine.container``."""
@@ -511,7 +530,7 @@ class DockerContainer:
         return str(self._sdk.name)
 
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
-        """Run a command inside with the image's environment; 124 when it did not end in time."""
+        """Run a command with the image's environment; its status is 124 after a time-out."""
         status, output, _ = self._execute(command, timeout=timeout, split=False)
         return Completed(status=status, output=output.decode(errors="replace"))
 
@@ -524,11 +543,11 @@ class DockerContainer:
         )
 
     def _execute(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
-        """Run a command; raises ``EngineError`` where the daemon did not get as far as starting it, three times."""
+        """Run a command; raises ``EngineError`` if the daemon could not start it, three times."""
         return again(lambda: self._attempt(command, timeout=timeout, split=split))
 
     def _attempt(self, command: tuple[str, ...], *, timeout: float, split: bool) -> tuple[int, bytes, bytes]:
-        """Run a command; the daemon has no time limit and no way to end one, so both are made here."""
+        """Run a command with a time-out, which the daemon's API does not have."""
         from docker.utils.socket import STDERR, frames_iter
 
         with self._engine._asking(f"running {command[0]} in a container"):  # noqa: SLF001 (one module, one class pair)
@@ -540,11 +559,11 @@ class DockerContainer:
 
             def pump() -> None:
                 try:
-                    # Not ``stream=True``: that leaves the connection open for ever.
+                    # ``stream=True`` would leave the connection open.
                     with contextlib.closing(api.exec_start(identifier, socket=True)) as connection:
                         for stream, content in frames_iter(connection, tty=False):  # type: ignore[no-untyped-call]
                             (errors if split and stream == STDERR else outputs).append(content)
-                        # Else the pool keeps the connection open for ever; the SDK hands out no other way to it.
+                        # The SDK has no other way to close the connection.
                         response = getattr(connection, "_response", None)
                         if response is not None:
                             response.close()
@@ -553,9 +572,13 @@ class DockerContainer:
 
             thread = threading.Thread(target=pump, daemon=True)
             thread.start()
-            thread.join(timeout)
-            if thread.is_alive():
-                # Ends everything inside and idles again, with the files as they are.
+
+            def ended(seconds: float | None) -> bool:
+                thread.join(seconds)
+                return not thread.is_alive()
+
+            if not processes.wait_for(ended, timeout):
+                # A restart ends every process and keeps the files.
                 self._sdk.restart(timeout=0)
                 thread.join(_SHORT_CALL)
                 note = f"\n(stopped after {timeout:g} seconds)\n".encode()
@@ -570,17 +593,17 @@ class DockerContainer:
         return status, output, said
 
     def _status(self, identifier: str, program: str) -> int:
-        """Return the exit status of a command whose output has ended; the daemon may know it a moment later."""
+        """Return the exit status of a command whose output has ended; the daemon may record it a moment later."""
         deadline = time.monotonic() + _SHORT_CALL
         while (status := self._client.api.exec_inspect(identifier)["ExitCode"]) is None:
             if time.monotonic() > deadline:
-                raise EngineError(f"docker does not say how {program} in a container ended", hint=_AGAIN)
+                raise EngineError(f"docker does not report the exit status of {program} in a container", hint=_AGAIN)
             time.sleep(0.05)
         return int(status)
 
 
 class _ChunkReader(io.RawIOBase):
-    """Makes a file of the SDK's generator of chunks."""
+    """A file made of the SDK's generator of chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         super().__init__()
@@ -588,11 +611,11 @@ class _ChunkReader(io.RawIOBase):
         self._rest = memoryview(b"")
 
     def readable(self) -> bool:
-        """Return true: that is what it is for."""
+        """Return true."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with what is there, at least one byte before the end."""
+        """Fill the buffer with the available bytes, at least one before the end."""
         while not self._rest:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -631,7 +654,7 @@ def _renamed(built: BuiltImage, reference: str) -> BuiltImage:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the words of the cause at the bottom: requests and urllib3 wrap it three times over."""
+    """Return the text of the innermost cause; requests and urllib3 wrap it three times."""
     while error.__cause__ is not None or error.__context__ is not None:
         inner = error.__cause__ or error.__context__
         if not isinstance(inner, Exception):
@@ -641,9 +664,9 @@ def _innermost(error: BaseException) -> str:
 
 
 def layer_folders(image: Mapping[str, Any]) -> dict[str, Path]:
-    """Return where the daemon keeps each layer of an image that it describes so; nothing where it does not say.
+    """Return the folder of each layer of an image; empty if the daemon does not name them.
 
-    The folders have random names: where the daemon is another machine's, there are none of these names here.
+    The folders have random names, so those of a daemon on another machine do not exist on this one.
     """
     driver = image.get("GraphDriver") or {}
     if driver.get("Name") != "overlay2":

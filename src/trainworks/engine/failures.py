@@ -1,7 +1,7 @@
-"""From a failed build to the one error that says what happened and what to do; text in, an exception value out.
+"""Turn the output of a failed build into an error that says what happened and what to do.
 
-The classes are told apart by what tools print, because an engine reports no more than an exit status. Each pattern
-names the tool and version whose words it knows; the recorded outputs are in ``tests/engine/logs``.
+The kinds of failures are recognised by the tools' own texts, because an engine reports only an exit status. Comments
+name the tools and versions that a pattern was written for; recorded outputs are in ``tests/engine/logs``.
 """
 
 from __future__ import annotations
@@ -69,38 +69,37 @@ OWN_FAULT: Final = re.compile(
     # containerd and BuildKit: the runtime ended before the command was started.
     r"|.*(?:runc did not terminate succ?ess?fully|failed to create shim).*"
 )
-"""A line that an engine's own processes print when they fail before a command is started."""
+"""A line that an engine's own processes print if they fail before a command is started."""
 
 _CHANGED: Final = (
-    "the file was changed where it is published, or something between changed it: compare it with the publisher's own "
-    "hash before you run `build.py lock`"
+    "the publisher, or a proxy on the way, changed the file: compare it with the publisher's own hash before you run "
+    "`build.py lock`"
 )
 _MIRROR: Final = (
-    "the archive is being updated, or a proxy or mirror between changes files: build again in a few minutes, or name "
-    "another mirror in /etc/apt/sources.list"
+    "the archive is being updated, or a proxy or mirror changes files: build again in a few minutes, or set another "
+    "mirror in /etc/apt/sources.list"
 )
 _UNTRUSTED: Final = (
-    "the host's own CA bundle, pip and apt settings are what the build used: make the host trust it, then build again"
+    "the build uses this machine's CA bundle, pip and apt settings: add the CA to this machine, then build again"
 )
 _NO_WAY: Final = (
-    "the host's own pip and apt settings (index, mirror, proxy, CA) are what the build used: try the same download on "
-    "this host, correct the settings, and build again: finished steps are cached"
+    "the build uses this machine's pip and apt settings (index, mirror, proxy, CA): try the same download on this "
+    "machine, correct the settings, and build again: finished steps are cached"
 )
-_LOOK: Final = (
-    "`build.py ... --until render --output DIR` writes the whole Dockerfile, to read or to try the step by hand"
-)
+_LOOK: Final = "`build.py ... --until render --output DIR` writes the Dockerfile, to try the step by hand"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """All that is known of a build that failed.
+    """A build that failed.
 
     Attributes:
         target: The target's name.
         engine: The engine's name.
         status: The exit status of the engine's program.
-        step: The failed step, or the one that was running; ``None`` when no step began.
+        step: The failed step, or the one that was running; ``None`` if no step began.
         lines: The engine's last lines, for failures that belong to no step.
+        daemon: Whether the engine is a daemon, which may have stopped.
     """
 
     target: str
@@ -108,27 +107,28 @@ class Failure:
     status: int
     step: FailedStep | None
     lines: tuple[str, ...]
+    daemon: bool = False
 
 
 def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], str]) -> TrainworksError:
     """Return the error to raise.
 
     Args:
-        failure: What is known.
-        alive: Asks whether the engine still answers: ``""`` when it does, else its words; asked only when needed.
-        space: Says how much is free where the engine stores images; asked only when needed.
+        failure: The failed build.
+        alive: Returns why the engine's daemon does not answer, ``""`` if it does; called only when needed.
+        space: Returns a sentence about the free space of the engine's storage; called only when needed.
     """
     step = failure.step
-    # Where the command's own status is known, its output is the evidence: the engine's words quote the whole command.
+    # If the command's own status is known, its output is the evidence: the engine's text quotes the whole command.
     evidence = step.lines if step is not None and step.status is not None else _all_words(failure)
-    if failure.engine == "docker" and (step is None or step.status is None):
+    if failure.daemon and (step is None or step.status is None):
         words = alive()
         dead = words or next((line for line in evidence if _DEAD.search(line)), "")
         if dead:
             return EngineUnavailableError(
-                f"the docker daemon stopped answering during {_during(failure)}: {dead.strip()}",
-                hint="see the daemon's own log (`journalctl -u docker`), start it (`make engine`), and build again: "
-                "finished steps are cached",
+                f"the {failure.engine} daemon stopped answering during {_during(failure)}: {dead.strip()}",
+                hint=f"read the daemon's log (`journalctl -u {failure.engine}`), start it (`make engine`), and build "
+                "again: finished steps are cached",
             )
     full = next((line for line in evidence if _DISK_FULL.search(line)), None)
     if full is not None:
@@ -140,25 +140,25 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
     if fault is not None:
         return EngineError(
             f"{failure.engine} itself failed during {_during(failure)}: {fault}",
-            hint="this says nothing of the step: build again, finished steps are cached",
+            hint="this is not a fault of the step: build again, finished steps are cached",
         )
     headline, hint = _cause(evidence)
     return BuildError(_CREDENTIALS.sub("//", _paragraph(failure, headline)), hint=hint)
 
 
 def shorten(step: str) -> str:
-    """Return an instruction on one line of bearable length."""
+    """Return an instruction as one line of limited length."""
     line = " ".join(step.split())
     return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}…"
 
 
 def free_space(folder: str, *, free: int, total: int) -> str:
-    """Return the sentence that says how much is free where."""
+    """Return a sentence about the free space of a folder's disk."""
     return f"{folder} is on a disk with {free / 1e9:.2f} GB free of {total / 1e9:.2f} GB."
 
 
 def host_in(text: str) -> str:
-    """Return the host that a line is about, without any credentials; empty when it names none."""
+    """Return the host that a line names, without credentials; ``""`` if it names none."""
     for pattern in _HOSTS:
         found = pattern.search(text)
         if found is not None:
@@ -172,17 +172,17 @@ def _all_words(failure: Failure) -> tuple[str, ...]:
 
 
 def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
-    """Return what the first line of the error adds, and the hint."""
+    """Return the cause for the first line of the error, and the hint."""
     changed = next((found for line in evidence if (found := _APT_HASH.search(line))), None)
     if changed is not None:
         what = changed["what"] or "a package"
-        return f"{what} does not have the hash that its archive's index says (Hash Sum mismatch)", _MIRROR
+        return f"{what} does not have the hash of its archive's index (Hash Sum mismatch)", _MIRROR
     if _found(_HASH_HEADLINE, evidence):
         for pattern in _HASHES:
             found = next((match for line in evidence if (match := pattern.search(line))), None)
             if found is not None:
-                return f"the hash of {found['what']} is not the one that is locked", _CHANGED
-        return "a file that was downloaded does not have the hash that is locked", _CHANGED
+                return f"the hash of {found['what']} is not the locked one", _CHANGED
+        return "a downloaded file does not have the locked hash", _CHANGED
     broken = next((line for line in evidence if _CERTIFICATE.search(line)), None)
     if broken is not None:
         return (
@@ -200,12 +200,12 @@ def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
     absent = next((found for line in evidence if (found := _ABSENT.search(line))), None)
     if absent is not None:
         what = next(name for name in absent.groups() if name)
-        return f"no package index that answers has {what}", _NO_WAY
+        return f"no package index that answered has {what}", _NO_WAY
     return "", _LOOK
 
 
 def _host(evidence: tuple[str, ...], pattern: re.Pattern[str]) -> str:
-    """Return the host that the lines name: first the lines that say what is wrong, then the others."""
+    """Return the host that the lines name; lines with the error come first."""
     ordered = [line for line in evidence if pattern.search(line)]
     return next((host for line in (*ordered, *evidence) if (host := host_in(line))), "a package index")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from trainworks.engine.protocol import StepEvent
-from trainworks.render.steps import WORDS, BuildStep, seconds_left
+from trainworks.render.steps import WORDS, BuildStep
 
 TAIL: Final = 20
 """Lines of a failing step's output that an error shows."""
@@ -290,56 +290,13 @@ class StepLog:
         return FailedStep(component=component, step=step, reason=reason, lines=lines)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timings:
-    """How long the steps of a build took on this machine.
-
-    Attributes:
-        seconds: ``BuildStep.key`` to seconds; steps that were never run here are not in it.
-        at_once: How many steps ran at the same time, on average.
-        ending: How many seconds the engine had to do after the last step: writing the image.
-    """
-
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    at_once: float = 1.0
-    ending: float = 0.0
-
-    def updated(self, later: Timings) -> Timings:
-        """Return these timings with those of a later build, which may have run some of the steps only."""
-        if not later.seconds:
-            return self
-        return replace(later, seconds={**self.seconds, **later.seconds})
-
-
-TRUSTED_CACHE: Final = 1.0
-"""Seconds: a step that was to come from the cache and takes longer has been run."""
-
-
 class StepTally:
-    """How far a build is: which of its steps have ended, and how long the others will take where anybody can know.
+    """How far a build is: which of its steps have ended."""
 
-    Times are seconds of one clock, whichever.
-    """
-
-    def __init__(
-        self, steps: Sequence[BuildStep], earlier: Timings | None = None, kept: Collection[str] = frozenset()
-    ) -> None:
-        """Start before the first step.
-
-        Args:
-            steps: Those of the Dockerfile.
-            earlier: How long they took in earlier builds of this image.
-            kept: Components whose steps the engine's cache should have.
-        """
+    def __init__(self, steps: Sequence[BuildStep]) -> None:
+        """Start before the first of the Dockerfile's steps."""
         self._steps = tuple(steps)
-        self._earlier = earlier or Timings()
-        self._kept = frozenset(kept)
-        self._began: dict[int, float] = {}
         self._ended: set[int] = set()
-        self._seconds: dict[int, float] = {}
-        self._first: float | None = None
-        self._last = 0.0
-        self._finished = 0.0
 
     @property
     def total(self) -> int:
@@ -351,53 +308,12 @@ class StepTally:
         """How many of them have ended."""
         return len(self._ended)
 
-    @property
-    def timings(self) -> Timings:
-        """How long the steps took that were run."""
-        wall = self._last - (self._first or 0.0)
-        busy = sum(self._seconds.values())
-        return Timings(
-            seconds={self._steps[number].key: round(taken, 2) for number, taken in self._seconds.items()},
-            at_once=round(max(1.0, busy / wall), 2) if wall > 0 else 1.0,
-            ending=round(max(0.0, self._finished - self._last), 2),
-        )
-
-    def finish(self, now: float) -> None:
-        """Take that the engine has ended."""
-        self._finished = now
-
-    def add(self, event: StepEvent, now: float) -> None:
+    def add(self, event: StepEvent) -> None:
         """Take an event; those of the engine's own work and of other instructions count for nothing."""
-        if event.state not in ("started", "done", "cached") or event.step.partition(" ")[0].upper() not in WORDS:
-            return
-        number = self._number(event)
-        if number is None:
-            return
-        if event.state == "started":
-            self._began[number] = now
-            self._first = now if self._first is None else self._first
-            return
-        self._ended.add(number)
-        self._last = now
-        if event.state == "done":
-            taken = now - self._began.get(number, now) if event.seconds is None else event.seconds
-            self._seconds[number] = taken
-            if taken > TRUSTED_CACHE and event.component in self._kept:
-                # The engine has lost what it had of this component, and so of others too.
-                self._kept = frozenset()
-
-    def left(self, now: float) -> float | None:
-        """Return for how many seconds the build goes on; ``None`` where a step is left that was never run here."""
-        left: list[float] = []
-        for number, step in enumerate(self._steps):
-            expected = 0.0 if step.component in self._kept else self._earlier.seconds.get(step.key)
-            if number in self._ended:
-                expected = 0.0
-            if expected is None:
-                return None
-            left.append(max(0.0, expected - (now - self._began[number])) if number in self._began else expected)
-        since = now - self._last if self.done == self.total else 0.0
-        return seconds_left(self._steps, left, self._earlier.at_once) + max(0.0, self._earlier.ending - since)
+        if event.state in ("done", "cached") and event.step.partition(" ")[0].upper() in WORDS:
+            number = self._number(event)
+            if number is not None:
+                self._ended.add(number)
 
     def _number(self, event: StepEvent) -> int | None:
         """Return which step an event is about.

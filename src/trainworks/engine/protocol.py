@@ -1,22 +1,29 @@
-"""What a container engine must be able to do, and the values that go in and come out.
+"""The interface of a container engine, with the values that it takes and returns.
 
-One engine is one file beside this one plus one line in ``trainworks.engine.ENGINES``; one conformance suite
-(``tests/engine``) runs over all of them.
+An engine is one file in this folder and one line in ``trainworks.engine.ENGINES``. One conformance suite
+(``tests/engine/conformance``) runs for all of them.
 """
 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+Report = Callable[[str], None]
+"""Receives a line of text for the user."""
+
+
+def ignore(_line: str) -> None:
+    """Discard a line."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineInformation:
-    """What a probe found.
+    """The result of a probe.
 
     Attributes:
         name: ``docker`` or ``buildah``.
@@ -31,7 +38,7 @@ class EngineInformation:
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """Bytes that a build step may read at ``/run/secrets/IDENTIFIER`` and that reach no layer, no history, no key."""
+    """Bytes that a build step can read at ``/run/secrets/IDENTIFIER``; not in any layer, history or cache key."""
 
     identifier: str
     content: bytes = field(repr=False)
@@ -39,15 +46,15 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """One build, complete: nothing else decides what is built.
+    """Everything that decides what is built.
 
     Attributes:
         name: The target's name, for messages.
         context: A folder with the ``Dockerfile`` and every file that it copies or mounts.
-        tags: References that the image gets, first the one to print.
-        secrets: Host settings for the steps that ask for them.
-        arguments: Build arguments; only the proxy variables, which the engines keep out of history and cache keys.
-        labels: Labels of the image besides those of its Dockerfile.
+        tags: References that the image gets; the first one is printed.
+        secrets: Host settings for the steps that mount them.
+        arguments: Build arguments: the proxy variables, which engines keep out of history and cache keys.
+        labels: Labels of the image, in addition to those of its Dockerfile.
         stage_components: Stage name (``FROM ... AS name``) to component, so that a failing step names its component.
         no_cache: Build every step again.
     """
@@ -72,10 +79,10 @@ class BuiltImage:
         size: Uncompressed size of all layers, in bytes.
         labels: The image's labels.
         environment: The image's environment.
-        digests: ``NAME@sha256:...`` by which registries know it, where the engine says; none of an image made here.
-        entry_point: What a container runs.
-        command: The default arguments of that.
-        created: When it was made, as its configuration says (ISO 8601).
+        digests: ``NAME@sha256:...`` of the registries that it was pulled from or pushed to, if the engine records them.
+        entry_point: The program that a container runs.
+        command: Default arguments of the entry point.
+        created: Creation time in its configuration (ISO 8601).
     """
 
     reference: str
@@ -98,14 +105,14 @@ class HistoryEntry:
 
 
 class LayerArchive(Protocol):
-    """What is in a layer: a ``tarfile.TarFile``, or what an engine has instead."""
+    """The content of a layer: a ``tarfile.TarFile``, or an engine's own equivalent."""
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
         """Yield the members, each once."""
         ...
 
     def extractfile(self, member: tarfile.TarInfo, /) -> IO[bytes] | None:
-        """Open a member before the next one is asked for; nothing where it is no plain file."""
+        """Open a member, before the next one is read; ``None`` if it is not a plain file."""
         ...
 
 
@@ -119,7 +126,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A folder or file of this machine seen in a container."""
+    """A folder or file of this machine that is mounted in a container."""
 
     source: Path
     target: str
@@ -128,7 +135,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class Completed:
-    """A command's end: its exit status and everything it printed (stdout and stderr, in order of arrival)."""
+    """The result of a command: exit status, and stdout and stderr in order of arrival."""
 
     status: int
     output: str
@@ -136,14 +143,14 @@ class Completed:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEvent:
-    """Something happened to a build step.
+    """A change in the state of a build step.
 
     Attributes:
-        component: Whose step it is; ``""`` for the engine's own work (context, export).
-        step: The instruction's text, or the engine's own words.
+        component: The step's component; ``""`` for the engine's own work (context, export).
+        step: The instruction's text, or the engine's description.
         state: ``started``, ``output`` (``text`` is one line), ``cached``, ``done`` or ``failed``.
-        text: A line of output, or the engine's words on why a step failed; empty otherwise.
-        seconds: How long a done step took, where the engine says.
+        text: A line of output, or the engine's reason for a failed step; else empty.
+        seconds: Duration of a done step, if the engine reports it.
     """
 
     component: str
@@ -161,14 +168,14 @@ class Progress(Protocol):
 
 
 class Container(Protocol):
-    """A started (or mounted) container of an image, for asking it questions."""
+    """A started (or mounted) container of an image, to run commands in."""
 
     @property
     def identifier(self) -> str:
         """The engine's name for it."""
 
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
-        """Run a command inside with the image's environment; 124 is the status of one that did not end in time."""
+        """Run a command with the image's environment; its status is 124 after a time-out."""
 
     def testinfra_backend(self) -> object:
         """Return the testinfra backend (``testinfra.backend.base.BaseBackend``) that reaches this container."""
@@ -177,38 +184,44 @@ class Container(Protocol):
 class Engine(Protocol):
     """A program that builds and runs images.
 
-    Every method raises ``EngineUnavailableError`` when the engine does not answer, and otherwise what its docstring
-    says. Ctrl-C ends the work in progress and leaves no process, container or mount behind.
+    Every method raises ``EngineUnavailableError`` if the engine does not answer. Ctrl-C ends the work in progress and
+    leaves no process, container or mount behind.
+
+    Attributes:
+        name: Its name in ``ENGINES``.
+        identifier_is_configuration: Whether ``BuiltImage.identifier`` is the digest of the configuration that a push
+            sends. If so, tags can be compared with a registry's before the image is exported.
     """
 
     name: str
+    identifier_is_configuration: bool
 
-    def probe(self) -> EngineInformation:
-        """Ask the engine for its version; cheap, changes nothing."""
+    def probe(self, report: Report = ignore) -> EngineInformation:
+        """Ask the engine for its version; ``report`` receives a line if that takes long. Changes nothing."""
 
     def inspect(self, reference: str) -> BuiltImage | None:
-        """Return the image, or ``None`` where the store has none of that name."""
+        """Return the image, or ``None`` if the store has none of that name."""
 
     def load(self, archive: Path) -> None:
-        """Take images from a ``docker save`` archive into the store, under the names inside."""
+        """Load images from a ``docker save`` archive into the store, under the names in the archive."""
 
     def pull(self, reference: str, *, timeout: float) -> bool:
-        """Fetch an image from its registry; ``False`` where that is not possible within ``timeout`` seconds."""
+        """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds."""
 
     def tag(self, reference: str, name: str) -> None:
-        """Give an image one more name."""
+        """Add a name to an image."""
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
-        """Build and tag; raises ``BuildError`` that names component, command and last lines of the failing step."""
+        """Build and tag; raises ``BuildError`` with component, command and last lines of the failing step."""
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first."""
 
     def layers(self, reference: str) -> AbstractContextManager[Iterator[Layer]]:
-        """Stream every layer of an image once, in the order of the engine's archive, with no copy on our side."""
+        """Stream every layer of an image once, in the order of the engine's archive, without a copy on disk."""
 
     def archive(self, reference: str) -> AbstractContextManager[IO[bytes]]:
-        """Stream an image in ``docker save`` form, with no copy on our side; ``engine.archive`` reads it."""
+        """Stream an image in ``docker save`` form, without a copy on disk; ``engine.archive`` reads it."""
 
     def container(self, reference: str) -> AbstractContextManager[Container]:
         """Start a container that idles (or mount the image) for the time of the ``with`` block."""
@@ -222,10 +235,10 @@ class Engine(Protocol):
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> Completed:
-        """Run the image as a job would be run: its entry point, then ``command`` as arguments.
+        """Run the image like a job: its entry point, with ``command`` as arguments.
 
-        A job that does not end in time is killed; its status is 124, and the last line of its output says so.
+        After a time-out the job is killed: its status is 124, and the last line of its output says so.
         """
 
     def remove(self, reference: str) -> None:
-        """Remove one name (and the image, when it was its last)."""
+        """Remove a name, and the image with its last name."""

@@ -18,10 +18,10 @@ from packaging.version import InvalidVersion, Version
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.requirements import (
-    BaseImage,
-    Distribution,
+    ExtendedBase,
     GitRequirement,
-    Requirement,
+    InstalledDistribution,
+    PackageRequirement,
     Wheel,
     check_hashes,
     locked_versions,
@@ -46,9 +46,9 @@ class Wanted:
         wheels: Path or address of a wheel, as a requirement names it, to the wheel.
     """
 
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[PackageRequirement, ...] = ()
     sources: tuple[GitRequirement, ...] = ()
-    constraints: tuple[Requirement, ...] = ()
+    constraints: tuple[PackageRequirement, ...] = ()
     wheels: Mapping[str, Wheel] = field(default_factory=dict)
 
     @property
@@ -66,9 +66,9 @@ def read_wanted(file: Path) -> tuple[Wanted, list[str]]:
     Returns:
         What they ask for, and everything that is wrong with them.
     """
-    requirements: list[Requirement] = []
+    requirements: list[PackageRequirement] = []
     sources: list[GitRequirement] = []
-    constraints: list[Requirement] = []
+    constraints: list[PackageRequirement] = []
     wheels: dict[str, Wheel] = {}
     problems: list[str] = []
     done: set[tuple[Path, bool]] = set()
@@ -115,7 +115,7 @@ def read_wanted(file: Path) -> tuple[Wanted, list[str]]:
     return wanted, problems
 
 
-def _read_wheel(requirement: Requirement, folder: Path) -> Wheel:
+def _read_wheel(requirement: PackageRequirement, folder: Path) -> Wheel:
     """Read the wheel that a requirement names; raises ``OSError`` or ``ValueError``."""
     named = local_path(requirement.wheel.partition("#")[0])
     assert named is not None, "an address on the network is a problem of its line"
@@ -173,7 +173,7 @@ class Resolvable:
 def lock_requirements(
     wanted: Resolvable,
     path: Path,
-    base: BaseImage,
+    base: ExtendedBase,
     settings: HostSettings,
     environment: Mapping[str, str],
     *,
@@ -244,11 +244,11 @@ def lock_requirements(
 HEADER = "# Written by `python build.py extend`: every file by its hash,"
 
 
-def _wrong_builds(resolved: str, base: BaseImage, companions: Container[str]) -> list[str]:
+def _wrong_builds(resolved: str, base: ExtendedBase, companions: Container[str]) -> list[str]:
     return wrong_builds(locked_versions(read_requirements(resolved, "").requirements, base), base, companions)
 
 
-def _inputs_digest(wanted: Resolvable, base: BaseImage) -> str:
+def _inputs_digest(wanted: Resolvable, base: ExtendedBase) -> str:
     """Return the hash of everything that decides what requirements resolve to, but for what indexes have."""
     wheels = [
         (wheel.name, wheel.version, wheel.extras, wheel.requires, "" if wheel.built else wheel.sha256)
@@ -261,7 +261,7 @@ def _inputs_digest(wanted: Resolvable, base: BaseImage) -> str:
 
 
 def resolve(
-    wanted: Resolvable, base: BaseImage, settings: HostSettings, environment: Mapping[str, str], *, where: str
+    wanted: Resolvable, base: ExtendedBase, settings: HostSettings, environment: Mapping[str, str], *, where: str
 ) -> str:
     """Resolve requirements for a base image's Python and return them hash-locked, without what the base has already.
 
@@ -325,7 +325,7 @@ def _is_version(text: str) -> bool:
     return True
 
 
-def _stand_in(row: Distribution, folder: Path) -> str:
+def _stand_in(row: InstalledDistribution, folder: Path) -> str:
     """Write a wheel with nothing but the metadata of an installed distribution, and return its pin."""
     name, version = canonicalize_name(row.name), str(Version(row.version))
     stem = f"{name.replace('-', '_')}-{version}"

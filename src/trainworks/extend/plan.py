@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainworks.extend.requirements import BaseImage, Wheel
+from trainworks.extend.requirements import ExtendedBase, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.checks import (
     Check,
@@ -75,7 +75,7 @@ class EntryPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class WheelSource:
     """What a wheel is built from.
 
     Attributes:
@@ -115,7 +115,7 @@ class ExtensionPlan:
     """
 
     tag: str
-    base: BaseImage
+    base: ExtendedBase
     requirements: str
     locked: tuple[tuple[str, str], ...]
     resolved: bool
@@ -211,7 +211,7 @@ def _missing(program: str, files: Mapping[str, bool]) -> str:
     return f"there is no file {program} in it" + (f"; did you mean {near}?" if near else "")
 
 
-def check_distribution(packages: Sequence[str], base: BaseImage) -> list[str]:
+def check_distribution(packages: Sequence[str], base: ExtendedBase) -> list[str]:
     """Return why Debian packages cannot be installed in a base."""
     if not packages or base.apt:
         return []
@@ -219,7 +219,7 @@ def check_distribution(packages: Sequence[str], base: BaseImage) -> list[str]:
     return [f"--apt: {base.reference} is {what}, and Debian packages are installed in Debian and Ubuntu"]
 
 
-def check_foreign(entry_point: EntryPoint | None, base: BaseImage) -> list[str]:
+def check_foreign(entry_point: EntryPoint | None, base: ExtendedBase) -> list[str]:
     """Return what another launcher than ours does not know."""
     if base.launcher or entry_point is None or entry_point.kind not in ("module", "package") or entry_point.file:
         return []
@@ -229,7 +229,7 @@ def check_foreign(entry_point: EntryPoint | None, base: BaseImage) -> list[str]:
 def make_extension(
     *,
     tag: str,
-    base: BaseImage,
+    base: ExtendedBase,
     requirements: str,
     locked: Iterable[tuple[str, str]],
     resolved: bool,
@@ -301,7 +301,7 @@ class _MakeCommand(Protocol):
 
 
 def _promises(
-    base: BaseImage,
+    base: ExtendedBase,
     locked: tuple[tuple[str, str], ...],
     apt: tuple[str, ...],
     project: str,
@@ -351,7 +351,7 @@ def _promises(
     yield SecretsCheck(component=COMPONENT)
 
 
-def _entry_point_promises(entry_point: EntryPoint, base: BaseImage, command: _MakeCommand) -> Iterable[Check]:
+def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase, command: _MakeCommand) -> Iterable[Check]:
     path = f"{CODE_FOLDER}/{entry_point.file}"
     if entry_point.file:
         yield PathCheck(component=COMPONENT, path=path, state="executable" if entry_point.kind == "command" else "file")

@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, Source
-from trainworks.extend.requirements import BaseImage
+from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, WheelSource
+from trainworks.extend.requirements import ExtendedBase
 from trainworks.facts.rows import SourceFile
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
 
@@ -47,7 +47,7 @@ def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str]) -> Renderi
 
 
 def render_wheels(
-    sources: tuple[Source, ...], base: BaseImage, apt: tuple[str, ...], recipes: Mapping[str, str]
+    sources: tuple[WheelSource, ...], base: ExtendedBase, apt: tuple[str, ...], recipes: Mapping[str, str]
 ) -> Rendering:
     """Return the build context of an image that has nothing but wheels: ``/wheels/NUMBER/FILE.whl`` for each source.
 
@@ -64,7 +64,7 @@ def _marker(plan: ExtensionPlan) -> bytes:
 
 
 def _rendering(
-    base: BaseImage,
+    base: ExtendedBase,
     apt: tuple[str, ...],
     files: Iterable[SourceFile],
     recipes: Mapping[str, str],

@@ -19,7 +19,7 @@ _ANY_HASH = re.compile(r"\s--hash[=\s]\s*\S+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distribution:
+class InstalledDistribution:
     """A Python distribution that the base image has; ``extras`` are the requirements that only an extra asks for."""
 
     name: str
@@ -28,7 +28,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseImage:
+class ExtendedBase:
     """What has to be known of the image that is extended.
 
     Attributes:
@@ -58,7 +58,7 @@ class BaseImage:
     glibc: str
     machine: str
     environment: Mapping[str, str]
-    distributions: tuple[Distribution, ...]
+    distributions: tuple[InstalledDistribution, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
     managed: bool = False
@@ -81,7 +81,7 @@ class BaseImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requirement:
+class PackageRequirement:
     """One requirement of a distribution that has a version.
 
     Attributes:
@@ -111,12 +111,12 @@ class Requirement:
         specifiers = list(self.specification.specifier)
         return len(specifiers) == 1 and specifiers[0].operator == "==" and not specifiers[0].version.endswith("*")
 
-    def applies(self, base: BaseImage) -> bool:
+    def applies(self, base: ExtendedBase) -> bool:
         """Whether its marker, if it has one, holds in a base image."""
         return _holds(self.specification.marker, base)
 
 
-def _holds(marker: Marker | None, base: BaseImage) -> bool:
+def _holds(marker: Marker | None, base: ExtendedBase) -> bool:
     return marker is None or marker.evaluate(
         {
             "python_version": base.version,
@@ -157,7 +157,7 @@ class GitRequirement:
         """Return what decides its commit."""
         return f"git+{self.url}@{self.reference or 'HEAD'}"
 
-    def applies(self, base: BaseImage) -> bool:
+    def applies(self, base: ExtendedBase) -> bool:
         """Whether its marker, if it has one, holds in a base image."""
         return _holds(Marker(self.marker) if self.marker else None, base)
 
@@ -214,7 +214,7 @@ class Include:
 class RequirementLines:
     """What one requirements file says, and what is wrong with it."""
 
-    requirements: tuple[Requirement, ...] = ()
+    requirements: tuple[PackageRequirement, ...] = ()
     sources: tuple[GitRequirement, ...] = ()
     includes: tuple[Include, ...] = ()
     problems: tuple[str, ...] = ()
@@ -227,7 +227,7 @@ def read_requirements(text: str, where: str) -> RequirementLines:
         text: The file's content.
         where: Its name, for messages.
     """
-    requirements: list[Requirement] = []
+    requirements: list[PackageRequirement] = []
     sources: list[GitRequirement] = []
     includes: list[Include] = []
     problems: list[str] = []
@@ -262,16 +262,16 @@ _DIRECT = re.compile(
 _REFERENCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]*")
 
 
-def _named_requirement(line: str, place: str) -> Requirement:
+def _named_requirement(line: str, place: str) -> PackageRequirement:
     try:
         specification = Specification(_ANY_HASH.sub("", line).strip())
     except InvalidRequirement:
         raise ValueError("this is not a requirement such as pandas>=2") from None
     hashes = _hashes(line)
-    return Requirement(place=place, specification=specification, text=line, hashed=bool(hashes), hashes=hashes)
+    return PackageRequirement(place=place, specification=specification, text=line, hashed=bool(hashes), hashes=hashes)
 
 
-def _wheel_requirement(direct: re.Match[str], line: str, place: str) -> Requirement:
+def _wheel_requirement(direct: re.Match[str], line: str, place: str) -> PackageRequirement:
     address = direct["address"]
     scheme = address.partition("://")[0] if "://" in address else "file"
     if scheme != "file":
@@ -294,7 +294,7 @@ def _wheel_requirement(direct: re.Match[str], line: str, place: str) -> Requirem
     except InvalidRequirement:
         raise ValueError("this is not a requirement such as ./dist/x.whl") from None
     hashes = _hashes(line)
-    return Requirement(
+    return PackageRequirement(
         place=place, specification=specification, text=text, hashed=bool(hashes), hashes=hashes, wheel=address
     )
 
@@ -335,7 +335,7 @@ def _hashes(line: str) -> tuple[str, ...]:
     return found
 
 
-def check_hashes(requirements: Iterable[Requirement], sources: Iterable[GitRequirement] = ()) -> list[str]:
+def check_hashes(requirements: Iterable[PackageRequirement], sources: Iterable[GitRequirement] = ()) -> list[str]:
     """Return what is wrong where some requirements have hashes: all have them then, with a version."""
     requirements = tuple(requirements)
     if not any(requirement.hashed for requirement in requirements):
@@ -382,7 +382,7 @@ def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
         yield start, " ".join(part for part in parts if part)
 
 
-def conflicts(requirements: Iterable[Requirement], base: BaseImage) -> list[str]:
+def conflicts(requirements: Iterable[PackageRequirement], base: ExtendedBase) -> list[str]:
     """Return the requirements that the base image's own distributions do not fulfil; both versions are named.
 
     What the base has is never replaced: its torch is built for its CUDA, and others depend on it.
@@ -404,7 +404,7 @@ def conflicts(requirements: Iterable[Requirement], base: BaseImage) -> list[str]
     return problems
 
 
-def wrong_builds(locked: Iterable[tuple[str, str]], base: BaseImage, companions: Container[str]) -> list[str]:
+def wrong_builds(locked: Iterable[tuple[str, str]], base: ExtendedBase, companions: Container[str]) -> list[str]:
     """Return what was locked for another build of torch than the base's, which only its local version tells.
 
     The package index's torchvision asks for a version of torch that the CPU build has too; it was compiled for the
@@ -425,7 +425,7 @@ def wrong_builds(locked: Iterable[tuple[str, str]], base: BaseImage, companions:
     ]
 
 
-def locked_versions(requirements: Iterable[Requirement], base: BaseImage) -> tuple[tuple[str, str], ...]:
+def locked_versions(requirements: Iterable[PackageRequirement], base: ExtendedBase) -> tuple[tuple[str, str], ...]:
     """Return name and version of each pinned requirement that holds in a base image, sorted."""
     return tuple(
         sorted(

@@ -1,4 +1,4 @@
-"""Wheels of what has none: git repositories, each at a commit, and the user's project. The base image builds them."""
+"""Wheels of git repositories, each at a commit, and of the user's project: they are built in the base image."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import io
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from email.parser import BytesParser
-from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from trainworks.build.context import context_folder, write_context
-from trainworks.engine.progress import StepTally
-from trainworks.engine.protocol import BuildRequest, Engine, Secret
+from trainworks.build.image import ImageSpec, run_build
+from trainworks.build.order import BuildOptions
+from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, LockError
-from trainworks.extend.plan import Source
-from trainworks.extend.requirements import BaseImage, GitRequirement, Wheel
+from trainworks.extend.plan import WheelSource
+from trainworks.extend.requirements import ExtendedBase, GitRequirement, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
+from trainworks.host.cache import cache_folder
 from trainworks.host.git import source_archive
-from trainworks.host.settings import HostSettings
-from trainworks.render.dockerfile import Rendering
-from trainworks.render.steps import build_steps
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
 
@@ -50,7 +48,7 @@ def read_wheel(file: str, content: bytes, *, extras: str = "", built: bool = Fal
 
 def find_sources(
     wanted: Iterable[GitRequirement], known: Mapping[str, str], environment: Mapping[str, str], *, resolving: bool
-) -> tuple[list[Source], dict[str, str]]:
+) -> tuple[list[WheelSource], dict[str, str]]:
     """Return the files of git repositories and their commits, by requirement.
 
     Args:
@@ -62,7 +60,7 @@ def find_sources(
     Raises:
         LockError: Git is not installed, or a repository does not answer or does not have the reference or commit.
     """
-    sources: list[Source] = []
+    sources: list[WheelSource] = []
     commits: dict[str, str] = {}
     for requirement in wanted:
         pinned = commits.get(str(requirement)) or known.get(str(requirement), "")
@@ -73,7 +71,7 @@ def find_sources(
         commit, archive = _archive(requirement, pinned, environment)
         commits[str(requirement)] = commit
         sources.append(
-            Source(
+            WheelSource(
                 archive=archive,
                 origin=str(requirement),
                 subdirectory=requirement.subdirectory,
@@ -86,7 +84,7 @@ def find_sources(
 
 def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str, str]) -> tuple[str, bytes]:
     """Return the commit and its files, from the cache where the commit is known: no network is needed then."""
-    folder = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainworks" / "git"
+    folder = cache_folder(environment, "git")
     stem = hashlib.sha256(requirement.url.encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):
         if commit:
@@ -101,7 +99,7 @@ def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str,
     return commit, archive
 
 
-def project_source(files: Iterable[SourceFile]) -> Source:
+def project_source(files: Iterable[SourceFile]) -> WheelSource:
     """Return the user's code as what a wheel is built from."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -109,47 +107,30 @@ def project_source(files: Iterable[SourceFile]) -> Source:
             member = tarfile.TarInfo(f"source/{file.path}")
             member.size, member.mode, member.mtime = len(file.content), file.mode, EPOCH
             archive.addfile(member, io.BytesIO(file.content))
-    return Source(archive=buffer.getvalue(), origin="--source")
+    return WheelSource(archive=buffer.getvalue(), origin="--source")
 
 
 def build_wheels(
-    sources: tuple[Source, ...],
-    rendering: Rendering,
-    base: BaseImage,
-    engine: Engine,
-    secrets: tuple[Secret, ...],
-    settings: HostSettings,
-    environment: Mapping[str, str],
-    *,
-    verbose: bool,
-    no_cache: bool,
+    sources: tuple[WheelSource, ...], spec: ImageSpec, base: ExtendedBase, engine: Engine, options: BuildOptions
 ) -> tuple[Wheel, ...]:
     """Build the wheels inside the base image, and return them in the order of their sources.
+
+    Args:
+        sources: What they are built from.
+        spec: The image that has them, and that is removed again.
+        base: The base image.
+        engine: What builds.
+        options: How; the folder of ``output`` is for the extended image alone.
 
     Raises:
         BuildError: One cannot be built, or is of another distribution than its requirement says.
     """
-    name = f"trainworks/wheels:{rendering.digest[-12:]}"
-    progress = BuildProgress(verbose=verbose)
+    name = spec.tags[0]
     say(f"  building wheels in {base.reference}: {', '.join(source.origin for source in sources)}")
-    with context_folder(f"wheels-{rendering.digest[-12:]}", environment) as folder:
-        write_context(rendering, folder)
-        with progress.following(StepTally(build_steps(rendering.dockerfile, rendering.stage_components))):
-            try:
-                engine.build(
-                    BuildRequest(
-                        name=name,
-                        context=folder,
-                        tags=(name,),
-                        secrets=secrets,
-                        arguments=settings.proxies,
-                        stage_components=rendering.stage_components,
-                        no_cache=no_cache,
-                    ),
-                    progress,
-                )
-            except BuildError as error:
-                raise BuildError(error.message, hint=_advice(base) or error.hint) from error
+    try:
+        run_build(spec, engine, replace(options, output=None), BuildProgress(verbose=options.verbose))
+    except BuildError as error:
+        raise BuildError(error.message, hint=_advice(base) or error.hint) from error
     files: dict[str, tuple[str, bytes]] = {}
     try:
         with engine.layers(name) as layers:
@@ -171,7 +152,7 @@ def build_wheels(
     return tuple(wheels)
 
 
-def _advice(base: BaseImage) -> str:
+def _advice(base: ExtendedBase) -> str:
     if base.compiler:
         return ""
     how = "--apt g++ --apt python3-dev installs one" if base.apt else "take a base with one"

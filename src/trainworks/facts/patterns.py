@@ -13,7 +13,6 @@ from trainworks.facts.rows import (
     Built,
     Component,
     Cuda,
-    Database,
     LockedArtifact,
     LockedBaseImage,
     LockedPackage,
@@ -113,11 +112,6 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
         "commit": (COMMIT, "40 hexadecimal digits, or absent"),
         "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
-    },
-    Database: {
-        "packages": (re.compile(r"(deb|pypi)\Z"), "'deb' or 'pypi'"),
-        "url": (re.compile(r"https:/{2}\S+\Z"), "an https:// URL"),
-        "page": (re.compile(r"https:/{2}\S*\{id\}\S*\Z"), "an https:// URL with '{id}' in it"),
     },
     Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
     TargetRow: {

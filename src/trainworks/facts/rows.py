@@ -329,28 +329,6 @@ class PrivilegedFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Database:
-    """Published advisories about the packages of one distribution, or of Python's index.
-
-    Attributes:
-        name: What a person calls it.
-        packages: The type that package URLs of such packages have: ``deb`` or ``pypi``.
-        ecosystem: How OSV calls them; ``{version}`` stands for the distribution's ``VERSION_ID``.
-        url: One zip with all advisories, a JSON file each.
-        page: Where people read about one; ``{id}`` stands for its identifier.
-        distribution: ``ID`` of the distribution; ``""`` where the packages are of none.
-    """
-
-    name: str
-    packages: str
-    ecosystem: str
-    url: str
-    page: str
-    source: str
-    distribution: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Built:
     """One row of ``images/built.toml``: a build that really happened, with every image test green.
 
@@ -544,7 +522,6 @@ class Facts:
     privileged_files: tuple[PrivilegedFiles, ...] = _table(
         "privileged-files", "privileged", PrivilegedFiles, names=lambda row: (row.package,)
     )
-    databases: tuple[Database, ...] = _table("databases", "database", Database)
     built: tuple[Built, ...] = _table("built", "built", Built, names=lambda row: (row.target,), optional=True)
     targets: tuple[TargetRow, ...]
     recipes: Mapping[str, Recipe]

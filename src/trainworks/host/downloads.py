@@ -1,4 +1,4 @@
-"""Downloads to this machine, with its own trust: CA bundle, proxies, netrc. What runs inside a build is `fetch`."""
+"""Download files with this machine's CA bundle, proxies and netrc. Inside a build, the script `fetch` does that."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from trainworks.host.settings import HostSettings
 CHUNK = 1 << 20
 
 TRANSIENT = frozenset({408, 425, 429})
-"""HTTP statuses below 500 that another attempt may change."""
+"""HTTP statuses below 500 after which another attempt may succeed."""
 
 
 Watch = Callable[[str, int, int], None]
-"""Told how far a download is: the file's name, bytes that are here, bytes altogether (0: its server does not say)."""
+"""Receives the progress of a download: file name, bytes so far, total bytes (0: unknown)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How long a download is tried.
+    """How often and how long a download is tried.
 
     Attributes:
-        attempts: How often, where a server breaks off or is busy.
-        pause: Seconds before the second attempt; doubled before each further one.
-        minimum_speed: Bytes per second; a server that stays below it for the whole time-out is given up.
-        timeout: Seconds; 0 stands for pip's own time-out on this machine, or 30.
+        attempts: How often, if the connection breaks or the server is busy.
+        pause: Seconds before the second attempt; doubles before each further one.
+        minimum_speed: Bytes per second. A download that stays slower for the whole time-out fails.
+        timeout: Seconds; 0 means pip's time-out on this machine, or 30.
     """
 
     attempts: int = 4
@@ -48,24 +48,24 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a file was found to be: its hash, and its size in bytes."""
+    """The hash of a file, and its size in bytes."""
 
     sha256: str
     size: int
 
     def __str__(self) -> str:
-        """Say both, for a message."""
+        """Return both, for a message."""
         return f"sha256 {self.sha256}, {self.size} bytes"
 
 
 class UnreachableError(LockError):
-    """A server cannot be reached, does not have what is asked for, or breaks off; nothing is wrong with what it has."""
+    """A server cannot be reached, does not have the file, or breaks off the download."""
 
 
 class Client:
-    """Downloads files and pages; a host that did not answer once is not asked again.
+    """Download files and pages. A host that did not answer once is not asked again.
 
-    Use as a context manager: its CA bundle lies in a private folder meanwhile.
+    Use it as a context manager: it writes the CA bundle to a private folder.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Client:
         limits: Limits | None = None,
         watch: Watch = lambda _name, _size, _total: None,
     ) -> None:
-        """Take this machine's settings.
+        """Store this machine's settings.
 
         Args:
-            settings: Whose CA and time-out hold; proxies and netrc come from the process's environment.
-            limits: How long a download is tried.
-            watch: Told how far each download is, first where it begins: one that goes on does not begin at 0.
+            settings: Has the CA and the time-out. Proxies and netrc come from the process's environment.
+            limits: How often and how long a download is tried.
+            watch: Receives the progress of each download; the first call of a continued one is not at 0 bytes.
         """
         self._settings = settings
         self._limits = limits or Limits()
@@ -92,7 +92,7 @@ class Client:
         self._stack = ExitStack()
 
     def __enter__(self) -> Client:
-        """Write the CA bundle to where the library can read it."""
+        """Write the CA bundle to a private folder."""
         if self._settings.ca:
             path = self._stack.enter_context(private_folder()) / "ca.pem"
             path.write_bytes(self._settings.ca)
@@ -108,11 +108,11 @@ class Client:
 
     @property
     def ca_path(self) -> str:
-        """The CA bundle as a file, for other programs; ``""`` where this machine has none."""
+        """The CA bundle as a file, for other programs; ``""`` if this machine has none."""
         return self._verify if isinstance(self._verify, str) else ""
 
     def get(self, address: str, headers: Mapping[str, str] | None = None) -> requests.Response:
-        """Return the whole answer to a small question, whatever its status; raises ``UnreachableError``."""
+        """Return the answer to a GET request, whatever its status; raises ``UnreachableError``."""
         host = urlsplit(address).netloc
         try:
             return self._open(address, headers or {}, host)
@@ -120,7 +120,7 @@ class Client:
             raise self._unreachable(address, error) from error
 
     def size(self, address: str) -> int:
-        """Return the size of a file in bytes as its server says it; 0 where it does not, or cannot be asked."""
+        """Return the size of a file in bytes, as its server reports it; 0 if unknown."""
         try:
             answer = self._open(address, {}, urlsplit(address).netloc, method="HEAD")
             return int(answer.headers.get("Content-Length") or 0) if answer.ok else 0
@@ -128,20 +128,20 @@ class Client:
             return 0
 
     def download(self, address: str, target: Path, *, sha256: str = "") -> Content:
-        """Download a file; what a broken connection left is continued, and ``target`` appears when it is complete.
+        """Download a file. A broken download is continued; ``target`` appears when it is complete.
 
         Args:
-            address: Where it is.
-            target: The file to write; ``TARGET.part`` while it is not complete.
-            sha256: What it must be, where that is known. Only then is a part from an earlier run continued: without it
-                nobody could say that both halves are of one file.
+            address: Its URL.
+            target: The file to write; ``TARGET.part`` until it is complete.
+            sha256: The expected hash, if known. Without it, a part of an earlier run is not continued: both halves
+                might be of different files.
 
         Returns:
-            What came.
+            Hash and size of the file.
 
         Raises:
-            UnreachableError: It cannot be had.
-            LockError: It is not what ``sha256`` says; nothing is left of it then.
+            UnreachableError: It cannot be downloaded.
+            LockError: Its hash is not ``sha256``; the file is removed.
             OutputError: It cannot be written.
         """
         part = target.with_name(f"{target.name}.part")
@@ -157,13 +157,13 @@ class Client:
             if not continued:
                 raise LockError(
                     f"{without_credentials(address)} is not what was pinned: "
-                    f"expected sha256 {sha256}, found {content}; nothing was kept"
+                    f"expected sha256 {sha256}, found {content}; the file was removed"
                 )
         part.replace(target)
         return content
 
     def _complete(self, address: str, part: Path, *, trusted: bool) -> None:
-        """Fill a part until the server says that it is all there."""
+        """Download until the file is complete."""
         validator = ""
         pause = self._limits.pause
         for attempt in range(1, self._limits.attempts + 1):
@@ -194,7 +194,7 @@ class Client:
             status = response.status_code
             if status == 416:
                 part.unlink()
-                message = "what is here already is longer than the file"
+                message = "the part that was downloaded is longer than the file"
                 raise _BrokenError(message)
             if status in TRANSIENT or status >= 500:
                 message = f"HTTP {status}"
@@ -222,14 +222,14 @@ class Client:
         try:
             stream = part.open("ab" if start else "wb")
         except OSError as error:
-            raise OutputError(f"{part} cannot be written: {error.strerror}") from error
+            raise OutputError(f"cannot write {part} ({error.strerror})") from error
         with stream:
-            # `read1` gives what is there; waiting for a whole chunk would hide how slow a server is.
+            # `read1` returns what has arrived; waiting for a whole chunk would hide a slow server.
             while chunk := response.raw.read1(CHUNK):
                 try:
                     stream.write(chunk)
                 except OSError as error:
-                    raise OutputError(f"{part} cannot be written: {error.strerror}") from error
+                    raise OutputError(f"cannot write {part} ({error.strerror})") from error
                 received += len(chunk)
                 self._watch(name, stream.tell(), total)
                 now = time.monotonic()
@@ -244,13 +244,13 @@ class Client:
         self, address: str, headers: Mapping[str, str], host: str, *, method: str = "GET", stream: bool = False
     ) -> requests.Response:
         if host in self._dead:
-            raise UnreachableError(f"{without_credentials(address)}: not tried, {self._dead[host]}")
+            raise UnreachableError(f"cannot download {without_credentials(address)}: not tried, {self._dead[host]}")
         trusted = urlsplit(address).hostname in self._settings.pip.trusted_hosts
         return self._session.request(
             method,
             address,
             headers=headers,
-            # A token that stands in the headers would else be replaced by what netrc has for the host.
+            # Without it, requests would replace a token in the headers by the login that netrc has for the host.
             auth=as_given if "Authorization" in headers else None,
             stream=stream,
             timeout=(self._timeout, self._timeout),
@@ -261,12 +261,12 @@ class Client:
         if isinstance(error, (requests.ConnectionError, requests.ConnectTimeout)):
             host = urlsplit(address).netloc
             self._dead[host] = f"{host.rpartition('@')[2]} does not answer"
-        times = f", {attempts} attempts" if attempts else ""
-        return UnreachableError(f"{without_credentials(address)} cannot be had{times}: {reason_of(error)}")
+        times = f" ({attempts} attempts)" if attempts else ""
+        return UnreachableError(f"cannot download {without_credentials(address)}{times}: {reason_of(error)}")
 
 
 class _BrokenError(Exception):
-    """An attempt that another one may better; ``validator`` names the version of the file that was begun."""
+    """A failed attempt that may succeed when repeated; ``validator`` names the version of the file that was begun."""
 
     def __init__(self, message: str, validator: str = "") -> None:
         super().__init__(message)
@@ -274,25 +274,25 @@ class _BrokenError(Exception):
 
 
 def as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Leave a request as it is, as its ``auth``: no login from netrc takes the place of a chosen one."""
+    """Return a request unchanged. As ``auth`` of a request, this keeps requests from adding a login from netrc."""
     return request
 
 
 def _validator(response: requests.Response) -> str:
-    """Return what tells this version of a file from another one: a strong entity tag, or its time."""
+    """Return what identifies this version of a file: a strong entity tag, or its modification time."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another attempt would end the same way: a bad certificate or address, a name that does not exist."""
+    """Whether another attempt would fail too: untrusted certificate, invalid address, name that does not resolve."""
     if isinstance(error, (requests.exceptions.SSLError, requests.exceptions.InvalidURL, requests.TooManyRedirects)):
         return True
     return "NameResolutionError" in repr(error)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the innermost reason of an error: the library wraps it several times."""
+    """Return the innermost reason of an error, which the library wraps several times; without credentials."""
     reason: object = error
     while True:
         deeper = getattr(reason, "reason", None) or next(
@@ -302,20 +302,23 @@ def reason_of(error: Exception) -> str:
             break
         reason = deeper
     text = str(reason) or type(reason).__name__
-    # "HTTPSConnection(host='…', port=443): " says nothing that the address does not.
-    return without_credentials(re.sub(r"^<?[\w.]+\(.*?\)>?: ", "", text))
+    # "HTTPSConnection(host='…', port=443): " only repeats the address.
+    text = re.sub(r"^<?[\w.]+\(.*?\)>?: ", "", text)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        text = f"certificate not trusted ({text})"
+    return without_credentials(re.sub(r"^Failed to resolve '([^']*)' \(", r"cannot resolve \1 (", text))
 
 
 def without_credentials(text: str) -> str:
-    """Return a text without the user and password that addresses in it may have."""
+    """Return a text without the users and passwords of addresses in it."""
     return re.sub(r"(://)[^/@\s]*@", r"\1", text)
 
 
 def content_of(path: Path) -> Content:
-    """Return what a file is; raises ``OutputError`` when it cannot be read."""
+    """Return hash and size of a file; raises ``OutputError`` if it cannot be read."""
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             return Content(sha256=digest, size=stream.tell())
     except OSError as error:
-        raise OutputError(f"{path} cannot be read: {error.strerror}") from error
+        raise OutputError(f"cannot read {path} ({error.strerror})") from error

@@ -1,7 +1,7 @@
-"""What a distribution's own archive has by way of security updates, asked with this machine's apt.
+"""Asks the archive of a distribution for its security updates, with this machine's apt.
 
-Nothing of this machine's own apt changes: lists, cache and settings are a private folder's. apt checks the archive's
-signature with the keys that this machine trusts.
+This machine's own package lists do not change: lists, cache and settings are in a private folder. apt checks the
+signature of the archive with the keys that this machine trusts; an archive without a good signature is an error.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import io
 import os
 import re
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
@@ -27,13 +27,21 @@ from trainworks.host.apt import AptSource, apt_configuration, sources_for
 from trainworks.host.settings import HostSettings
 
 HELPER = "/usr/lib/apt/apt-helper"
-"""Reads an index however it is compressed, and downloads a file with apt's own settings."""
+"""Reads a compressed index, and downloads a file with apt's settings."""
 
 POCKET = "-security"
-"""How the suites end in which Debian and Ubuntu publish security updates."""
+"""End of the names of the suites with the security updates of Debian and Ubuntu."""
 
 UPDATE_SECONDS: Final = 300.0
 DOWNLOAD_SECONDS: Final = 120.0
+COMPARE_SECONDS: Final = 20.0
+
+SIGNED_ONLY = (
+    "--option=Acquire::AllowInsecureRepositories=false",
+    "--option=Acquire::AllowWeakRepositories=false",
+    "--option=Acquire::AllowDowngradeToInsecureRepositories=false",
+)
+"""Options win over files: settings of this machine do not switch the check of the signature off."""
 
 ENTRY = re.compile(r"^\S+ \((?P<version>[^)\s]+)\) [^;]+;", re.MULTILINE)
 """The first line of one version's entry in a Debian changelog (Debian policy 4.4)."""
@@ -46,10 +54,11 @@ class Candidate:
     """A package that the archive offers.
 
     Attributes:
-        name, version: Its own.
-        source, source_version: Those of the source package that it was built from.
-        address: Where it lies, and ``sha256`` what it must be.
-        size: Bytes.
+        name, version: Its name and version.
+        source, source_version: Name and version of the source package that it was built from.
+        address: Its URL.
+        sha256: Its hash.
+        size: Its size in bytes.
     """
 
     name: str
@@ -62,24 +71,25 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pocket:
+class SecurityPocket:
     """A suite of security updates.
 
     Attributes:
-        suite: Its name.
-        signed: When the distribution signed it, where it is signed.
-        candidates: What it has of the packages that were asked about.
-        folder, configuration: Those of the apt that asked.
+        suite: Its name, such as ``bookworm-security``.
+        signed: The date of its signed index.
+        candidates: The packages that were asked about, as the suite has them.
+        folder: The private folder of the apt that asked.
+        configuration: The settings of that apt.
     """
 
     suite: str
-    signed: datetime | None
+    signed: datetime
     candidates: tuple[Candidate, ...]
     folder: Path
     configuration: Path
 
     def changelog(self, candidate: Candidate) -> str:
-        """Return a package's Debian changelog, ``""`` where it has none of its own or cannot be downloaded."""
+        """Return the Debian changelog of a package; ``""`` where it has none of its own or cannot be downloaded."""
         target = self.folder / "package.deb"
         target.unlink(missing_ok=True)
         address = (HELPER, "download-file", candidate.address, str(target), f"SHA256:{candidate.sha256}")
@@ -107,18 +117,32 @@ def security_sources(
         suite: Code name of the distribution's release.
         settings: This machine's; its archives are asked first.
         image: The image's own archives.
-        debian: Whether the suite is one of Debian: this machine's archives are of no other distribution.
+        debian: Whether the suite is one of Debian: this machine's archives have only Debian's suites.
+
+    Raises:
+        HostError: Neither this machine nor the image names an archive of the suite.
     """
-    own = sources_for(suite, settings.apt.sources, settings.suite) if debian else ()
-    lines = own or sources_for(suite, image, suite)
-    return tuple(line for line in lines if f" {suite}{POCKET} " in line)
+    own = sources_for(suite, _checked(settings.apt.sources), settings.suite) if debian else ()
+    lines = own or sources_for(suite, _checked(image), suite)
+    found = tuple(line for line in lines if f" {suite}{POCKET} " in line)
+    if not found:
+        raise HostError(
+            f"no archive of {suite}{POCKET} is configured, neither in this machine's apt nor in the image",
+            hint=f"add a source of the suite {suite}{POCKET} to /etc/apt/sources.list.d",
+        )
+    return found
+
+
+def _checked(sources: Iterable[AptSource]) -> tuple[AptSource, ...]:
+    """Return archives without ``trusted=yes``, which would skip the check of the signature."""
+    return tuple(replace(each, trusted=False) for each in sources)
 
 
 @contextmanager
 def security_pocket(
     suite: str, architecture: str, names: Collection[str], settings: HostSettings, lines: Collection[str]
-) -> Iterator[Pocket]:
-    """Ask the archive what it has of some packages.
+) -> Iterator[SecurityPocket]:
+    """Ask the archive for the versions of some packages.
 
     Args:
         suite: Code name of the distribution's release.
@@ -128,7 +152,7 @@ def security_pocket(
         lines: ``security_sources`` of the suite.
 
     Raises:
-        HostError: There is no apt here, or the archive cannot be reached or trusted; in apt's own words.
+        HostError: apt is not installed, or the archive cannot be reached or is not signed; in apt's own words.
     """
     with private_folder() as folder:
         # apt drops its rights when it downloads, and must then still reach its folders.
@@ -156,23 +180,32 @@ def security_pocket(
             encoding="utf-8",
         )
         try:
-            updated = _apt(("apt-get", "update", "--quiet=2"), configuration, UPDATE_SECONDS)
+            updated = _apt(("apt-get", "update", "--quiet=2", *SIGNED_ONLY), configuration, UPDATE_SECONDS)
             form = "$(FILENAME)\t$(REPO_URI)"
             listed = _apt(
                 ("apt-get", "indextargets", "--format", form, "Created-By: Packages"), configuration, UPDATE_SECONDS
             )
         except OSError as error:
-            raise HostError(f"{error.filename} is not here to ask the archive with") from error
+            raise HostError(
+                f"cannot ask the archive of {suite}{POCKET}: {error.filename} is not installed",
+                hint="`apt-get` and `dpkg` are part of Debian and Ubuntu; run this command there",
+            ) from error
         targets = [line.split("\t") for line in listed.output.decode().splitlines()]
         if updated.status != 0 or not targets or not all(Path(path).is_file() for path, _ in targets):
-            raise HostError(f"the archive of {suite}{POCKET} cannot be read: {_first_error(updated)}")
+            raise HostError(
+                f"cannot read the archive of {suite}{POCKET}: {_first_error(updated)}",
+                hint="the keys of the archive are in the packages debian-archive-keyring and ubuntu-keyring",
+            )
+        signed = _signed(folder / "lists")
+        if signed is None:
+            raise HostError(f"the archive of {suite}{POCKET} is not signed, or its Release file has no date")
         candidates: list[Candidate] = []
         for path, repository in targets:
             index = _apt((HELPER, "cat-file", path), configuration, UPDATE_SECONDS).output.decode(errors="replace")
             candidates += parse_index(index, repository, names)
-        yield Pocket(
+        yield SecurityPocket(
             suite=f"{suite}{POCKET}",
-            signed=_signed(folder / "lists"),
+            signed=signed,
             candidates=tuple(candidates),
             folder=folder,
             configuration=configuration,
@@ -180,14 +213,14 @@ def security_pocket(
 
 
 def parse_index(text: str, repository: str, names: Collection[str]) -> list[Candidate]:
-    """Return what an index of packages (``Packages``) has of some names; ``repository`` is where its paths begin."""
+    """Return the packages with these names in an index (``Packages``); its paths begin at ``repository``."""
     found = []
     for paragraph in re.split(r"\n\s*\n", text):
         name = re.match(r"Package: (\S+)", paragraph)
         if name is None or name[1] not in names:
             continue
         fields: Mapping[str, str] = dict(re.findall(r"^([A-Za-z0-9-]+): *(.*)$", paragraph, re.MULTILINE))
-        # "Source: NAME (VERSION)": the version only where it is another one than the package's.
+        # "Source: NAME (VERSION)": the version stands there only where it differs from the package's.
         source = re.match(r"(\S+)(?: \((.*)\))?", fields.get("Source", ""))
         found.append(
             Candidate(
@@ -212,20 +245,50 @@ def fixes_in(changelog: str) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
+def is_older(installed: str, offered: str) -> bool:
+    """Say whether one version of a Debian package is older than another, as dpkg orders them.
+
+    Raises:
+        HostError: dpkg is not installed, or cannot read a version.
+    """
+    if installed == offered:
+        return False
+    try:
+        done = run(("dpkg", "--compare-versions", installed, "lt", offered), timeout=COMPARE_SECONDS)
+    except OSError as error:
+        raise HostError("cannot compare versions: dpkg is not installed") from error
+    if done.status not in (0, 1) or done.words.strip():
+        raise HostError(f"dpkg cannot compare the versions {installed} and {offered}: {done.words.strip()}")
+    return done.status == 0
+
+
+def newest(versions: Sequence[str]) -> str:
+    """Return the newest of some versions of a Debian package; raises as ``is_older`` does."""
+    best, *others = versions
+    for each in others:
+        if is_older(best, each):
+            best = each
+    return best
+
+
 def _apt(argv: tuple[str, ...], configuration: Path, timeout: float) -> Finished:
     environment = {**os.environ, "APT_CONFIG": str(configuration), "LC_ALL": "C.UTF-8"}
     return run(argv, timeout=timeout, environment=environment)
 
 
 def _first_error(done: Finished) -> str:
-    """Return why apt failed: its first complaint, without the address, which may have a password in it."""
+    """Return why apt failed: its first message, without the address, which may contain a password."""
     lines = [line for line in done.words.splitlines() if line.startswith(("E:", "W:"))]
     line = next((line for line in lines if "Failed to fetch" in line or "GPG error" in line), "".join(lines[:1]))
-    return re.sub(r"\S+://\S+", "its address", line).removeprefix("E: ").removeprefix("W: ") or "apt says nothing"
+    return (
+        re.sub(r"[\w+.-]+://[^\s']+", "(address)", line).removeprefix("E: ").removeprefix("W: ")
+        or "apt printed no message"
+    )
 
 
 def _signed(lists: Path) -> datetime | None:
-    """Return the date of the archive's release file, the oldest where there are several."""
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in lists.glob("*Release"))
+    """Return the date of the archive's signed Release file, the oldest of several; nothing where none is signed."""
+    signed = [*lists.glob("*InRelease"), *(path.with_suffix("") for path in lists.glob("*Release.gpg"))]
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in signed)
     dates = (re.search(r"^Date: (.+)$", text, re.MULTILINE) for text in texts)
     return min((parsedate_to_datetime(found[1]) for found in dates if found), default=None)

@@ -1,4 +1,4 @@
-"""Checks OpenPGP signatures with GnuPG, in a keyring of one key that exists for the time of one check."""
+"""Checks OpenPGP signatures with GnuPG, in a keyring with one key that exists during one check."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ TROUBLES = {
     "EXPSIG": "the signature has expired",
     "BADSIG": "the file or its signature was changed",
 }
-"""What the program's status words mean for a signature that is not good."""
+"""GnuPG's status words for signatures that are not good, and their meaning."""
 
 
 def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) -> None:
     """Check that the key with this fingerprint, and no other, has signed a file.
 
     Args:
-        file: What is signed.
+        file: The signed file.
         signature: The detached signature.
-        key: The vendor's public key; one with another fingerprint is not the vendor's.
-        fingerprint: 40 hexadecimal digits, from the artifact's row.
+        key: The file with the vendor's public key.
+        fingerprint: The vendor's fingerprint, 40 hexadecimal digits, from the artifact's row.
 
     Raises:
-        LockError: It has not; or GnuPG is not installed.
+        LockError: The signature or the key is not the vendor's, or GnuPG is not installed.
     """
     program = shutil.which("gpg")
     if program is None:
-        raise LockError("GnuPG is not installed", hint="`apt-get install gpg` (or gnupg2) brings it")
+        raise LockError("GnuPG is not installed", hint="install it with `apt-get install gpg` (or gnupg2)")
     # Short: a socket's path has 108 bytes at most, and the program refuses a home with a longer one.
     with private_folder() as home:
 
@@ -48,7 +48,7 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
 
         imported = gpg("--import", str(key))
         if imported.status != 0:
-            raise LockError(f"{key.name} is no OpenPGP key: {_last_line(imported)}")
+            raise LockError(f"{key.name} is not an OpenPGP key ({_last_line(imported)})")
         keys = _fingerprints(gpg("--with-colons", "--list-keys"))
         if fingerprint not in keys:
             raise LockError(f"the key has fingerprint {', '.join(keys)}, expected {fingerprint}")
@@ -56,9 +56,9 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
         words = {line.split()[1]: line.split()[2:] for line in _status_lines(done)}
         trouble = next((reason for word, reason in TROUBLES.items() if word in words), "")
         valid = words.get("VALIDSIG", [])
-        # The last word is the primary key's fingerprint: vendors sign with a subkey of it.
+        # The last word is the fingerprint of the primary key: vendors sign with one of its subkeys.
         if trouble or done.status != 0 or "GOODSIG" not in words or not valid or valid[-1] != fingerprint:
-            raise LockError(f"the signature does not hold: {trouble or _last_line(done)}")
+            raise LockError(f"the signature is not valid: {trouble or _last_line(done)}")
 
 
 def _status_lines(done: Finished) -> list[str]:

@@ -1,12 +1,12 @@
-"""Imports what Python distributions have installed; run inside an image by that Python.
+"""Imports the modules of Python distributions; the image's Python runs this file.
 
 The source of this file is sent into a container, with names of distributions as arguments. It has only the standard
-library of a Python that may be as old as 3.8: import nothing else here, and use no newer syntax. It prints a line,
+library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax. It prints a line,
 ``MARKER`` and the reason, for each distribution that cannot be imported.
 """
 
 # ruff: noqa: PTH109
-# The oldest interpreter decides, and nothing here is worth pathlib.
+# The oldest interpreter decides, and this file does not need pathlib.
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def reason_of(name: str) -> str:
 
 
 def in_child(name: str) -> str:
-    """Do that in a process of its own: an import may end the process, or hang, or change what the next one finds."""
+    """Import in a separate process: an import may end the process, hang, or change what the next one finds."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,7 +104,7 @@ def in_child(name: str) -> str:
 
 
 if __name__ == "__main__":
-    # What is installed is asked for, not the user's files of the same names.
+    # Only installed modules count, not the user's files of the same names.
     sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd())]
     for each in sys.argv[1:]:
         reason = in_child(each)

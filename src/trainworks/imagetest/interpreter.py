@@ -1,12 +1,12 @@
-"""Says what Python an image gives to a job and what is installed in it; run inside by that Python.
+"""Prints which Python an image gives to a job and what is installed in it; that Python runs this file.
 
 The source of this file is sent into a container. It has only the standard library of a Python that may be as old as
-3.8: import nothing else here, and use no newer syntax. It prints one line, ``MARKER`` followed by an ``Interpreter`` as
+3.8: import nothing else, and use no newer syntax. It prints one line, ``MARKER`` followed by an ``Interpreter`` as
 JSON; an older Python prints its version only.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH123
-# The oldest interpreter decides, and nothing here is worth pathlib.
+# The oldest interpreter decides, and this file does not need pathlib.
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InstalledDistribution(TypedDict):
 
 
 class Interpreter(TypedDict):
-    """What ``trainworks.extend.requirements.BaseImage`` says of the image's Python."""
+    """What ``trainworks.extend.requirements.ExtendedBase`` says of the image's Python."""
 
     python: str
     version: str

@@ -1,8 +1,8 @@
-"""Takes stock of an image's file system, from inside: who owns each file, and which have rights that few should have.
+"""Lists the files of an image from inside: the owner of each, and which have rights that few should have.
 
 Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
-only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``Request`` and prints one
-line, ``MARKER`` followed by an ``Answer`` as JSON.
+only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads an ``InventoryRequest`` and
+prints one line, ``MARKER`` followed by an ``InventoryAnswer`` as JSON.
 """
 
 # ruff: noqa: PTH110, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207
@@ -26,7 +26,7 @@ MARKER = "trainworks-inventory: "
 RPM_TIMEOUT = 120.0
 
 
-class Request(TypedDict):
+class InventoryRequest(TypedDict):
     """All questions of one run: the folder that is the image's root, and patterns of files whose owner is known.
 
     ``contents`` asks for all files: ``files`` (with their owners), ``digests`` (with what is in them too), or nothing.
@@ -38,14 +38,14 @@ class Request(TypedDict):
 
 
 class PrivilegedFile(TypedDict):
-    """A file that gives its user other rights; ``package`` is the system package that brings it, or nothing."""
+    """A file that runs with other rights than its user's; ``package`` is the system package with it, or nothing."""
 
     path: str
     rights: str
     package: str
 
 
-class Contents(TypedDict):
+class InventoryContents(TypedDict):
     """Everything in an image.
 
     ``files`` are path, bytes on disk (a second hard link has none), mode, what is in it (``-> TARGET`` of a link, the
@@ -59,8 +59,8 @@ class Contents(TypedDict):
     manifest: str
 
 
-class Answer(TypedDict):
-    """What was found.
+class InventoryAnswer(TypedDict):
+    """The answer of one run.
 
     ``files`` is how many files and links were looked at, ``packages`` how many system packages there are: none of
     either is an inventory that looked at nothing. ``open`` has the paths that everybody may write to, with their modes.
@@ -73,7 +73,7 @@ class Answer(TypedDict):
     privileged: list[PrivilegedFile]
     two_architectures: dict[str, list[str]]
     error: str
-    contents: Optional[Contents]  # noqa: UP045 (read by Python 3.8)
+    contents: Optional[InventoryContents]  # noqa: UP045 (read by Python 3.8)
 
 
 def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -195,7 +195,7 @@ class Owners:
         return source in self.packages or source in self.others
 
     def name(self, path: str) -> str:
-        """Return the owner of a file as ``Contents`` has it, or nothing."""
+        """Return the owner of a file as ``InventoryContents`` has it, or nothing."""
         path = self._source(path)
         if self.others.get(path):
             return "python " + self.others[path]
@@ -258,7 +258,7 @@ def two_architectures(root: str) -> dict[str, list[str]]:
 
 
 def rights_of(path: str, status: os.stat_result) -> str:
-    """Return which rights of others a file gives to whoever runs it, or nothing."""
+    """Return the rights that a file gives to every user who runs it, or nothing."""
     found = []
     if status.st_mode & stat.S_ISUID:
         found.append("setuid")
@@ -275,7 +275,9 @@ def rights_of(path: str, status: os.stat_result) -> str:
 # --- contents --------------------------------------------------------------------------------------------------------
 
 
-def contents_of(root: str, files: list[tuple[str, os.stat_result]], owners: Owners, *, digests: bool) -> Contents:
+def contents_of(
+    root: str, files: list[tuple[str, os.stat_result]], owners: Owners, *, digests: bool
+) -> InventoryContents:
     """Return everything in an image; ``files`` are its files and links, in any order."""
     seen: set[tuple[int, int]] = set()
     found: list[tuple[str, int, int, str, str]] = []
@@ -319,11 +321,11 @@ _RECORD = re.compile(
 )
 
 
-def answer_request(request: Request) -> Answer:
-    """Answer everything in one walk over the file system, and a second one over what no package brings."""
+def answer_request(request: InventoryRequest) -> InventoryAnswer:
+    """Answer everything in one walk over the file system, and a second one over files that no package brings."""
     root = request["root"].rstrip("/")
     owners = Owners(root)
-    answer: Answer = {
+    answer: InventoryAnswer = {
         "files": 0,
         "packages": len(owners.names),
         "unowned": [],

@@ -1,11 +1,11 @@
-"""Lists what is installed in an image, from inside: packages of the distribution, Python distributions, licences.
+"""Lists the packages of an image from inside: system packages, Python distributions, licences.
 
 Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
-only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``Request`` and prints one
-line, ``MARKER`` followed by an ``Answer`` as JSON.
+only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads a ``PackagesRequest`` and
+prints one line, ``MARKER`` followed by a ``PackagesAnswer`` as JSON.
 """
 
-# ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH110, PTH118, PTH120, PTH123, PTH207
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MARKER = "trainworks-packages: "
 RPM_TIMEOUT = 120.0
 
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
-"""Where the distribution's packages have their Python distributions: they are in its list already."""
+"""Where Debian packages install their Python distributions; the list of system packages has these already."""
 
 
-class Request(TypedDict):
+class PackagesRequest(TypedDict):
     """The folder that is the image's root."""
 
     root: str
 
 
 class SystemPackage(TypedDict):
-    """One package of the distribution; ``licenses`` as its copyright file names them, none where it is only prose."""
+    """One system package; ``licenses`` are the names in its machine-readable copyright file."""
 
     name: str
     version: str
@@ -43,18 +43,25 @@ class SystemPackage(TypedDict):
 
 
 class PythonDistribution(TypedDict):
-    """One Python distribution: ``expression``, ``license``, ``classifiers`` are what its metadata says of licences."""
+    """One Python distribution.
+
+    ``expression``, ``license`` and ``classifiers`` are what its metadata says of licences. ``inside`` is the folder of
+    the package that carries a copy of it, such as ``setuptools``; ``""`` for one of its own. ``sboms`` are the bills of
+    materials that its wheel brought (PEP 770).
+    """
 
     name: str
     version: str
     path: str
+    inside: str
+    sboms: list[str]
     expression: str
     license: str
     classifiers: list[str]
 
 
-class Answer(TypedDict):
-    """What is installed; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` are of ``os-release``."""
+class PackagesAnswer(TypedDict):
+    """All packages; ``kind`` is ``deb`` or ``rpm``, ``distribution`` and ``version`` come from ``os-release``."""
 
     kind: str
     distribution: str
@@ -79,7 +86,7 @@ def release(root: str) -> dict[str, str]:
 
 
 def debian_packages(root: str) -> list[SystemPackage]:
-    """Return what dpkg's status file says to be installed."""
+    """Return the installed packages in dpkg's status file."""
     found: list[SystemPackage] = []
     for paragraph in re.split(r"\n\s*\n", _text(root + "/var/lib/dpkg/status")):
         fields = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
@@ -102,7 +109,7 @@ def debian_packages(root: str) -> list[SystemPackage]:
 
 
 def debian_licenses(text: str) -> list[str]:
-    """Return the short names of the licences in a machine-readable copyright file, none of any other.
+    """Return the short names of the licences in a copyright file; none if it is not machine-readable.
 
     The paragraphs of ``debian/`` files are left out: they are about the packaging, which is not in the package.
     """
@@ -119,7 +126,7 @@ def debian_licenses(text: str) -> list[str]:
 
 
 def rpm_packages(root: str) -> tuple[list[SystemPackage], str]:
-    """Return what rpm says to be installed, and what it complains of."""
+    """Return the packages in rpm's database, and rpm's error message."""
     form = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\n"
     command = ["rpm", "--query", "--all", "--queryformat", form] + (["--root", root] if root else [])
     try:
@@ -153,20 +160,24 @@ def rpm_listing(text: str) -> list[SystemPackage]:
 
 
 def python_distributions(root: str) -> list[PythonDistribution]:
-    """Return every Python distribution that does not come from a package of the distribution."""
+    """Return every Python distribution that does not come from a system package, also those inside other packages."""
     found: list[PythonDistribution] = []
     for folder, folders, _ in os.walk(root or "/"):
         place = folder[len(root) :] if root else folder
         folders[:] = sorted(name for name in folders if os.path.join(place, name) not in ("/proc", "/sys", "/dev"))
-        if os.path.basename(folder) not in ("site-packages", "dist-packages") or place == OWN_FOLDER:
+        installed = re.search(r"/(?:site|dist)-packages(?:/(.+))?$", place)
+        if installed is None or (place + "/").startswith(OWN_FOLDER + "/"):
             continue
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
             fields = email.parser.HeaderParser().parsestr(_text(path))
+            sboms = os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*")
             found.append(
                 {
                     "name": str(fields["Name"] or ""),
                     "version": str(fields["Version"] or ""),
                     "path": os.path.dirname(path)[len(root) :],
+                    "inside": (installed[1] or "").split("/")[0],
+                    "sboms": sorted(each[len(root) :] for each in glob.glob(sboms)),
                     "expression": str(fields["License-Expression"] or ""),
                     "license": str(fields["License"] or ""),
                     "classifiers": sorted(
@@ -181,7 +192,7 @@ def python_distributions(root: str) -> list[PythonDistribution]:
     return found
 
 
-def answer_request(request: Request) -> Answer:
+def answer_request(request: PackagesRequest) -> PackagesAnswer:
     """Return everything, sorted by name and place."""
     root = request["root"].rstrip("/")
     system = release(root)

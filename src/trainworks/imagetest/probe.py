@@ -1,8 +1,8 @@
-"""Asks an image, from inside, everything that its checks want to know; run once for all of them.
+"""Answers the questions of an image's checks from inside the image; runs once for all of them.
 
 The source of this file is sent into a container and run there by the image's ``/usr/bin/python3``, which may be as old
-as 3.8 and has only the standard library: import nothing else here, and use no newer syntax. It reads a ``Request`` and
-prints one line, ``MARKER`` followed by an ``Answer`` as JSON.
+as 3.8 and has only the standard library: import nothing else, and use no newer syntax. It reads a ``ProbeRequest``
+and prints one line, ``MARKER`` followed by a ``ProbeAnswer`` as JSON.
 """
 
 # ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH119, PTH120, PTH123, PTH207, PTH208
@@ -25,7 +25,7 @@ IMPORT_TIMEOUT = 120.0
 
 
 class SharedLibrariesQuestion(TypedDict):
-    """Do all ELF files under ``roots`` find their NEEDED libraries, ``provided`` ones apart?"""
+    """Do all ELF files under ``roots`` find their NEEDED libraries, except ``provided`` ones?"""
 
     roots: list[str]
     provided: list[str]
@@ -39,7 +39,7 @@ class LoadedLibraryQuestion(TypedDict):
 
 
 class LoadableLibraryQuestion(TypedDict):
-    """Can the library be loaded into a fresh process, ``provided`` libraries apart?"""
+    """Can the library be loaded into a fresh process, except for ``provided`` libraries?"""
 
     library: str
     provided: list[str]
@@ -52,7 +52,7 @@ class ElfNeedsQuestion(TypedDict):
     libraries: list[str]
 
 
-class Request(TypedDict):
+class ProbeRequest(TypedDict):
     """All questions of one run.
 
     ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the image's environment.
@@ -82,7 +82,7 @@ class MissingLibrary(TypedDict):
 
 
 class SharedLibrariesAnswer(TypedDict):
-    """How many ELF files were looked at, what they miss, and which rely on a library that was loaded before."""
+    """How many ELF files were checked, what they miss, and which rely on a library that was loaded before."""
 
     files: int
     missing: list[MissingLibrary]
@@ -100,7 +100,7 @@ class LoadedLibraryAnswer(TypedDict):
 
 
 class LoadableLibraryAnswer(TypedDict):
-    """The files that the question means, what ``dlopen`` said, and which libraries nobody finds (file, soname)."""
+    """The files that the question means, the message of ``dlopen``, and libraries that are not found (file, soname)."""
 
     paths: list[str]
     error: str
@@ -116,13 +116,13 @@ class OtherNeed(TypedDict):
 
 
 class ElfNeedsAnswer(TypedDict):
-    """How many ELF files were looked at, and those that need another major version."""
+    """How many ELF files were checked, and those that need another major version."""
 
     files: int
     others: list[OtherNeed]
 
 
-class Distribution(TypedDict):
+class ProbedDistribution(TypedDict):
     """A Python distribution that the environment finds, under its normalised name."""
 
     name: str
@@ -130,7 +130,7 @@ class Distribution(TypedDict):
     folder: str
 
 
-class Answer(TypedDict):
+class ProbeAnswer(TypedDict):
     """The answers, in the order of the questions or by their text."""
 
     shared_libraries: list[SharedLibrariesAnswer]
@@ -141,7 +141,7 @@ class Answer(TypedDict):
     loadable_libraries: list[LoadableLibraryAnswer]
     elf_needs: list[ElfNeedsAnswer]
     library_majors: dict[str, dict[str, list[str]]]
-    distributions: list[Distribution]
+    distributions: list[ProbedDistribution]
     distributions_error: str
     sizes: list[tuple[str, int]]
 
@@ -155,11 +155,11 @@ DF_1_NODEFLIB = 0x800
 
 
 class DamagedElfError(Exception):
-    """A file starts like an ELF file and is none."""
+    """A file starts like an ELF file and is damaged."""
 
 
 class Elf:
-    """What the dynamic loader reads of one file."""
+    """The parts of one file that the dynamic loader reads."""
 
     __slots__ = ("identity", "interpreter", "loadable", "needed", "no_default_folders", "rpath", "runpath", "soname")
 
@@ -532,7 +532,7 @@ def python_process(loader: Loader, python: str) -> Process | None:
 
 
 def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loader: Loader) -> SharedLibrariesAnswer:
-    """Load every ELF file under the roots as ``ld.so`` would, and say which NEEDED names are found by nobody."""
+    """Load every ELF file under the roots as ``ld.so`` would, and return which NEEDED names are not found."""
     roots = [os.path.normpath(root) for root in question["roots"]]
     answer: SharedLibrariesAnswer = {
         "files": 0,
@@ -555,7 +555,7 @@ def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loade
 
     # A NEEDED name that the search does not find is found all the same when a library of this name is in the process
     # already. Two ways to get there are accepted, and no other:
-    # 1. nobody loads the file by itself: it is some library's dependency, and in that library's process nothing misses;
+    # 1. nothing loads the file by itself: it is a dependency of a library, and that library's process misses nothing;
     # 2. Python code loads it after another library that finds the name by its own RPATH (or another library with that
     #    name): one of the same distribution, or of a distribution that this one requires (torchvision's extension comes
     #    after ``import torch``). This is how torch brings the CUDA libraries of the nvidia wheels: it loads them first,
@@ -635,7 +635,7 @@ def check_loadable_library(question: LoadableLibraryQuestion, python: str, loade
         answer["error"] = _dlopen(python, library)
     process = python_process(loader, python)
     if process is None:
-        answer["error"] = answer["error"] or python + " is no program"
+        answer["error"] = answer["error"] or python + " is not a program"
         return answer
     if "/" in library:
         elf = loader.elf(library)
@@ -653,7 +653,7 @@ def check_loadable_library(question: LoadableLibraryQuestion, python: str, loade
 
 
 def _dlopen(python: str, library: str) -> str:
-    """Return what the loader says of a library, nothing where it is content."""
+    """Return the loader's message about a library; nothing if it loads."""
     try:
         child = subprocess.run(
             [python, "-c", "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)", library],
@@ -778,7 +778,9 @@ def search_path_problems(root: str, variable: str) -> list[str]:
         elif not entry.startswith("/"):
             problems.append(f"{entry} is not absolute: it means another folder for every program")
         elif not os.path.isdir(root + entry):
-            problems.append(f"{entry} does not exist" if not os.path.exists(root + entry) else f"{entry} is no folder")
+            problems.append(
+                f"{entry} does not exist" if not os.path.exists(root + entry) else f"{entry} is not a folder"
+            )
     return problems
 
 
@@ -793,7 +795,7 @@ print("\\n" + "\\n".join(sorted("mapped " + path for path in paths)))
 
 _DISTRIBUTIONS = """
 import importlib.metadata, json, os, re, sys
-# The folder of -c: it is the current one, which is no part of the environment.
+# The folder of -c is the current one, which is not part of the environment.
 sys.path = [entry for entry in sys.path if entry]
 found = []
 for one in importlib.metadata.distributions():
@@ -835,7 +837,7 @@ def loaded_library(python: str, question: LoadedLibraryQuestion) -> LoadedLibrar
     return answer
 
 
-def installed_distributions(python: str) -> tuple[list[Distribution], str]:
+def installed_distributions(python: str) -> tuple[list[ProbedDistribution], str]:
     """Ask the environment's Python for all distributions on its search path, ``PYTHONPATH`` too."""
     try:
         child = subprocess.run(
@@ -849,7 +851,7 @@ def installed_distributions(python: str) -> tuple[list[Distribution], str]:
         return [], str(error)
     if child.returncode != 0:
         return [], child.stderr.decode("utf-8", "replace").strip()[-2000:]
-    found: list[Distribution] = json.loads(child.stdout.splitlines()[-1])
+    found: list[ProbedDistribution] = json.loads(child.stdout.splitlines()[-1])
     return found, ""
 
 
@@ -860,7 +862,7 @@ def matching(root: str, pattern: str) -> list[str]:
     return sorted(path[len(root) :] for path in found if os.path.lexists(path))
 
 
-def answer_request(request: Request) -> Answer:
+def answer_request(request: ProbeRequest) -> ProbeAnswer:
     """Answer everything."""
     root = request["root"].rstrip("/")
     python = request["python"]

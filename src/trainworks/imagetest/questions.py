@@ -1,4 +1,4 @@
-"""Puts what a plan's checks want to know from inside an image into one run of the probe and one of the inventory."""
+"""Turns the checks of a plan into one run of the probe and one run of the inventory inside the image."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainworks.plan.checks import (
 )
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-"""Runs the probe: the image's own Python, not the environment's, so that a broken environment can be looked at."""
+"""Runs the probe: the system's Python, not the environment's, so that a broken environment can be checked."""
 
 ENVIRONMENT_PYTHON = "/opt/venv/bin/python"
 """The Python that the image's contract gives to its users."""
@@ -48,9 +48,9 @@ def oversized(check: SizeCheck, image: BuiltImage) -> bool:
     return image.size > check.megabytes * 1_000_000
 
 
-def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON) -> probe.Request:
+def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON) -> probe.ProbeRequest:
     """Return the questions of these checks to the probe."""
-    request: probe.Request = {
+    request: probe.ProbeRequest = {
         "root": "/",
         "python": python,
         "shared_libraries": [],
@@ -114,14 +114,14 @@ def elf_needs_question(check: ElfNeedsCheck) -> probe.ElfNeedsQuestion:
     return {"roots": list(check.roots), "libraries": list(check.libraries)}
 
 
-def inventory_request_of(checks: Iterable[Check]) -> inventory.Request:
+def inventory_request_of(checks: Iterable[Check]) -> inventory.InventoryRequest:
     """Return the questions of these checks to the inventory."""
     owned = [pattern for check in checks if isinstance(check, OwnedFilesCheck) for pattern in check.owned]
     return {"root": "/", "owned": owned, "contents": ""}
 
 
 def command_of(
-    request: probe.Request | inventory.Request | packages.Request,
+    request: probe.ProbeRequest | inventory.InventoryRequest | packages.PackagesRequest,
     *,
     script: str = "probe.py",
     interpreter: str = SYSTEM_PYTHON,
@@ -140,15 +140,15 @@ def _packed(value: bytes) -> str:
     return base64.b64encode(zlib.compress(value, 9)).decode("ascii")
 
 
-def answer_of(completed: Completed) -> probe.Answer:
+def answer_of(completed: Completed) -> probe.ProbeAnswer:
     """Return the probe's answer; raises ``ImageTestError`` as ``_read`` does."""
-    answer: probe.Answer = json.loads(_read(completed, probe.MARKER))
+    answer: probe.ProbeAnswer = json.loads(_read(completed, probe.MARKER))
     return answer
 
 
-def inventory_of(completed: Completed) -> inventory.Answer:
+def inventory_of(completed: Completed) -> inventory.InventoryAnswer:
     """Return the inventory's answer; raises ``ImageTestError`` as ``_read`` does."""
-    answer: inventory.Answer = json.loads(_read(completed, inventory.MARKER))
+    answer: inventory.InventoryAnswer = json.loads(_read(completed, inventory.MARKER))
     return answer
 
 
@@ -158,39 +158,39 @@ def _read(completed: Completed, marker: str) -> str:
         if output.startswith(marker):
             return output[len(marker) :]
     raise ImageTestError(
-        f"the image could not be asked: {SYSTEM_PYTHON} in it ended with status {completed.status} and printed\n"
+        f"cannot run the checks inside the image: {SYSTEM_PYTHON} ended with status {completed.status} and printed\n"
         f"{completed.output.strip()[-2000:] or '(nothing)'}",
-        hint="Every image needs the distribution's python3 with its standard library (packages python3-minimal and "
+        hint="every image needs the distribution's python3 with its standard library (packages python3-minimal and "
         "libpython3-stdlib).",
     )
 
 
-def ask(container: Container, request: probe.Request) -> probe.Answer:
+def ask(container: Container, request: probe.ProbeRequest) -> probe.ProbeAnswer:
     """Run the probe in a container."""
     children = 1 + len(request["loaded_libraries"]) + len(request["loadable_libraries"])
     return answer_of(container.run(command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
 
 
-def take_contents(container: Container, *, digests: bool) -> inventory.Contents:
+def take_contents(container: Container, *, digests: bool) -> inventory.InventoryContents:
     """Return everything in an image; ``digests`` of its files too, which takes seconds for each GB.
 
     Raises:
-        ImageTestError: The image has no Python that could tell.
+        ImageTestError: The image has no Python to run the script with.
     """
-    request: inventory.Request = {"root": "/", "owned": [], "contents": "digests" if digests else "files"}
+    request: inventory.InventoryRequest = {"root": "/", "owned": [], "contents": "digests" if digests else "files"}
     contents = take_inventory(container, request)["contents"]
     assert contents is not None
     return contents
 
 
-def take_inventory(container: Container, request: inventory.Request) -> inventory.Answer:
+def take_inventory(container: Container, request: inventory.InventoryRequest) -> inventory.InventoryAnswer:
     """Run the inventory in a container."""
     command = command_of(request, script="inventory.py")
     return inventory_of(container.run(command, timeout=_BASE_TIMEOUT + inventory.RPM_TIMEOUT))
 
 
-def list_packages(container: Container) -> packages.Answer:
-    """Return what is installed in a container; raises ``ImageTestError`` where it cannot be asked."""
+def list_packages(container: Container) -> packages.PackagesAnswer:
+    """Return the packages in a container; raises ``ImageTestError`` if the image cannot list them."""
     completed = container.run(command_of({"root": "/"}, script="packages.py"), timeout=_BASE_TIMEOUT)
-    answer: packages.Answer = json.loads(_read(completed, packages.MARKER))
+    answer: packages.PackagesAnswer = json.loads(_read(completed, packages.MARKER))
     return answer

@@ -1,4 +1,4 @@
-"""What a check says about an image, and how it is told to a person."""
+"""The result of a check, and its text for people."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CheckResult:
     """One promise, kept or broken.
 
     Attributes:
-        component: Whose promise it is.
+        component: The component that promises it.
         title: The promise in words.
         passed: Whether the image keeps it; a check that could not run is not passed.
         detail: Why not, and what to do; empty when passed.
@@ -84,15 +84,15 @@ def title_of(check: Check) -> str:
             return f"at most one {soname} exists"
         case ElfNeedsCheck(roots=roots, libraries=libraries, cuda=cuda):
             what = f"CUDA {cuda}" if cuda else ", ".join(libraries)
-            return f"what is under {', '.join(roots)} was built for {what}"
+            return f"files under {', '.join(roots)} were built for {what}"
         case DuplicatePackagesCheck():
             return "no Python distribution, Debian package or CUDA library is installed twice"
         case OwnedFilesCheck():
             return "every file belongs to a package or a recipe"
         case WorldWritableCheck(allowed=allowed):
-            return f"nobody can write to another's files, {', '.join(allowed)} apart"
+            return f"no file can be changed by every user, except {', '.join(allowed)}"
         case PrivilegedFilesCheck():
-            return "no setuid, setgid or capability but those that are declared"
+            return "no setuid, setgid or capability except the declared ones"
         case SearchPathCheck(variable=variable):
             return f"every entry of {variable} exists"
         case SecretsCheck():

@@ -1,29 +1,34 @@
 """Runs the checks of a plan against a built image, with pytest in this process.
 
-In this process, because engine and image are live objects: a child would have to find both again, and the forbidden
-strings, which nobody else may see, would have to be handed over. It disturbs nobody: its own folder is pytest's root,
-no configuration, plugin, cache or option of the folder or environment it is called from is used, it captures and prints
-nothing, and it can run inside another pytest.
+They run in this process because engine and image are live objects: a child would have to find both again, and the
+forbidden strings, which are secret, would have to be passed to it. Its own folder is pytest's root. It uses no
+configuration, plugin, cache or option of the folder or environment that it is called from, captures and prints nothing,
+and can run inside another pytest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from trainworks.engine.processes import wait_for
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import EngineError, EngineUnavailableError, OutputError, TrainworksError
 from trainworks.imagetest import test_promises
 from trainworks.imagetest.results import CheckResult, title_of
 from trainworks.plan.checks import Check
 
+_ONE_SESSION: Final = threading.Lock()
+"""pytest keeps state of its own in the process: threads that check images take turns."""
+
 FAULTS: Final = (EngineError, EngineUnavailableError, OutputError)
-"""What says nothing of the image: the engine failed or is gone, or its disk is full."""
+"""Errors that say nothing of the image: the engine failed or is gone, or its disk is full."""
 
 
 def run_checks(
@@ -43,7 +48,7 @@ def run_checks(
         image: The image.
         checks: The promises, in the order of the report; equal ones are asked once.
         forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
-        base: The image that this one extends, if its maker is another one: what it has in it is not this one's fault.
+        base: The image that this one extends, if somebody else made it: its own secrets are not reported.
         report: Called with each result as soon as it is known, in order; must not raise.
         junit: Where to write the results as JUnit XML.
 
@@ -62,7 +67,7 @@ def run_checks(
     if not distinct:
         return ()
     plugin = _Plugin(
-        test_promises.Subject(engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base),
+        test_promises.ImageUnderTest(engine=engine, image=image, checks=distinct, forbidden=forbidden, base=base),
         report,
     )
     module = Path(test_promises.__file__)
@@ -75,14 +80,18 @@ def run_checks(
         "--assert=plain",
         "--capture=no",
         "--strict-markers",
-        # What follows would write files, print, or change the hooks of a process that is not pytest's.
+        # These plugins would write files, print, or change the hooks of a process that is not pytest's.
         *(f"-pno:{name}" for name in ("cacheprovider", "terminal", "faulthandler", "unraisableexception")),
         *(f"-pno:{name}" for name in ("threadexception", "logging", "warnings")),
     ]
     if junit is not None:
         arguments += [f"--junit-xml={junit.absolute()}", "--override-ini=junit_suite_name=trainworks"]
-    with _pytest_environment():
-        status = pytest.main(arguments, plugins=[plugin])
+    wait_for(lambda seconds: _ONE_SESSION.acquire(timeout=-1 if seconds is None else seconds))
+    try:
+        with _pytest_environment():
+            status = pytest.main(arguments, plugins=[plugin])
+    finally:
+        _ONE_SESSION.release()
     if plugin.interrupted:
         raise KeyboardInterrupt
     if plugin.fault is not None:
@@ -112,7 +121,7 @@ def _pytest_environment() -> Iterator[None]:
 class _Plugin:
     """Gives pytest the promises as parameters and takes the results."""
 
-    def __init__(self, subject: test_promises.Subject, report: Callable[[CheckResult], None]) -> None:
+    def __init__(self, subject: test_promises.ImageUnderTest, report: Callable[[CheckResult], None]) -> None:
         self._subject = subject
         self._report = report
         self._reasons: dict[Check, list[str]] = {}
@@ -149,7 +158,7 @@ class _Plugin:
             item.session.shouldfail = "the engine failed"
         elif call.excinfo is not None:
             self._reasons.setdefault(check, []).append(_reason(call.excinfo, call.when))
-        # Only after its end is a check known to be passed: ending the last one ends the container too.
+        # A check has passed only after its teardown: that of the last one ends the container.
         if call.when == "teardown" and self.fault is None:
             self._finish(check)
         return outcome

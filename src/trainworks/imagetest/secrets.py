@@ -25,7 +25,7 @@ _HOST_SETTING = "setting of the build host"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class SecretFinding:
     """Something that must not be in the image.
 
     Attributes:
@@ -45,7 +45,7 @@ class Finding:
     def __str__(self) -> str:
         """Return one line for a report; never the secret itself."""
         place = f"{self.where}: /{self.path}" if self.path else self.where
-        late = f" ({self.deleted_in} deletes it, but everybody can unpack this layer)" if self.deleted_in else ""
+        late = f" ({self.deleted_in} deletes it, but anyone can unpack this layer)" if self.deleted_in else ""
         return f"{place}: {self.rule}{late}; {self.advice}"
 
 
@@ -164,7 +164,7 @@ _PACKAGED = re.compile(r"usr/share/ca-certificates/.+")
 _CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END")
 
 
-def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
     """Look through every layer, the history, the labels and the environment of an image.
 
     ``forbidden`` are literal strings; a finding says the number of the string, never the string.
@@ -175,7 +175,7 @@ def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> 
     return tuple(found)
 
 
-def added(found: tuple[Finding, ...], inherited: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def added(found: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]) -> tuple[SecretFinding, ...]:
     """Return the findings that the base image does not have: by rule and path, or by rule and place outside of layers.
 
     The layer does not count: an engine may name one layer differently in two images.
@@ -184,7 +184,7 @@ def added(found: tuple[Finding, ...], inherited: tuple[Finding, ...]) -> tuple[F
     return tuple(finding for finding in found if (finding.path or finding.where, finding.rule) not in known)
 
 
-def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
     """Look through layers, each read once; their order does not matter."""
     scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden))
     for layer in layers:
@@ -192,21 +192,21 @@ def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tup
     return scanner.finish()
 
 
-def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """Look through texts that are no files: pairs of where it stands and the text."""
+def scan_texts(texts: Iterable[tuple[str, str]], forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
+    """Look through texts that are not files: pairs of a place and its text."""
     strings = _Forbidden.of(forbidden)
-    found: list[Finding] = []
+    found: list[SecretFinding] = []
     for where, text in texts:
         data = text.encode()
         for rule, advice in _content_rules(data, strings, allowed=False):
-            found.append(Finding(where=where, path="", rule=rule, advice=advice))
+            found.append(SecretFinding(where=where, path="", rule=rule, advice=advice))
         for pattern, rule, advice in (
             (_VARIABLE_PROXY, "proxy of the build host", "pass it as a predefined build argument"),
             (_VARIABLE_SECRET, "secret in a variable", _MOUNT),
             (_URL_CREDENTIALS, "credentials in a URL", _MOUNT),
         ):
             if pattern.search(data):
-                found.append(Finding(where=where, path="", rule=rule, advice=advice))
+                found.append(SecretFinding(where=where, path="", rule=rule, advice=advice))
     return tuple(found)
 
 
@@ -251,7 +251,7 @@ def _content_rules(data: bytes, forbidden: _Forbidden, *, allowed: bool) -> Iter
 @dataclass(kw_only=True)
 class _LayerScanner:
     forbidden: _Forbidden
-    found: list[Finding] = field(default_factory=list)
+    found: list[SecretFinding] = field(default_factory=list)
     packaged: set[str] = field(default_factory=set)
     bundled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     deleted: dict[str, str] = field(default_factory=dict)
@@ -266,7 +266,7 @@ class _LayerScanner:
                 hidden = folder if name == ".wh..wh..opq" else posixpath.join(folder, name[len(".wh.") :])
                 self.deleted[hidden] = where
                 continue
-            # A link's target is a file of its own; an empty file is what a mount leaves behind as its mount point.
+            # A link's target is another file; an empty file is what a mount leaves behind as its mount point.
             if member.islnk():
                 self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
@@ -304,11 +304,11 @@ class _LayerScanner:
                 self.bundled[layer, path] = certificates
 
     def _add(self, layer: str, path: str, rule: str, advice: str) -> None:
-        finding = Finding(where=layer, path=path, rule=rule, advice=advice)
+        finding = SecretFinding(where=layer, path=path, rule=rule, advice=advice)
         if finding not in self.found[-1:]:
             self.found.append(finding)
 
-    def _deleted_in(self, finding: Finding) -> str:
+    def _deleted_in(self, finding: SecretFinding) -> str:
         path = finding.path
         while path:
             # Not the layer itself: it empties a folder before it fills it. Which of two layers is the later one is not
@@ -318,14 +318,14 @@ class _LayerScanner:
             path = posixpath.dirname(path)
         return ""
 
-    def finish(self) -> tuple[Finding, ...]:
-        """Add what can be said only when all layers are known: certificates that no package brought."""
+    def finish(self) -> tuple[SecretFinding, ...]:
+        """Add the findings that need all layers: certificates that no package brought."""
         for (layer, path), certificates in self.bundled.items():
             foreign = sorted(certificates - self.packaged)
             if foreign:
                 some = ", ".join(fingerprint[:16] for fingerprint in foreign[:3])
                 self.found.append(
-                    Finding(
+                    SecretFinding(
                         where=layer,
                         path=path,
                         rule=f"{len(foreign)} of {len(certificates)} certificates are not from the image's own "
@@ -347,9 +347,9 @@ def _fingerprints(data: bytes) -> set[str]:
     return found
 
 
-def summary(findings: tuple[Finding, ...], limit: int = 20) -> str:
+def summary(findings: tuple[SecretFinding, ...], limit: int = 20) -> str:
     """Return the findings as lines, what opens a door first, and a crowd (a cache's files) as one line for a layer."""
-    groups: dict[tuple[str, str, str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, str, str], list[SecretFinding]] = {}
     for finding in findings:
         crowd = finding.rule.startswith(("package cache", _HOST_SETTING))
         groups.setdefault((finding.where, finding.rule, "" if crowd else finding.path, finding.deleted_in), []).append(

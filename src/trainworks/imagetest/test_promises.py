@@ -24,7 +24,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
-from trainworks.imagetest.probe import Answer, Request
+from trainworks.imagetest.probe import ProbeAnswer, ProbeRequest
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -57,8 +57,8 @@ _LINE_LIMIT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """What is tested: an image in an engine's store, against promises, forbidden strings and the image it extends."""
+class ImageUnderTest:
+    """An image in an engine's store, with its promises, forbidden strings, and the image that it extends."""
 
     engine: Engine
     image: BuiltImage
@@ -67,18 +67,18 @@ class Subject:
     base: BuiltImage | None = None
 
 
-SUBJECT = pytest.StashKey[Subject]()
-"""Where ``run_checks`` leaves the subject in pytest's configuration."""
+SUBJECT = pytest.StashKey[ImageUnderTest]()
+"""The place in pytest's configuration where ``run_checks`` puts the image."""
 
 
 @pytest.fixture(scope="session")
-def subject(pytestconfig: pytest.Config) -> Subject:
-    """Return what is tested."""
+def subject(pytestconfig: pytest.Config) -> ImageUnderTest:
+    """Return the image."""
     return pytestconfig.stash[SUBJECT]
 
 
 @pytest.fixture(scope="session")
-def container(subject: Subject) -> Iterator[Container]:
+def container(subject: ImageUnderTest) -> Iterator[Container]:
     """Run one container of the image for all checks that need one."""
     with subject.engine.container(subject.image.reference) as started:
         yield started
@@ -94,25 +94,25 @@ def host(container: Container) -> Host:
 
 
 @pytest.fixture(scope="session")
-def request_to_image(subject: Subject) -> Request:
+def request_to_image(subject: ImageUnderTest) -> ProbeRequest:
     """Return all questions to the probe."""
     return questions.request_of(subject.checks, subject.image)
 
 
 @pytest.fixture(scope="session")
-def answer(container: Container, request_to_image: Request) -> Answer:
+def answer(container: Container, request_to_image: ProbeRequest) -> ProbeAnswer:
     """Ask the probe, once."""
     return questions.ask(container, request_to_image)
 
 
 @pytest.fixture(scope="session")
-def stock(subject: Subject) -> inventory.Answer:
-    """Take the inventory, once, of the image as it is: in another container the checks leave files (keras in HOME)."""
+def stock(subject: ImageUnderTest) -> inventory.InventoryAnswer:
+    """Take the inventory once, in a container of its own: the checks leave files in theirs (keras in HOME)."""
     with subject.engine.container(subject.image.reference) as untouched:
         found = questions.take_inventory(untouched, questions.inventory_request_of(subject.checks))
     if found["error"] or not found["packages"]:
-        reason = found["error"] or "neither dpkg's nor rpm's database is in the image"
-        raise ImageTestError(f"the packages of the image are not known: {reason}")
+        reason = found["error"] or "the image has neither dpkg's nor rpm's database"
+        raise ImageTestError(f"cannot list the packages of the image: {reason}")
     return found
 
 
@@ -132,7 +132,7 @@ def _lines(lines: list[str]) -> str:
 def test_path(check: PathCheck, request: pytest.FixtureRequest) -> None:
     """A path exists as promised, or does not."""
     if check.state == "absent":
-        answer: Answer = request.getfixturevalue("answer")
+        answer: ProbeAnswer = request.getfixturevalue("answer")
         found = answer["absent"][check.path]
         if found:
             _broken(f"{_lines(found)}\nmust not be in the image: remove it in the step that brings it")
@@ -172,19 +172,21 @@ def test_import(check: ImportCheck, container: Container) -> None:
 
 
 def test_python_imports(check: PythonImportsCheck, container: Container) -> None:
-    """What distributions have installed can be imported; one that fails is named with its reason."""
+    """Every installed distribution can be imported; one that fails is named with its reason."""
     program = resources.files("trainworks.imagetest").joinpath("imports.py").read_text(encoding="utf-8")
     timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
     completed = container.run((check.python, "-c", program, *check.distributions), timeout=timeout)
     found = [line for line in completed.output.splitlines() if line.startswith(imports.MARKER)]
     failed = [line.removeprefix(imports.MARKER) for line in found]
     if failed:
-        _broken(f"{_lines(failed)}\nadd what is missing (--requirements, --apt), or take a version that fits the base")
+        _broken(
+            f"{_lines(failed)}\nadd the missing package (--requirements, --apt), or choose a version that fits the base"
+        )
     if completed.status != 0:
         _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
 
 
-def test_python_package(check: PythonPackageCheck, answer: Answer) -> None:
+def test_python_package(check: PythonPackageCheck, answer: ProbeAnswer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
     if answer["distributions_error"]:
         _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
@@ -254,20 +256,20 @@ def test_rpm_package(check: RpmPackageCheck, container: Container) -> None:
         )
     if not check.version:
         return
-    # Several packages may provide one name; the one that has it for its own is meant.
+    # Several packages may provide one name; the package of that name counts.
     versions = [found[check.package]] if check.package in found else list(found.values())
     if not any(version == check.version or version.startswith(f"{check.version}.") for version in versions):
         _broken(f"{check.package} is {', '.join(versions)}, declared is {check.version}")
 
 
 def rpm_versions(listing: str) -> dict[str, str]:
-    """Return the versions of a listing of rpm (a line is ``package TAB version``), by package; other lines are talk."""
+    """Return the versions in a listing of rpm (a line is ``package TAB version``), by package; skip other lines."""
     lines = [line.partition("\t") for line in listing.splitlines()]
     return {name: version for name, tab, version in lines if tab}
 
 
-def test_loadable_library(check: LoadableLibraryCheck, answer: Answer, request_to_image: Request) -> None:
-    """A library can be loaded, or would be if the driver were there."""
+def test_loadable_library(check: LoadableLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
+    """A library can be loaded, or could be if the driver were installed."""
     position = request_to_image["loadable_libraries"].index(questions.loadable_library_question(check))
     found = answer["loadable_libraries"][position]
     if "/" in check.library and len(found["paths"]) != 1:
@@ -282,7 +284,7 @@ def test_loadable_library(check: LoadableLibraryCheck, answer: Answer, request_t
         _broken(found["error"])
 
 
-def test_elf_needs(check: ElfNeedsCheck, answer: Answer, request_to_image: Request) -> None:
+def test_elf_needs(check: ElfNeedsCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """Nothing was built against another major version of a library, and no wheel is for another CUDA."""
     position = request_to_image["elf_needs"].index(questions.elf_needs_question(check))
     found = answer["elf_needs"][position]
@@ -297,11 +299,11 @@ def test_elf_needs(check: ElfNeedsCheck, answer: Answer, request_to_image: Reque
             if other:
                 problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
     if found["files"] == 0 and not problems:
-        problems.append(f"there is no ELF file under {', '.join(check.roots)}: the check looks at the wrong place")
+        problems.append(f"no ELF file under {', '.join(check.roots)}: the check looks in the wrong place")
     if problems:
         _broken(
             f"{_lines(problems)}\nthe image has {', '.join(check.libraries)}"
-            f"{f' (CUDA {check.cuda})' if check.cuda else ''}: take the build for this one, or compile it"
+            f"{f' (CUDA {check.cuda})' if check.cuda else ''}: install the build for this version, or compile it"
         )
 
 
@@ -317,7 +319,9 @@ def other_cuda(name: str, version: str, cuda: str) -> str:
     return ""
 
 
-def test_duplicate_packages(check: DuplicatePackagesCheck, answer: Answer, stock: inventory.Answer) -> None:
+def test_duplicate_packages(
+    check: DuplicatePackagesCheck, answer: ProbeAnswer, stock: inventory.InventoryAnswer
+) -> None:
     """No distribution, no Debian package and no library twice."""
     if answer["distributions_error"]:
         _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
@@ -335,11 +339,11 @@ def test_duplicate_packages(check: DuplicatePackagesCheck, answer: Answer, stock
             places = [f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())]
             problems.append(f"{name}: {', '.join(places)}")
     if problems:
-        _broken(f"{_lines(problems)}\nwhich one is used depends on who comes first: keep one and remove the others")
+        _broken(f"{_lines(problems)}\nwhich one is used depends on the search order: keep one and remove the others")
 
 
-def test_owned_files(check: OwnedFilesCheck, stock: inventory.Answer) -> None:  # noqa: ARG001
-    """No file that nobody knows of."""
+def test_owned_files(check: OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
+    """Every file has an owner."""
     if stock["unowned"]:
         _broken(
             f"{_lines(stock['unowned'])}\nbelong to no package, no Python distribution and no recipe: remove them in "
@@ -347,19 +351,19 @@ def test_owned_files(check: OwnedFilesCheck, stock: inventory.Answer) -> None:  
         )
 
 
-def test_world_writable(check: WorldWritableCheck, stock: inventory.Answer) -> None:
-    """Nobody can change what belongs to another."""
+def test_world_writable(check: WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:
+    """No file can be changed by every user."""
     problems = []
     for path, mode in stock["open"]:
         sticky = bool(mode & stat.S_ISVTX)
         if path not in check.allowed or not sticky:
             problems.append(f"{path} has mode {mode:04o}{'' if path not in check.allowed else ', without sticky bit'}")
     if problems:
-        _broken(f"{_lines(problems)}\nwho runs as any user there can change it: `chmod o-w` in the step that makes it")
+        _broken(f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the step that makes it")
 
 
-def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.Answer) -> None:
-    """No program with the rights of another user but the known ones."""
+def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.InventoryAnswer) -> None:
+    """Only known programs run with the rights of another user."""
     problems = [
         f"{one['path']} has {one['rights']} (package: {one['package'] or 'none'})"
         for one in stock["privileged"]
@@ -367,12 +371,12 @@ def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.Answer) 
     ]
     if problems:
         _broken(
-            f"{_lines(problems)}\ntake the bits away in the step that brings it, or give the reason in "
-            "images/privileged-files.toml"
+            f"{_lines(problems)}\nremove the setuid or setgid bit or capability in the step that adds it, or give the "
+            "reason in images/privileged-files.toml"
         )
 
 
-def test_loaded_library(check: LoadedLibraryCheck, answer: Answer, request_to_image: Request) -> None:
+def test_loaded_library(check: LoadedLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """A module's process has the library mapped from the declared file, and no other of its name."""
     position = request_to_image["loaded_libraries"].index(questions.loaded_library_question(check))
     found = answer["loaded_libraries"][position]
@@ -383,10 +387,10 @@ def test_loaded_library(check: LoadedLibraryCheck, answer: Answer, request_to_im
         instead = f"it loads {', '.join(others)} instead" if others else "no library of this name is loaded"
         _broken(f"{instead}: look at the RPATH of the module's libraries and at LD_LIBRARY_PATH")
     if others:
-        _broken(f"it also loads {', '.join(others)}: two of one library in a process fail sooner or later")
+        _broken(f"it also loads {', '.join(others)}: two copies of one library in a process fail sooner or later")
 
 
-def test_shared_libraries(check: SharedLibrariesCheck, answer: Answer, request_to_image: Request) -> None:
+def test_shared_libraries(check: SharedLibrariesCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """Every ELF file finds what it needs."""
     position = request_to_image["shared_libraries"].index(questions.shared_libraries_question(check))
     found = answer["shared_libraries"][position]
@@ -397,30 +401,30 @@ def test_shared_libraries(check: SharedLibrariesCheck, answer: Answer, request_t
         place = f"; it lies in {', '.join(missing['lies_in'])}" if missing["lies_in"] else ""
         problems.append(f"{missing['file']}{through} does not find {missing['soname']}{place}")
     if found["files"] == 0 and not problems:
-        problems.append(f"there is no ELF file under {', '.join(check.roots)}: the check looks at the wrong place")
+        problems.append(f"no ELF file under {', '.join(check.roots)}: the check looks in the wrong place")
     if problems:
         _broken(
             f"{_lines(problems)}\ninstall the library, name its folder in the file's RPATH or in /etc/ld.so.conf.d "
-            "(and run ldconfig), remove a file that nobody uses, or declare what the driver provides"
+            "(and run ldconfig), remove an unused file, or declare what the driver provides"
         )
 
 
-def test_single_library(check: SingleLibraryCheck, answer: Answer) -> None:
+def test_single_library(check: SingleLibraryCheck, answer: ProbeAnswer) -> None:
     """No second library of this name."""
     found = answer["single_libraries"][check.soname]
     if len(found) > 1:
-        _broken(f"{_lines(found)}\nwhich one is loaded depends on who comes first: keep one and remove the others")
+        _broken(f"{_lines(found)}\nwhich one is loaded depends on the search order: keep one and remove the others")
 
 
-def test_search_path(check: SearchPathCheck, answer: Answer) -> None:
+def test_search_path(check: SearchPathCheck, answer: ProbeAnswer) -> None:
     """A search path has only folders that exist."""
     problems = answer["search_paths"][check.variable]
     if problems:
         _broken(f"{_lines(problems)}\ncorrect {check.variable} in the image's environment")
 
 
-def test_secrets(check: SecretsCheck, subject: Subject) -> None:  # noqa: ARG001  (the promise says it all)
-    """Nothing in a layer, the history, a label or the environment that must not leave the build host."""
+def test_secrets(check: SecretsCheck, subject: ImageUnderTest) -> None:  # noqa: ARG001  (the promise says it all)
+    """No layer, history, label or variable contains anything that must not leave the build host."""
     found = secrets.scan(subject.engine, subject.image, subject.forbidden)
     if found and subject.base is not None:
         found = secrets.added(found, secrets.scan(subject.engine, subject.base, subject.forbidden))
@@ -428,20 +432,20 @@ def test_secrets(check: SecretsCheck, subject: Subject) -> None:  # noqa: ARG001
         _broken(secrets.summary(found))
 
 
-def test_size(check: SizeCheck, subject: Subject, request: pytest.FixtureRequest) -> None:
+def test_size(check: SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest) -> None:
     """The image is not larger than promised."""
     if not questions.oversized(check, subject.image):
         return
     reason = f"it has {subject.image.size / 1e6:,.0f} MB; the largest parts:"
     try:
-        answer: Answer = request.getfixturevalue("answer")
+        answer: ProbeAnswer = request.getfixturevalue("answer")
         parts = [f"{size / 1e6:>8,.0f} MB  {component}" for component, size in answer["sizes"]]
     except TrainworksError as error:
         parts = [f"(not known: {error})"]
     _broken("\n".join([reason, *parts]))
 
 
-def test_label(check: LabelCheck, subject: Subject) -> None:
+def test_label(check: LabelCheck, subject: ImageUnderTest) -> None:
     """A label has the declared value."""
     value = subject.image.labels.get(check.label)
     if value is None:

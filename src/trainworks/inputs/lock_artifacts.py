@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import LockError
+from trainworks.errors import LockError, RegistryError
 from trainworks.facts import lockfile
 from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
@@ -16,7 +16,7 @@ from trainworks.host.signatures import check_signature
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
 from trainworks.plan.target import context_of
-from trainworks.registry.digest import image_digest
+from trainworks.registry.client import Registries, RegistryUnreachableError, image_digest, split_reference
 
 Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
 
@@ -130,25 +130,42 @@ def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
 
 
 def lock_base_images(
-    rows: Iterable[TargetRow], facts: Facts, client: Client, root: Path, *, report: Report
+    rows: Iterable[TargetRow], facts: Facts, registries: Registries, root: Path, *, report: Report
 ) -> list[str]:
-    """Record which images the tags of targets' base images mean today; arguments and result as ``lock_artifacts``.
+    """Record the digests that the tags of the targets' base images have today.
 
-    Unlike a file, a tag is meant to move: its image gets security updates. A new digest is recorded, and said.
+    A tag moves with each security update of its image, so a new digest replaces the recorded one, and is reported.
+
+    Args:
+        rows: The targets.
+        facts: All facts.
+        registries: Connections and logins. A registry that does not answer is not asked again.
+        root: The checkout, whose ``images/lock/base-images.toml`` is written.
+        report: Receives a line of text for each digest that changed.
+
+    Returns:
+        The tags that could not be recorded, one line each.
     """
     locked = {row.name: row.digest for row in facts.locked_base_images}
     before = dict(locked)
     problems: list[str] = []
+    silent: set[str] = set()
     for name in dict.fromkeys(name for row in rows for name in images_of(context_of(row, facts))):
+        host = split_reference(name)[0]
         if _row_digest(name, facts):
             continue
+        if host in silent:
+            problems.append(f"base image {name}: not tried, {host} does not answer")
+            continue
         try:
-            locked[name] = image_digest(name, client)
-        except LockError as error:
+            locked[name] = image_digest(name, registries)
+        except RegistryError as error:
             problems.append(f"base image {name}: {error.message}")
+            if isinstance(error, RegistryUnreachableError):
+                silent.add(host)
             continue
         if before.get(name, locked[name]) != locked[name]:
-            report(f"  base image {name} has moved: from {before[name]} to {locked[name]}")
+            report(f"  base image {name} moved from {before[name]} to {locked[name]}")
     if locked != before:
         images = (LockedBaseImage(name=name, digest=locked[name]) for name in sorted(locked))
         _write(root, lockfile.BASE_IMAGES, LockedBaseImage, images)

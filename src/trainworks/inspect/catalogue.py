@@ -1,4 +1,4 @@
-"""``build.py catalogue``: the matrix as one HTML file that needs no network, made from the facts alone."""
+"""``build.py catalogue``: the matrix as one HTML file that works without a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainworks.render.builds import current_builds
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A component of an image; ``version`` is ``""`` where it has none of its own."""
+    """A component of an image; ``version`` is ``""`` if it has none of its own."""
 
     name: str
     version: str
@@ -32,31 +32,31 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One target, as a reader of the catalogue wants to know it.
+    """One target in the catalogue.
 
     Attributes:
         name: The target's name, and its address in the page.
         framework: For example ``pytorch``.
         version: The framework's.
         cuda: Name of the CUDA cell.
-        cuda_version: What that is; ``""`` where the cell has no CUDA.
+        cuda_version: The CUDA version of the cell; ``""`` if it has none.
         driver: The oldest driver that runs it.
         python: ``MAJOR.MINOR``.
         base: The operating system.
         sources: ``packages`` or ``vendor``.
-        tag: The image's name.
+        tag: The image's first tag.
         parts: Its components, in the order of their layers.
         optional: What can be added to it: the option's argument, and what it is.
-        budget: The most it may weigh, in megabytes.
-        built: The recorded build of today's recipe, ``None`` where there is none.
-        older: The day of a build of an older recipe; ``""`` where there was none, or where ``built`` is there.
-        proved: Components whose vendor's recipe was really run, where the image was not.
-        checks: How many promises of each kind are tested after a build.
-        missing: What it lacks, and what that costs.
-        advice: What to know before it is used.
-        unlocked: How many inputs nobody has recorded a hash of yet.
-        problem: Why it cannot be planned; ``""`` if nothing stands against it.
-        command: What builds it.
+        budget: The limit of its size, in megabytes.
+        built: The recorded build of the present recipe, if there is one.
+        older: Date of the recorded build of an older recipe; ``""`` if there is none, or ``built`` is set.
+        proved: Components whose vendor recipe was run, if the image was not built.
+        checks: Number of checks after a build, by kind.
+        missing: Components that it lacks, and what then does not work.
+        advice: Warnings of the compatibility rules.
+        unlocked: Number of inputs without a recorded hash.
+        problem: Why it cannot be planned; ``""`` if it can.
+        command: The command that builds it.
     """
 
     name: str
@@ -84,15 +84,16 @@ class Entry:
 
 
 def catalogue_of(facts: Facts) -> tuple[Entry, ...]:
-    """Return every target: by framework, the newest version first.
+    """Return every target: built ones first, then by framework, the newest version first.
 
     Raises:
-        FactsError: A promise in a recipe's front matter is malformed.
+        FactsError: A check in a recipe's front matter is malformed.
     """
     rows = [
         row for _, group in groupby(sorted_rows(facts), key=lambda row: row.framework) for row in reversed(list(group))
     ]
     current = current_builds(facts)
+    rows.sort(key=lambda row: facts.name_of(row) not in current)
     return tuple(_entry(row, facts, current.get(facts.name_of(row))) for row in rows)
 
 
@@ -142,7 +143,7 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
 
 
 def features_of(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """Return the components worth a filter: those that some images have and others have not."""
+    """Return the components to filter by: those that some images have and others do not."""
     counts = Counter(part.name for entry in entries for part in entry.parts)
     return tuple(sorted(name for name, count in counts.items() if count < len(entries)))
 
@@ -163,7 +164,7 @@ FACETS: Mapping[str, str] = {
 
 
 def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
-    """Return the page: the same entries and template, the same bytes."""
+    """Return the page. The same entries and template give the same bytes."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     facets = {
         name: {"title": title, "values": sorted({str(getattr(entry, name)) for entry in entries}, key=_order)}
@@ -185,12 +186,12 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
 
 
 def _order(value: str) -> tuple[object, ...]:
-    """Sort versions as numbers, newest last, and names by their letters."""
+    """Return a sort key: versions as numbers, newest last; names by letters."""
     return re.sub(r"[\d.]+", "", value), version_key(value), value
 
 
 def _words(entry: Entry) -> str:
-    """Return what a search looks through."""
+    """Return the text that a search looks through."""
     parts = [f"{part.name} {part.version}" for part in entry.parts]
     what = (entry.name, entry.framework, entry.version, entry.cuda, f"cuda {entry.cuda_version}")
     return " ".join((*what, f"python {entry.python}", entry.base, entry.sources, *parts)).lower()

@@ -41,7 +41,7 @@ def _cells(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> tuple[
 
 
 def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return what of a target was really built: the image, an earlier one, parts of it by their recipes, or nothing."""
+    """Return what was built of a target: the image, an image of an older recipe, some components, or nothing."""
     name = facts.name_of(row)
     if built := current.get(name):
         seconds = f" {built.seconds} s," if built.seconds else ""
@@ -65,14 +65,8 @@ def list_text(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_markdown(facts: Facts) -> str:
-    """Return the table for the documentation."""
-    lines = [COLUMNS, tuple("---" for _ in COLUMNS), *_table(facts, _current(facts))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def summary_markdown(facts: Facts) -> str:
-    """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
+    """Return a short table: versions, CUDA cells and builds of each framework and kind of sources."""
     current = _current(facts)
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
@@ -92,9 +86,9 @@ def summary_markdown(facts: Facts) -> str:
 
 
 def list_json(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
-    """Return the table for programs: one object for each target, with its name, its versions, and its last build.
+    """Return the table for programs: one object for each target, with its versions and its recorded build.
 
-    ``built`` is the recorded build, and whether it is ``current``: of today's recipe. Arguments as for ``list_text``.
+    ``built.current`` says whether that was a build of the present recipe. Arguments as for ``list_text``.
     """
     current = _current(facts) if current is None else current
     rows = [

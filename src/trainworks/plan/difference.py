@@ -1,4 +1,4 @@
-"""Compare two plans: what an upgrade would change, without a build."""
+"""What is another between two plans: what an upgrade would change, known before anything is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainworks.plan.model import ImagePlan
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One difference: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
+    """One thing that is another: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
 
     name: str
     before: str | None
@@ -20,7 +20,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDifference:
-    """All differences between two plans.
+    """Everything that is another between two plans.
 
     Attributes:
         before: Name of the first target.
@@ -50,7 +50,7 @@ class PlanDifference:
 
 
 def plan_difference(before: ImagePlan, after: ImagePlan) -> PlanDifference:
-    """Return all differences between two plans, but for what only serves the build."""
+    """Return everything that is another between two plans; what only serves the build is left out."""
     return PlanDifference(
         before=before.target.name,
         after=after.target.name,
@@ -65,7 +65,7 @@ def plan_difference(before: ImagePlan, after: ImagePlan) -> PlanDifference:
 
 
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return the differences between two tables, by name."""
+    """Return what differs between two tables, by name."""
     return tuple(
         Change(name=name, before=before.get(name), after=after.get(name))
         for name in sorted({**before, **after})

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 from trainworks.errors import LockError
 from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Artifact, Facts, LockedPackage
+from trainworks.plan.model import ImagePlan
 from trainworks.plan.shares import BUILDER, distribution_name, lock_of, python_patterns, python_requirements
 from trainworks.plan.target import TargetContext, artifact_rows
 
@@ -179,3 +180,16 @@ def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
 def _public(version: str) -> str:
     """Return a version without what stands behind its ``+``."""
     return version.partition("+")[0]
+
+
+def refuse_unlocked(plan: ImagePlan) -> None:
+    """Refuse to build a plan that has inputs without a recorded hash: they could not be checked.
+
+    Raises:
+        LockError: It has such inputs; all of them are named.
+    """
+    if plan.unlocked:
+        raise LockError(
+            f"{plan.target.name} has inputs that are not locked:\n  " + "\n  ".join(plan.unlocked),
+            hint=f"`python build.py lock --only {plan.target.name}` on a machine that reaches their servers locks them",
+        )

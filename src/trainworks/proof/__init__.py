@@ -1,5 +1,5 @@
-"""Proof of what is in an image: bills of materials, provenance, signatures. Pure: effects are the command line's.
+"""Proof of what is in an image: bills of materials, provenance, signatures.
 
-The documents are written as the standards' own JSON; the tests hold them against the standards' schemas and against
+The documents are written as the standards' own JSON. The tests check them with the standards' schemas and with
 independent readers (docs/adr/0020).
 """

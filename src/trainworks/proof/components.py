@@ -1,4 +1,17 @@
-"""What is in an image, as both bills of materials list it: found inside, with what plan and lock know of it."""
+"""Makes the list of everything in an image: what is found inside, with what the plan and the lock know of it.
+
+Besides a package URL, scanners read facts of their own from a bill of materials:
+
+- grype and syft: the qualifiers ``distro`` and ``upstream`` of package URLs (github.com/anchore/grype,
+  ``grype/pkg/purl_provider.go`` and ``package.go``), and the component of the type ``operating-system`` with the
+  properties ``syft:distro:*`` (github.com/anchore/syft, ``syft/format/internal/cyclonedxutil/helpers/decoder.go``).
+- trivy: that component's name and version, and the properties ``aquasecurity:trivy:*`` of each package
+  (github.com/aquasecurity/trivy, ``pkg/sbom/io/decode.go`` and ``pkg/sbom/core/bom.go``).
+- osv-scanner: type, namespace and ``distro`` of package URLs (github.com/google/osv-scalibr,
+  ``purl/ecosystem/ecosystem.go``).
+
+All of these were read in August 2026.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +25,45 @@ from packaging.utils import canonicalize_name
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
-from trainworks.extend.requirements import BaseImage, locked_hashes
+from trainworks.extend.requirements import ExtendedBase, locked_hashes
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.packages import Answer, PythonDistribution, SystemPackage
+from trainworks.imagetest.packages import PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
 
 LAUNCHER = "launcher/"
-"""Where a build context has the launcher's files."""
+"""The launcher's folder in a build context."""
+
+DISTRIBUTION = "distribution"
+"""The kind of the component that names the image's operating system."""
+
+FAMILIES = {"amzn": "amazon"}
+"""What trivy calls a distribution, where that is not its ``ID`` in ``os-release``."""
+
+TRIVY = "aquasecurity:trivy:"
+SYFT = "syft:"
+"""How the names of the scanners' own properties begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Component:
+class ListedComponent:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``launcher``; in an extended image also ``image``,
-            the one that was extended, and ``file``, a file of the code.
+        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``distribution`` (the operating system),
+            ``launcher``; in an extended image also ``image``, the one that was extended, and ``file``, a file of the
+            code.
         name: Its name.
         version: Its version; ``""`` where it has none.
-        purl: Its package URL, which both formats and every scanner know it by.
-        sha256: Hash of the file that it was installed from, where there is one that somebody pinned.
-        licenses: Names of the licences, as the package itself says them.
+        purl: Its package URL, by which both formats and every scanner know it.
+        sha256: Hash of the file that it was installed from, where one was pinned.
+        licenses: Names of the licences, as the package itself gives them.
         origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this machine's index decides.
-        requires: Package URLs of what it depends on, as the lock says.
+        requires: Package URLs of its dependencies, as the lock gives them.
         properties: Further facts, by name.
-        inherited: It came with the image that was extended.
+        scanner_properties: Facts by the names that scanners read them under.
+        inherited: Whether it came with the image that was extended.
     """
 
     kind: str
@@ -50,60 +75,61 @@ class Component:
     origin: str = ""
     requires: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
+    scanner_properties: tuple[tuple[str, str], ...] = ()
     inherited: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class BillOfMaterials:
     """An image and everything in it.
 
     Attributes:
         reference: Its name, with its tag.
-        sha256: The hash of its configuration, which has those of all layers in it (``docker inspect``'s ``Id``).
-        components: Base image, or the image that was extended, first; then by kind, name and version.
-        pushed: ``NAME`` and hash of the manifest by which a registry knows it, where it was pushed.
+        sha256: The hash of its configuration, which contains those of all layers (``Id`` of ``docker inspect``).
+        components: The base image, or the image that was extended, first; then by kind, name and version.
+        pushed: Its address and the hash of its manifest in a registry, if it was pushed.
     """
 
     reference: str
     sha256: str
-    components: tuple[Component, ...]
+    components: tuple[ListedComponent, ...]
     pushed: tuple[str, str] | None = None
 
     @property
-    def extended(self) -> Component | None:
-        """The image that this one was made from by ``extend``."""
+    def extended(self) -> ListedComponent | None:
+        """The image that ``extend`` made this one from."""
         return self.components[0] if self.components[0].kind == "image" else None
 
     @property
     def purl(self) -> str:
-        """The image's own package URL."""
+        """The package URL of the image."""
         name, tag = self.reference.rpartition("/")[2].rsplit(":", 1)
         return str(PackageURL("oci", None, name, f"sha256:{self.sha256}", {"tag": tag}))
 
 
-def contents_of(
+def target_bill(
     plan: ImagePlan,
     rendering: Rendering,
     image: BuiltImage,
-    found: Answer,
+    found: PackagesAnswer,
     *,
     base_identifier: str,
     launcher_version: str,
     launcher_license: str,
-) -> Contents:
-    """Return what is in an image.
+) -> BillOfMaterials:
+    """Return the bill of materials of a target's image.
 
     Args:
-        plan: What it was built from.
+        plan: The plan that it was built from.
         rendering: The context that it was built from.
         image: The image.
-        found: What the image says that is installed in it.
-        base_identifier: ``sha256:...`` of the base image's configuration, ``""`` where the engine does not have it.
-        launcher_version: Of the launcher in that context.
-        launcher_license: Of the launcher too.
+        found: The packages that were found inside.
+        base_identifier: ``sha256:...`` of the base image's configuration; ``""`` if the engine does not have it.
+        launcher_version: The version of the launcher in that context.
+        launcher_license: The licence of the launcher.
 
     Raises:
-        ProofError: The image could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     locked = {
         (str(canonicalize_name(file.name)), file.version): file
@@ -116,7 +142,7 @@ def contents_of(
         *(artifact_component(each) for each in artifacts_of(plan, installed=True)),
         _launcher(rendering, launcher_version, launcher_license),
     )
-    return Contents(
+    return BillOfMaterials(
         reference=plan.tags[0],
         sha256=image.identifier.removeprefix("sha256:"),
         components=(base_component(plan, base_identifier), *in_order(components)),
@@ -124,51 +150,61 @@ def contents_of(
 
 
 def package_components(
-    reference: str, found: Answer, locked: Mapping[tuple[str, str], LockedPackage]
-) -> tuple[Component, ...]:
-    """Return the packages that an image says are installed, of the distribution and of Python.
+    reference: str, found: PackagesAnswer, locked: Mapping[tuple[str, str], LockedPackage]
+) -> tuple[ListedComponent, ...]:
+    """Return the operating system of an image, its system packages and its Python distributions.
 
     Args:
         reference: The image, for a message.
-        found: What it says.
+        found: The packages that were found inside.
         locked: Files of the lock, by normalised name and version.
 
     Raises:
-        ProofError: It could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     if found["error"] or not found["system"]:
-        raise ProofError([f"{reference}: its packages cannot be listed: {found['error'] or 'it says none'}"])
-    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"]}
+        raise ProofError([f"{reference}: cannot list its packages: {found['error'] or 'the list is empty'}"])
+    versions = {str(canonicalize_name(row["name"])): row["version"] for row in found["python"] if not row["inside"]}
     return (
+        _distribution(found),
         *(_system(row, found) for row in found["system"]),
         *(
-            _python(row, locked.get((str(canonicalize_name(row["name"])), row["version"])), versions)
+            # The lock pinned the file of a distribution, and nothing of a copy inside another one.
+            _python(
+                row,
+                None if row["inside"] else locked.get((str(canonicalize_name(row["name"])), row["version"])),
+                versions,
+            )
             for row in found["python"]
         ),
     )
 
 
-def in_order(components: Iterable[Component]) -> tuple[Component, ...]:
+def in_order(components: Iterable[ListedComponent]) -> tuple[ListedComponent, ...]:
     """Return components as documents list them: each once, by kind, name and version."""
     unique = {(each.kind, each.purl, each.properties): each for each in components}
     return tuple(
-        sorted(unique.values(), key=lambda each: (each.kind, each.name.lower(), each.version, each.properties))
+        sorted(
+            unique.values(),
+            # Copies inside other packages last: dependencies are those of the distribution itself.
+            key=lambda each: (each.kind, each.name.lower(), each.version, _is_copy(each), each.properties),
+        )
     )
 
 
-def extension_contents(
-    plan: ExtensionPlan, image: BuiltImage, found: Answer, inherited: Sequence[Component]
-) -> Contents:
-    """Return what is in an extended image, and what of it came with the image that it was made from.
+def extension_bill(
+    plan: ExtensionPlan, image: BuiltImage, found: PackagesAnswer, inherited: Sequence[ListedComponent]
+) -> BillOfMaterials:
+    """Return the bill of materials of an extended image; components of its base are marked as inherited.
 
     Args:
-        plan: What it was built from.
+        plan: The plan that it was built from.
         image: The image.
-        found: What the image says that is installed in it.
-        inherited: What is in the image that was extended.
+        found: The packages that were found inside.
+        inherited: The components of the image that was extended.
 
     Raises:
-        ProofError: The image could not say what is in it.
+        ProofError: The image cannot list its packages.
     """
     there = {_place(each): each for each in inherited}
     hashes = locked_hashes(plan.requirements)
@@ -178,7 +214,7 @@ def extension_contents(
         *(each for each in inherited if each.kind not in _PACKAGES),
         *(there[_place(each)] for each in packages if _place(each) in there),
     ]
-    return Contents(
+    return BillOfMaterials(
         reference=plan.tag,
         sha256=image.identifier.removeprefix("sha256:"),
         components=(
@@ -197,22 +233,27 @@ def extension_contents(
     )
 
 
-_PACKAGES = ("deb", "rpm", "python")
-"""What an image says itself that it has."""
+_PACKAGES = ("deb", "rpm", "python", DISTRIBUTION)
+"""The kinds of components that are found inside an image."""
 
 
-def _place(each: Component) -> tuple[str, str]:
-    """Return by what a package is the same one in two images: what it is, and for Python, where it is."""
+def _is_copy(each: ListedComponent) -> bool:
+    """Say whether a Python distribution is a copy inside another package."""
+    return "inside" in dict(each.properties)
+
+
+def _place(each: ListedComponent) -> tuple[str, str]:
+    """Return what makes a package the same one in two images: its package URL, and for Python its path."""
     return each.purl, dict(each.properties).get("path", "")
 
 
-def _extended(base: BaseImage) -> Component:
+def _extended(base: ExtendedBase) -> ListedComponent:
     path, _, tag = base.reference.partition("@")[0].rpartition(":")
     if not path or "/" in tag:
         path, tag = base.reference.partition("@")[0], ""
     version = base.digest.rpartition("@")[2] or base.identifier
     qualifiers = {"repository_url": path if base.digest else "", "tag": tag}
-    return Component(
+    return ListedComponent(
         kind="image",
         name=path,
         version=tag or version,
@@ -222,19 +263,20 @@ def _extended(base: BaseImage) -> Component:
     )
 
 
-def _required(each: Component, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> Component:
-    """Return what was installed, with the hash of its file, or of all files that the lock allows: pip chose one."""
-    allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if each.kind == "python" else ()
+def _required(each: ListedComponent, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> ListedComponent:
+    """Return an installed package with the hash of its file, or of all files of the lock that pip may have chosen."""
+    own = each.kind == "python" and not _is_copy(each)
+    allowed = hashes.get((str(canonicalize_name(each.name)), each.version), ()) if own else ()
     if len(allowed) == 1:
         return replace(each, sha256=allowed[0])
     return replace(each, properties=(*each.properties, ("one-of-sha256", " ".join(allowed)))) if allowed else each
 
 
-def _file(file: SourceFile) -> Component:
+def _file(file: SourceFile) -> ListedComponent:
     path = f"{CODE_FOLDER}/{file.path}"
     digest = hashlib.sha256(file.content).hexdigest()
     folder, _, name = path.rpartition("/")
-    return Component(
+    return ListedComponent(
         kind="file",
         name=path,
         version="",
@@ -253,7 +295,7 @@ def artifacts_of(plan: ImagePlan, *, installed: bool) -> tuple[Artifact, ...]:
     return tuple(found.values())
 
 
-def base_component(plan: ImagePlan, identifier: str) -> Component:
+def base_component(plan: ImagePlan, identifier: str) -> ListedComponent:
     """Return the base image: by its digest, or by what the engine knows it by where it was made on this machine."""
     name, _, digest = plan.image.partition("@")
     path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "")
@@ -263,7 +305,7 @@ def base_component(plan: ImagePlan, identifier: str) -> Component:
     if identifier:
         properties.append(("image-id", identifier))
     version = digest or identifier
-    return Component(
+    return ListedComponent(
         kind="base",
         name=path,
         version=tag or version,
@@ -273,13 +315,13 @@ def base_component(plan: ImagePlan, identifier: str) -> Component:
     )
 
 
-def artifact_component(artifact: Artifact) -> Component:
+def artifact_component(artifact: Artifact) -> ListedComponent:
     """Return a download, with its hash and where it comes from."""
     origin = artifact.url or f"git+{artifact.git}@{artifact.commit}"
     qualifiers = {"vcs_url": origin} if artifact.git else {"download_url": origin}
     if artifact.sha256:
         qualifiers["checksum"] = f"sha256:{artifact.sha256}"
-    return Component(
+    return ListedComponent(
         kind="artifact",
         name=artifact.name,
         version=artifact.version,
@@ -294,14 +336,35 @@ def python_purl(name: str, version: str) -> str:
     return str(PackageURL("pypi", None, str(canonicalize_name(name)), version))
 
 
-def _system(row: SystemPackage, found: Answer) -> Component:
-    epoch, _, version = row["version"].rpartition(":") if found["kind"] == "rpm" else ("", "", row["version"])
+def _distribution(found: PackagesAnswer) -> ListedComponent:
+    """Return the operating system, as ``os-release`` names it."""
+    name, version = found["distribution"], found["version"]
+    return ListedComponent(
+        kind=DISTRIBUTION,
+        name=FAMILIES.get(name, name),
+        version=version,
+        purl=str(PackageURL("generic", None, name, version or None)),
+        scanner_properties=(
+            (f"{TRIVY}Class", "os-pkgs"),
+            (f"{TRIVY}Type", FAMILIES.get(name, name)),
+            (f"{SYFT}distro:id", name),
+            (f"{SYFT}distro:versionID", version),
+        ),
+    )
+
+
+def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
+    is_rpm = found["kind"] == "rpm"
+    epoch, _, version = row["version"].rpartition(":") if is_rpm else ("", "", row["version"])
     qualifiers = {"arch": row["architecture"], "distro": f"{found['distribution']}-{found['version']}"}
     if epoch:
         qualifiers["epoch"] = epoch
-    if (row["source"], row["source_version"]) != (row["name"], row["version"]):
+    if is_rpm:
+        # As rpm names the file of a source package.
+        qualifiers["upstream"] = f"{row['source']}-{row['source_version'].rpartition(':')[2]}.src.rpm"
+    elif (row["source"], row["source_version"]) != (row["name"], row["version"]):
         qualifiers["upstream"] = f"{row['source']}@{row['source_version']}"
-    return Component(
+    return ListedComponent(
         kind=found["kind"],
         name=row["name"],
         version=row["version"],
@@ -312,14 +375,34 @@ def _system(row: SystemPackage, found: Answer) -> Component:
             ("source", row["source"]),
             ("source-version", row["source_version"]),
         ),
+        scanner_properties=_trivy_properties(row, found, epoch),
     )
 
 
-def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]) -> Component:
+def _trivy_properties(row: SystemPackage, found: PackagesAnswer, epoch: str) -> tuple[tuple[str, str], ...]:
+    """Return what trivy knows a system package by: its source package, with the version in three parts."""
+    source_epoch, _, version = row["source_version"].rpartition(":")
+    upstream, _, revision = version.rpartition("-") if "-" in version else (version, "", "")
+    values = {
+        "PkgID": f"{row['name']}@{row['version']}",
+        "PkgType": FAMILIES.get(found["distribution"], found["distribution"]),
+        "SrcName": row["source"],
+        "SrcVersion": upstream,
+        "SrcRelease": revision,
+        # rpm keeps no epoch of the source package: it is the package's.
+        "SrcEpoch": (source_epoch or epoch).removeprefix("0"),
+    }
+    return tuple((f"{TRIVY}{name}", value) for name, value in values.items() if value)
+
+
+def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Mapping[str, str]) -> ListedComponent:
     properties = [("path", row["path"])]
+    if row["inside"]:
+        properties.append(("inside", row["inside"]))
+    properties += [("sbom", path) for path in row["sboms"]]
     if locked is not None:
         properties.append(("file", locked.file))
-    return Component(
+    return ListedComponent(
         kind="python",
         name=row["name"],
         version=row["version"],
@@ -332,15 +415,19 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
             if str(canonicalize_name(name)) in versions
         ),
         properties=tuple(properties),
+        scanner_properties=(
+            (f"{TRIVY}PkgType", "python-pkg"),
+            (f"{TRIVY}FilePath", f"{row['path'].lstrip('/')}/METADATA"),
+        ),
     )
 
 
-def _launcher(rendering: Rendering, version: str, name: str) -> Component:
+def _launcher(rendering: Rendering, version: str, name: str) -> ListedComponent:
     digest = hashlib.sha256()
     for file in rendering.files:
         if file.path.startswith(LAUNCHER):
             digest.update(f"\0{file.path}\0{len(file.content)}\0".encode() + file.content)
-    return Component(
+    return ListedComponent(
         kind="launcher",
         name="trainworks-launcher",
         version=version,

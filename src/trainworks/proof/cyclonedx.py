@@ -8,46 +8,59 @@ import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from trainworks.proof.components import Component, Contents
+from trainworks.proof.components import DISTRIBUTION, TRIVY, BillOfMaterials, ListedComponent
 from trainworks.proof.licenses import joined, spdx_expression
 
 SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
-TYPES = {"base": "operating-system", "launcher": "application", "image": "container", "file": "file"}
-"""The format's words for what is no library."""
+TYPES = {
+    "base": "container",
+    DISTRIBUTION: "operating-system",
+    "file": "file",
+    "image": "container",
+    "launcher": "application",
+}
+"""The format's types of components that are not libraries.
+
+Scanners take the one ``operating-system`` for the distribution of the packages; a base image is a ``container``.
+"""
 
 
-def cyclonedx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
-    """Return the document: same contents, same bytes.
+def cyclonedx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict[str, object]:
+    """Return the document: the same bill of materials gives the same bytes.
 
     Args:
-        contents: The image.
-        builder_version: Of this program.
-        time: What to give as its time, in seconds since 1970.
+        bill: What the image contains.
+        builder_version: The version of this program.
+        time: The time of the document, in seconds since 1970.
     """
-    references = references_of(contents.components)
-    components = [_component(each, reference) for each, reference in zip(contents.components, references, strict=True)]
+    references = references_of(bill.components)
+    components = [_component(each, reference) for each, reference in zip(bill.components, references, strict=True)]
     by_purl: dict[str, str] = {}
-    for each, reference in zip(contents.components, references, strict=True):
+    for each, reference in zip(bill.components, references, strict=True):
         by_purl.setdefault(each.purl, reference)
-    own = [name for each, name in zip(contents.components, references, strict=True) if not each.inherited]
-    dependencies: list[object] = [{"ref": contents.purl, "dependsOn": sorted(own)}]
+    own = [name for each, name in zip(bill.components, references, strict=True) if not each.inherited]
+    dependencies: list[object] = [{"ref": bill.purl, "dependsOn": sorted(own)}]
     image: dict[str, object] = {
         "type": "container",
-        "bom-ref": contents.purl,
-        "name": contents.reference.rsplit(":", 1)[0],
-        "version": contents.reference.rsplit(":", 1)[1],
-        "purl": contents.purl,
-        "hashes": [{"alg": "SHA-256", "content": contents.sha256}],
+        "bom-ref": bill.purl,
+        "name": bill.reference.rsplit(":", 1)[0],
+        "version": bill.reference.rsplit(":", 1)[1],
+        "purl": bill.purl,
+        "hashes": [{"alg": "SHA-256", "content": bill.sha256}],
+        "properties": [
+            {"name": f"{TRIVY}ImageID", "value": f"sha256:{bill.sha256}"},
+            {"name": f"{TRIVY}RepoTag", "value": bill.reference},
+        ],
     }
-    if contents.extended:
+    if bill.extended:
         dependencies.append({"ref": references[0], "dependsOn": sorted(set(references) - set(own))})
-        ancestor = _component(contents.extended, references[0])
+        ancestor = _component(bill.extended, references[0])
         del ancestor["bom-ref"]
         image["pedigree"] = {"ancestors": [ancestor]}
     dependencies += [
         {"ref": reference, "dependsOn": sorted({by_purl[purl] for purl in each.requires})}
-        for each, reference in zip(contents.components, references, strict=True)
+        for each, reference in zip(bill.components, references, strict=True)
         if each.requires
     ]
     document: dict[str, object] = {
@@ -72,13 +85,13 @@ def utc(time: int) -> str:
 
 
 def content_uuid(document: Mapping[str, object]) -> uuid.UUID:
-    """Return a number for a document that follows from its content alone."""
+    """Return an identifier of a document that depends on its content alone."""
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
     return uuid.uuid5(uuid.NAMESPACE_OID, digest)
 
 
-def references_of(components: Sequence[Component]) -> list[str]:
-    """Return a name within the document for each component: its package URL, told apart where two have the same."""
+def references_of(components: Sequence[ListedComponent]) -> list[str]:
+    """Return a name for each component within the document: its package URL, with a number where two have the same."""
     seen: dict[str, int] = {}
     references = []
     for each in components:
@@ -87,7 +100,7 @@ def references_of(components: Sequence[Component]) -> list[str]:
     return references
 
 
-def _component(each: Component, reference: str) -> dict[str, object]:
+def _component(each: ListedComponent, reference: str) -> dict[str, object]:
     content: dict[str, object] = {
         "type": TYPES.get(each.kind, "library"),
         "bom-ref": reference,
@@ -102,13 +115,14 @@ def _component(each: Component, reference: str) -> dict[str, object]:
     if each.origin:
         kind = "vcs" if each.origin.startswith("git+") else "distribution"
         content["externalReferences"] = [{"type": kind, "url": each.origin}]
-    if each.properties:
-        content["properties"] = [{"name": f"trainworks:{name}", "value": value} for name, value in each.properties]
+    properties = [*((f"trainworks:{name}", value) for name, value in each.properties), *each.scanner_properties]
+    if properties:
+        content["properties"] = [{"name": name, "value": value} for name, value in properties]
     return content
 
 
 def _licenses(names: Sequence[str]) -> list[object]:
-    """Return one expression where every name has one; the format does not allow to mix expressions with names."""
+    """Return one expression if every name has one; the format does not allow a mix of expressions and names."""
     expressions = [spdx_expression(name) for name in names]
     if all(expressions):
         return [{"expression": joined(list(dict.fromkeys(expressions)))}]

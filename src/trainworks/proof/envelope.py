@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from trainworks.errors import ProofError
+from trainworks.proof.strict_json import read_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -23,7 +24,7 @@ PublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 
 class ForeignKey(Protocol):
-    """A private key that somebody else keeps: it signs, and nobody sees it. An Ed25519 key of ours is one too."""
+    """A key that signs without showing its private half, such as one in AWS KMS. An Ed25519 key of ours is one too."""
 
     def public_key(self) -> PublicKey:
         """Return its public half."""
@@ -52,15 +53,15 @@ def private_key(content: bytes, name: str, password: bytes | None) -> PrivateKey
         password: What it is encrypted with, if it is.
 
     Raises:
-        ProofError: It is no such key, or the password is wrong or missing.
+        ProofError: The file is not such a key, or the password is wrong or missing.
     """
     try:
         key = serialization.load_pem_private_key(content, password)
     except (TypeError, ValueError, UnsupportedAlgorithm) as error:
-        # Its own words, never the file's: what cannot be read may still be a key.
-        raise ProofError([f"{name} cannot be read as a private key: {error}"], hint=KINDS) from None
+        # The library's words, never the file's: an unreadable file may still contain a key.
+        raise ProofError([f"cannot read a private key: {name} ({error})"], hint=KINDS) from None
     if not isinstance(key, PrivateKey) or not _fits(key):
-        raise ProofError([f"{name} is a private key of another kind"], hint=KINDS)
+        raise ProofError([f"unsupported private key: {name}"], hint=KINDS)
     return key
 
 
@@ -71,10 +72,10 @@ def public_key(content: bytes, name: str) -> PublicKey:
         key = load(content)
     except (ValueError, UnsupportedAlgorithm):
         raise ProofError(
-            [f"{name} is no public key"], hint="`openssl pkey -in KEY -pubout` writes the public half of a private key"
+            [f"not a public key: {name}"], hint="`openssl pkey -in KEY -pubout` writes the public half of a private key"
         ) from None
     if not isinstance(key, PublicKey) or not _fits(key):
-        raise ProofError([f"{name} is a public key of another kind"], hint=KINDS)
+        raise ProofError([f"unsupported public key: {name}"], hint=KINDS)
     return key
 
 
@@ -85,7 +86,7 @@ def _fits(key: PrivateKey | PublicKey) -> bool:
 
 
 def key_identifier(key: PublicKey) -> str:
-    """Return the hash of a public key's DER form, by which people tell keys apart."""
+    """Return the hash of a public key's DER form, which identifies it."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
@@ -118,25 +119,25 @@ def opened(envelope: str, key: PublicKey) -> dict[str, object]:
     """Return the statement in an envelope that a key has signed.
 
     Raises:
-        EnvelopeError: It is no envelope, or the key has not signed it.
+        EnvelopeError: The text is not an envelope, or the key has not signed it.
     """
     try:
-        content = json.loads(envelope)
+        content: Any = read_json(envelope)
         payload_type = str(content["payloadType"])
         payload = base64.b64decode(content["payload"], validate=True)
         signatures = [base64.b64decode(each["sig"], validate=True) for each in content["signatures"]]
     except (ValueError, KeyError, TypeError, binascii.Error):
-        raise EnvelopeError("it is no DSSE envelope") from None
+        raise EnvelopeError("not a DSSE envelope") from None
     if payload_type != PAYLOAD_TYPE:
         raise EnvelopeError(f"its payload is {payload_type}, not {PAYLOAD_TYPE}")
     if not any(_good(signature, signed_bytes(payload_type, payload), key) for signature in signatures):
-        raise EnvelopeError(f"it is not signed by the key {key_identifier(key)[:12]}, or was changed afterwards")
+        raise EnvelopeError(f"not signed by the key {key_identifier(key)[:12]}, or changed afterwards")
     try:
-        statement = json.loads(payload)
-    except ValueError:
-        raise EnvelopeError("its payload is no JSON") from None
+        statement = read_json(payload)
+    except ValueError as error:
+        raise EnvelopeError(f"its payload is not valid JSON: {error}") from None
     if not isinstance(statement, dict):
-        raise EnvelopeError("its payload is no statement")
+        raise EnvelopeError("its payload is not a statement")
     return statement
 
 

@@ -1,4 +1,4 @@
-"""The keys of ``--key``: a PEM file, or one in AWS KMS, whose private half is never here."""
+"""Reads the keys of ``--key``: a PEM file, or a key in AWS KMS, whose private half never leaves it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainworks.host import kms
 from trainworks.proof.envelope import PublicKey, SigningKey, private_key, public_key
 
 PASSWORD = "TRAINWORKS_KEY_PASSWORD"
-"""Has the password of an encrypted private key."""
+"""The variable with the password of an encrypted private key."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class RemoteKey:
 
 
 def signing_key(name: str, environment: Mapping[str, str]) -> SigningKey:
-    """Return the private key of a file, or what signs with one of AWS KMS.
+    """Return the private key in a file, or one that signs in AWS KMS.
 
     Raises:
-        ProofError: There is no such key, it is of another kind, the password is wrong, or AWS refuses.
+        ProofError: The key does not exist, is of an unsupported kind, has another password, or AWS refuses.
     """
     if name.startswith(kms.SCHEME):
         return _remote(name, environment)

@@ -1,4 +1,4 @@
-"""From the names that packages give their licences to SPDX expressions, where a name says exactly one licence."""
+"""Turns the names of licences into SPDX expressions, if a name means exactly one licence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GNU = re.compile(r"(A?GPL|LGPL|GFDL)-(\d+)(?:\.(\d+))?(\+?)", re.IGNORECASE)
 
 
 def spdx_expression(name: str) -> str:
-    """Return the SPDX expression that a licence's name means; ``""`` where that is not certain."""
+    """Return the SPDX expression of a licence's name; ``""`` if the name is not certain to mean one."""
     text = re.sub(r"\s+", " ", name).strip()
     # DEP 5 writes "or" and "and" in small letters; a comma changes how they bind, "with" needs SPDX's own exceptions.
     if " with " in text.lower() or "," in text:
@@ -35,7 +35,7 @@ def _word(word: str) -> str:
 
 
 def python_licenses(expression: str, name: str, classifiers: Sequence[str]) -> tuple[str, ...]:
-    """Return the licences that a Python distribution's metadata names: the newest field that says something wins.
+    """Return the licences in the metadata of a Python distribution: the newest field with a value wins.
 
     Args:
         expression: ``License-Expression``.

@@ -1,4 +1,4 @@
-"""Statements about an image: what it was built from, and what is in it (in-toto Statement 1, SLSA provenance 1)."""
+"""Writes statements about an image (in-toto Statement 1) and its provenance (SLSA provenance 1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from trainworks.engine.protocol import EngineInformation
 from trainworks.extend.plan import ExtensionPlan
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.proof.components import Contents, artifacts_of, python_purl
+from trainworks.proof.components import BillOfMaterials, artifacts_of, python_purl
 from trainworks.render.dockerfile import Rendering
 from trainworks.render.forecast import inputs_of
 
@@ -20,16 +20,16 @@ SPDX = "https://spdx.dev/Document"
 
 BUILD_TYPE = "urn:trainworks:build:1"
 EXTEND_TYPE = "urn:trainworks:extend:1"
-"""What the parameters mean: docs/proof.md."""
+"""The types of builds; docs/proof.md describes their parameters."""
 
 LOCAL_BUILDER = "urn:trainworks:builder:local"
-"""A builder that nobody has named: somebody's own machine."""
+"""The builder if none is named: this machine."""
 
 CHECKOUT = "checkout"
-"""Name of the input that is our own repository."""
+"""The name of the input that is this repository."""
 
 LOCK = "requirements"
-"""Name of the input that is an extension's hash-locked requirements; every file that pip may have taken is in it."""
+"""The name of the input that is an extension's hash-locked requirements, with every file that pip may choose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ class Checkout:
 
 @dataclass(frozen=True, kw_only=True)
 class Builder:
-    """Who builds: the URI of who vouches for it, this program's version, the engine."""
+    """The builder: its URI, the version of this program, the engine."""
 
     identifier: str
     version: str
     engine: EngineInformation
 
 
-def statement(contents: Contents, predicate_type: str, predicate: Mapping[str, object]) -> dict[str, object]:
+def statement(bill: BillOfMaterials, predicate_type: str, predicate: Mapping[str, object]) -> dict[str, object]:
     """Return a statement about an image: its configuration, and its manifest where it was pushed."""
-    subjects = [(contents.reference, contents.sha256), *([contents.pushed] if contents.pushed else [])]
+    subjects = [(bill.reference, bill.sha256), *([bill.pushed] if bill.pushed else [])]
     return {
         "_type": STATEMENT,
         "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
@@ -71,7 +71,7 @@ def provenance(
     plan: ImagePlan,
     request: Request,
     rendering: Rendering,
-    contents: Contents,
+    bill: BillOfMaterials,
     *,
     checkout: Checkout,
     builder: Builder,
@@ -80,17 +80,17 @@ def provenance(
     """Return the predicate: how an image came to be.
 
     Args:
-        plan: What was built.
-        request: What was asked for.
+        plan: The plan of the image.
+        request: The request that the plan answers.
         rendering: The build context.
-        contents: The image and what is in it.
-        checkout: The files of ours that it was built from.
-        builder: Who built it.
-        documents: What was written beside this: name to hash.
+        bill: The image and its components.
+        checkout: The files of this repository that it was built from.
+        builder: The builder that the document names.
+        documents: The files beside this one: name to hash.
     """
     dependencies = [
         *_own_inputs(checkout, rendering),
-        _base(contents),
+        _base(bill),
         *(_artifact(plan)),
         *(_python(plan)),
     ]
@@ -109,7 +109,7 @@ def provenance(
 def extension_provenance(
     plan: ExtensionPlan,
     rendering: Rendering,
-    contents: Contents,
+    bill: BillOfMaterials,
     *,
     checkout: Checkout,
     builder: Builder,
@@ -118,18 +118,18 @@ def extension_provenance(
     """Return the predicate of an extension: of which image, with which requirements and code.
 
     Args:
-        plan: What was built.
+        plan: The plan of the extension.
         rendering: The build context.
-        contents: The image and what is in it.
-        checkout: The files of ours that it was built from.
-        builder: Who built it.
-        documents: What was written beside this: name to hash.
+        bill: The image and its components.
+        checkout: The files of this repository that it was built from.
+        builder: The builder that the document names.
+        documents: The files beside this one: name to hash.
     """
-    dependencies = [*_own_inputs(checkout, rendering), _base(contents)]
+    dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.requirements:
         dependencies.append(_named(LOCK, hashlib.sha256(plan.requirements.encode()).hexdigest()))
     dependencies += [{"name": name, "digest": {"gitCommit": commit}} for name, commit in plan.commits.items()]
-    dependencies += [_named(each.name, each.sha256) for each in contents.components if each.kind == "file"]
+    dependencies += [_named(each.name, each.sha256) for each in bill.components if each.kind == "file"]
     definition = {
         "buildType": EXTEND_TYPE,
         "externalParameters": {
@@ -179,8 +179,8 @@ def _checkout(checkout: Checkout) -> dict[str, object]:
     return content
 
 
-def _base(contents: Contents) -> dict[str, object]:
-    base = contents.components[0]
+def _base(bill: BillOfMaterials) -> dict[str, object]:
+    base = bill.components[0]
     content: dict[str, object] = {"name": "base image", "uri": base.purl}
     if base.sha256:
         content["digest"] = {"sha256": base.sha256}

@@ -5,12 +5,24 @@ from __future__ import annotations
 import hashlib
 import re
 
-from trainworks.proof.components import Component, Contents
+from trainworks.proof.components import DISTRIBUTION, BillOfMaterials, ListedComponent
 from trainworks.proof.cyclonedx import content_uuid, references_of, utc
 from trainworks.proof.licenses import joined, spdx_expression
 
-PURPOSES = {"base": "OPERATING-SYSTEM", "launcher": "APPLICATION", "image": "CONTAINER", "file": "FILE"}
-"""The format's words for what is no library."""
+PURPOSES = {
+    "base": "CONTAINER",
+    DISTRIBUTION: "OPERATING-SYSTEM",
+    "file": "FILE",
+    "image": "CONTAINER",
+    "launcher": "APPLICATION",
+}
+"""The format's purposes of packages that are not libraries."""
+
+OPERATING_SYSTEM = "OperatingSystem"
+"""How the identifier of the distribution begins: trivy knows it by that (``pkg/sbom/spdx`` of aquasecurity/trivy)."""
+
+BUILT_FROM = "built package from"
+"""How trivy and syft begin the text that names the source package (the same file)."""
 
 OWN_LICENSE = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
@@ -18,24 +30,24 @@ NONE = "NOASSERTION"
 IMAGE = "SPDXRef-image"
 
 
-def spdx(contents: Contents, *, builder_version: str, time: int) -> dict[str, object]:
-    """Return the document: same contents, same bytes.
+def spdx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict[str, object]:
+    """Return the document: the same bill of materials gives the same bytes.
 
     Args:
-        contents: The image.
-        builder_version: Of this program.
-        time: What to give as its time, in seconds since 1970; the format requires one.
+        bill: What the image contains.
+        builder_version: The version of this program.
+        time: The time of the document, in seconds since 1970; the format requires one.
     """
-    references = references_of(contents.components)
+    references = references_of(bill.components)
     identifiers = {
-        reference: _identifier(each, reference) for each, reference in zip(contents.components, references, strict=True)
+        reference: _identifier(each, reference) for each, reference in zip(bill.components, references, strict=True)
     }
     names: dict[str, str] = {}
-    packages = [_image(contents)]
+    packages = [_image(bill)]
     relationships = [_relation("SPDXRef-DOCUMENT", "DESCRIBES", IMAGE)]
-    for each, reference in zip(contents.components, references, strict=True):
+    for each, reference in zip(bill.components, references, strict=True):
         packages.append(_package(each, identifiers[reference], names))
-        if each is contents.extended:
+        if each is bill.extended:
             relationships.append(_relation(IMAGE, "DESCENDANT_OF", identifiers[reference]))
         else:
             holder = identifiers[references[0]] if each.inherited else IMAGE
@@ -45,7 +57,7 @@ def spdx(contents: Contents, *, builder_version: str, time: int) -> dict[str, ob
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
-        "name": contents.reference,
+        "name": bill.reference,
         "creationInfo": {"created": utc(time), "creators": [f"Tool: trainworks-{builder_version}"]},
         "packages": packages,
         "relationships": relationships,
@@ -66,14 +78,15 @@ def _relation(one: str, kind: str, other: str) -> dict[str, str]:
     return {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}
 
 
-def _identifier(each: Component, reference: str) -> str:
-    """Return a name within the document: letters, digits, dots and hyphens only, told apart by a hash."""
+def _identifier(each: ListedComponent, reference: str) -> str:
+    """Return a name within the document: letters, digits, dots and hyphens only, with a hash that makes it unique."""
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", each.name)
-    return f"SPDXRef-{each.kind}-{readable}-{hashlib.sha256(reference.encode()).hexdigest()[:8]}"
+    kind = OPERATING_SYSTEM if each.kind == DISTRIBUTION else each.kind
+    return f"SPDXRef-{kind}-{readable}-{hashlib.sha256(reference.encode()).hexdigest()[:8]}"
 
 
-def _image(contents: Contents) -> dict[str, object]:
-    name, _, tag = contents.reference.rpartition(":")
+def _image(bill: BillOfMaterials) -> dict[str, object]:
+    name, _, tag = bill.reference.rpartition(":")
     return {
         "SPDXID": IMAGE,
         "name": name,
@@ -81,15 +94,15 @@ def _image(contents: Contents) -> dict[str, object]:
         "downloadLocation": NONE,
         "filesAnalyzed": False,
         "primaryPackagePurpose": "CONTAINER",
-        "checksums": [{"algorithm": "SHA256", "checksumValue": contents.sha256}],
-        "externalRefs": [_purl(contents.purl)],
+        "checksums": [{"algorithm": "SHA256", "checksumValue": bill.sha256}],
+        "externalRefs": [_purl(bill.purl)],
         "licenseConcluded": NONE,
         "licenseDeclared": NONE,
         "copyrightText": NONE,
     }
 
 
-def _package(each: Component, identifier: str, names: dict[str, str]) -> dict[str, object]:
+def _package(each: ListedComponent, identifier: str, names: dict[str, str]) -> dict[str, object]:
     content: dict[str, object] = {
         "SPDXID": identifier,
         "name": each.name,
@@ -104,7 +117,10 @@ def _package(each: Component, identifier: str, names: dict[str, str]) -> dict[st
     }
     if each.sha256:
         content["checksums"] = [{"algorithm": "SHA256", "checksumValue": each.sha256}]
-    if each.properties:
+    facts = dict(each.properties)
+    if "source" in facts:
+        content["sourceInfo"] = f"{BUILT_FROM}: {facts['source']} {facts['source-version']}"
+    elif each.properties:
         content["sourceInfo"] = "; ".join(f"{name}: {value}" for name, value in each.properties)
     return content
 
@@ -113,8 +129,8 @@ def _purl(purl: str) -> dict[str, str]:
     return {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": purl}
 
 
-def _declared(each: Component, names: dict[str, str]) -> str:
-    """Return what a package declares; a name that is no SPDX expression is explained in the document (``names``)."""
+def _declared(each: ListedComponent, names: dict[str, str]) -> str:
+    """Return what a package declares; ``names`` gets each name that is not an SPDX expression, for the document."""
     found: dict[str, None] = {}
     for name in each.licenses:
         expression = spdx_expression(name)
@@ -125,7 +141,7 @@ def _declared(each: Component, names: dict[str, str]) -> str:
                 expression += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
                 names[expression] = name
         else:
-            # A package's own expression may name what only the package knows.
+            # An expression of a package may contain names that only the package knows.
             names.update((word, word) for word in OWN_LICENSE.findall(expression))
         found[expression] = None
     return joined(list(found)) if found else NONE

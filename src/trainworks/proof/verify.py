@@ -1,4 +1,4 @@
-"""Holds signed statements against an image and against the documents beside them; every problem at once."""
+"""Compares signed statements with an image and with the documents beside them; reports every problem at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from trainworks.errors import ProofError
 from trainworks.proof.envelope import EnvelopeError, PublicKey, key_identifier, opened
 from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE, SPDX, STATEMENT
+from trainworks.proof.strict_json import canonical
 
 CYCLONEDX_FILE = "sbom.cdx.json"
 SPDX_FILE = "sbom.spdx.json"
@@ -16,7 +17,7 @@ PROVENANCE_FILE = "provenance.json"
 ATTESTATIONS_FILE = "attestations.intoto.jsonl"
 
 DOCUMENTS = {PROVENANCE: PROVENANCE_FILE, CYCLONEDX: CYCLONEDX_FILE, SPDX: SPDX_FILE}
-"""What is signed: type of the statement to the file that has the same for people and tools."""
+"""The type of each signed statement, and the file with the same content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,11 @@ class Verified:
     """What a good proof says.
 
     Attributes:
-        sha256: The image's configuration.
-        builder: Who vouches for the provenance.
-        commit: The checkout that it was built from; ``""`` outside of git.
-        changed: Whether that checkout had changes.
-        components: How many things the bill of materials lists.
+        sha256: The hash of the image's configuration.
+        builder: The URI of the builder.
+        commit: The git commit that it was built from; ``""`` outside of git.
+        changed: Whether the checkout had changes that are in no commit.
+        components: How many components the bill of materials lists.
         key: The hash of the key that signed.
     """
 
@@ -45,15 +46,15 @@ def verify(lines: Sequence[str], key: PublicKey, sha256: str, documents: Mapping
 
     Args:
         lines: The signed envelopes, one of each statement.
-        key: Whose signature counts.
-        sha256: The image's configuration.
-        documents: File name to content, of those that are there: each must be what was signed.
+        key: The key whose signatures count.
+        sha256: The hash of the image's configuration.
+        documents: File name to content; each must equal what was signed. Files may be missing.
 
     Raises:
-        ProofError: Anything does not hold; with everything that does not.
+        ProofError: Something does not hold; the error lists every problem.
     """
     problems: list[str] = []
-    # What is not for us is passed over, as in-toto wants it: others may add lines, with keys and types of their own.
+    # Lines with other keys, types or images are skipped, as in-toto wants it: others may add theirs.
     passed_over: list[str] = []
     statements: dict[str, dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
@@ -66,13 +67,13 @@ def verify(lines: Sequence[str], key: PublicKey, sha256: str, documents: Mapping
         kind = str(statement.get("predicateType", ""))
         subjects = _subjects(statement)
         if statement.get("_type") != STATEMENT or kind not in DOCUMENTS:
-            passed_over.append(f"{where}: it is no statement that is known here ({kind or 'it has no type'})")
+            passed_over.append(f"{where}: not a type of statement that is known ({kind or 'it has no type'})")
         elif sha256 not in subjects:
             said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
             passed_over.append(f"{where}: it is about another image: {said}, not sha256:{sha256}")
-        elif statements.setdefault(kind, statement) != statement:
+        elif canonical(statements.setdefault(kind, statement)) != canonical(statement):
             # The same one may be signed twice: a key in a KMS never gives the same signature again.
-            problems.append(f"{where}: a second statement of the type {kind}, with another content")
+            problems.append(f"{where}: a second statement of the type {kind}, with different content")
     missing = [kind for kind in DOCUMENTS if kind not in statements]
     if missing:
         problems += passed_over
@@ -80,12 +81,14 @@ def verify(lines: Sequence[str], key: PublicKey, sha256: str, documents: Mapping
             f"{ATTESTATIONS_FILE}: no such statement of the type {kind} ({DOCUMENTS[kind]})" for kind in missing
         ]
     problems += [
-        f"{name}: it is not what was signed"
+        f"{name}: differs from what was signed"
         for kind, name in DOCUMENTS.items()
-        if kind in statements and name in documents and documents[name] != _document(statements[kind])
+        if kind in statements
+        and name in documents
+        and canonical(documents[name]) != canonical(_document(statements[kind]))
     ]
     if problems:
-        raise ProofError(problems, hint="trust neither these files nor what they say of the image")
+        raise ProofError(problems, hint="do not trust these files or what they say of the image")
     return _summary(sha256, key, statements)
 
 
@@ -97,7 +100,7 @@ def _subjects(statement: Mapping[str, Any]) -> list[str]:
 
 
 def _document(statement: Mapping[str, Any]) -> object:
-    """Return what the file beside an envelope has: the bill of materials itself, the whole statement of provenance."""
+    """Return the content of the file beside an envelope: a bill of materials, or the whole statement of provenance."""
     return statement if statement["predicateType"] == PROVENANCE else statement["predicate"]
 
 

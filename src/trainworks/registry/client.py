@@ -1,6 +1,6 @@
-"""A small client of the OCI distribution protocol that reads and writes: blobs, manifests, tags, referrers.
+"""A small client of the OCI distribution protocol: blobs, manifests, tags, referrers.
 
-For whoever attaches something to an image::
+To attach a file to an image::
 
     with Registries(settings) as registries:
         repository = registries.repository("registry.example/team/image")
@@ -8,8 +8,8 @@ For whoever attaches something to an image::
         repository.attach(subject, "application/spdx+json", {"sbom.json": content})
         repository.referrers(subject["digest"])
 
-Every method raises ``RegistryError``. What may be tried again is, with pauses that double, and said through ``report``.
-No message has a password, a token or the query of an address in it.
+Every method raises ``RegistryError``. Broken connections and busy servers are tried again, with pauses that double;
+each retry is reported through ``report``. Messages never contain a password, a token or the query of an address.
 """
 
 from __future__ import annotations
@@ -39,40 +39,56 @@ from trainworks.errors import RegistryError
 from trainworks.host.downloads import TRANSIENT, as_given, reason_of
 from trainworks.host.settings import HostSettings
 from trainworks.registry.credentials import Credentials, credentials_for
-from trainworks.registry.digest import CHALLENGE, DEFAULT_REGISTRY, MANIFESTS
+
+DEFAULT_HOST = "docker.io"
+"""The registry of names without a host, as in docker and buildah. Logins are stored under this name."""
+
+DEFAULT_SERVER = "registry-1.docker.io"
+"""The server that answers for ``DEFAULT_HOST``."""
+
+CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+"""A parameter of a ``WWW-Authenticate`` header."""
 
 IMAGE_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 IMAGE_INDEX = "application/vnd.oci.image.index.v1+json"
 IMAGE_CONFIGURATION = "application/vnd.oci.image.config.v1+json"
 IMAGE_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
+MANIFESTS = (
+    IMAGE_INDEX,
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    IMAGE_MANIFEST,
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+"""Media types that a tag may point at: an index of several platforms before a single image, as engines ask for it."""
+
 EMPTY = "application/vnd.oci.empty.v1+json"
-"""Media type of the configuration of something that is no image: two bytes, ``{}``."""
+"""Media type of the configuration of an artifact that is not an image: two bytes, ``{}``."""
 
 BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""Variables that name a CA bundle; pip's own may be set beside them, for its index alone."""
+"""Variables that name a CA bundle. pip's own variable is not one of them: it is for the package index."""
 
 ENGINES_TRUST = tuple(
     map(Path, ("/etc/docker/certs.d", "/etc/containers/certs.d", "~/.config/containers/certs.d", "~/.docker/certs.d"))
 )
-"""Where docker and buildah have the certificates of each registry, in a folder of its name."""
+"""Where docker and buildah keep the certificates of each registry, in a folder with its name."""
 
 Descriptor = Mapping[str, Any]
-"""What points at content: ``mediaType``, ``digest``, ``size``, perhaps ``artifactType`` and ``annotations``."""
+"""A pointer to content: ``mediaType``, ``digest``, ``size``, and optionally ``artifactType`` and ``annotations``."""
 
 Opener = Callable[[], AbstractContextManager[IO[bytes]]]
 """Opens the content of a blob from its first byte, once for each attempt."""
 
 Report = Callable[[str], None]
-"""Takes a line for people."""
+"""Receives a line of text for the user."""
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a registry is tried: attempts for each request, seconds before the second, doubled before the others.
+    """How often each request is tried; ``pause`` is the seconds before the second attempt, and doubles after that.
 
-    Seven attempts wait for a minute altogether: a registry that is restarted is back by then.
+    Seven attempts wait for a minute in total, long enough for a registry to restart.
     """
 
     attempts: int = 7
@@ -94,13 +110,13 @@ class Manifest:
         return digest_of(self.content)
 
     def value(self) -> dict[str, Any]:
-        """Return what it says; raises ``RegistryError`` where it is no JSON object."""
+        """Return the parsed manifest; raises ``RegistryError`` if it is not a JSON object."""
         try:
             found = json.loads(self.content)
         except ValueError as error:
-            raise RegistryError(f"the manifest {self.digest} is no JSON") from error
+            raise RegistryError(f"the manifest {self.digest} is not JSON ({error})") from error
         if not isinstance(found, dict):
-            raise RegistryError(f"the manifest {self.digest} is no JSON object")
+            raise RegistryError(f"the manifest {self.digest} is not a JSON object")
         return found
 
 
@@ -110,26 +126,30 @@ def digest_of(content: bytes) -> str:
 
 
 def canonical(value: object) -> bytes:
-    """Return the one JSON text that a value has here: keys sorted, no blanks."""
+    """Return a value as canonical JSON: keys sorted, no spaces."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
+class RegistryUnreachableError(RegistryError):
+    """A registry cannot be resolved, or did not answer in any attempt."""
+
+
 class _BrokenError(Exception):
-    """An attempt that another one may better."""
+    """A failed attempt that may succeed when repeated."""
 
 
 class Registries:
-    """The registries that one command talks to; a context manager, for this machine's CA lies in a file meanwhile."""
+    """The registries that one command talks to; a context manager that keeps CA bundles in a private folder."""
 
     def __init__(
         self, settings: HostSettings, *, report: Report | None = None, patience: Patience | None = None
     ) -> None:
-        """Take this machine's settings.
+        """Store this machine's settings.
 
         Args:
-            settings: Whose CA holds; proxies come from the process's environment.
-            report: Takes a line where something is tried again.
-            patience: How often and how long.
+            settings: Has the CA to trust. Proxies come from the process's environment.
+            report: Receives a line for each retry.
+            patience: How often and how long to try.
         """
         self._settings = settings
         self._report: Report = report or (lambda _line: None)
@@ -139,7 +159,7 @@ class Registries:
         self._folder = Path()
 
     def __enter__(self) -> Registries:
-        """Make a place for CA bundles."""
+        """Create the folder for CA bundles."""
         self._folder = self._stack.enter_context(private_folder())
         return self
 
@@ -149,17 +169,25 @@ class Registries:
         """Close connections and remove the CA bundles."""
         self._stack.close()
 
-    def repository(self, address: str) -> Repository:
-        """Return a repository by its address, ``HOST[:PORT]/NAME`` without tag; nothing is asked yet."""
+    def repository(self, address: str, *, actions: str = "pull,push") -> Repository:
+        """Return a repository; no request is sent yet.
+
+        Args:
+            address: ``HOST[:PORT]/NAME``, without a tag.
+            actions: What a token is asked for; ``pull`` to read where nobody may push.
+
+        Raises:
+            RegistryError: The address is malformed.
+        """
         host, name = split_repository(address)
         if host not in self._hosts:
             self._hosts[host] = self._stack.enter_context(
                 Registry(host, verify=self._trusted(host), patience=self._patience, report=self._report)
             )
-        return Repository(self._hosts[host], name)
+        return Repository(self._hosts[host], name, actions=actions)
 
     def _trusted(self, host: str) -> bool | str:
-        """Return whom to trust: this machine's bundle, and what engines trust for this registry alone."""
+        """Return the CA bundle for a registry: this machine's, and what engines trust for this registry alone."""
         files = [Path(value) for name in BUNDLES if (value := os.environ.get(name))]
         files += sorted(path for folder in ENGINES_TRUST for path in folder.expanduser().glob(f"{host}/*.crt"))
         parts = [self._settings.ca, *(path.read_bytes() for path in files if path.is_file())]
@@ -171,24 +199,44 @@ class Registries:
         return str(path)
 
 
+def image_digest(reference: str, registries: Registries) -> str:
+    """Return the digest, ``sha256:...``, of the image that ``[HOST/]NAME[:TAG]`` is now; nothing is pulled.
+
+    Raises:
+        RegistryUnreachableError: The registry cannot be resolved, or does not answer.
+        RegistryError: The registry has no such image, or refuses to send it.
+    """
+    host, name, tag = split_reference(reference)
+    return str(registries.repository(f"{host}/{name}", actions="pull").descriptor(tag)["digest"])
+
+
+def split_reference(reference: str) -> tuple[str, str, str]:
+    """Return host, name and tag of a reference: ``debian`` is (``docker.io``, ``library/debian``, ``latest``)."""
+    path, _, tag = reference.rpartition(":") if ":" in reference.rpartition("/")[2] else (reference, "", "latest")
+    host, slash, name = path.partition("/")
+    if slash and ("." in host or ":" in host or host == "localhost"):
+        return host, name, tag
+    return DEFAULT_HOST, path if slash else f"library/{path}", tag
+
+
 def split_repository(address: str) -> tuple[str, str]:
-    """Return host and name of a repository; raises ``RegistryError`` for what is none."""
+    """Return host and name of a repository; raises ``RegistryError`` if the address is malformed."""
     host, slash, name = address.partition("/")
     if not slash or not ("." in host or ":" in host or host == "localhost"):
         raise RegistryError(
-            f"{address}: a repository is HOST/NAME, and {host} is no host",
-            hint=f"for example {DEFAULT_REGISTRY}/{address}, or ACCOUNT.dkr.ecr.REGION.amazonaws.com/{address}",
+            f"{address}: a repository is HOST/NAME, and {host!r} is not a host name",
+            hint=f"for example {DEFAULT_HOST}/{address}, or ACCOUNT.dkr.ecr.REGION.amazonaws.com/{address}",
         )
     if "@" in host:
-        raise RegistryError("a repository has no user and no password in it", hint="`docker login` keeps them")
+        raise RegistryError("the repository must not contain a user or password", hint="`docker login` stores them")
     if not re.fullmatch(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*", name):
-        hint = "a tag is given with --tag, not with the repository" if ":" in name else "small letters, digits, . _ - /"
-        raise RegistryError(f"{address}: {name} is no name of a repository", hint=hint)
+        hint = "give the tag with --tag" if ":" in name else "use lowercase letters, digits, . _ - and /"
+        raise RegistryError(f"{address}: {name!r} is not a valid repository name", hint=hint)
     return host, name
 
 
 class Registry:
-    """One registry: its connection and our login there."""
+    """One registry: a connection and a login."""
 
     def __init__(
         self,
@@ -199,7 +247,7 @@ class Registry:
         report: Report,
         login: Callable[[str], Credentials | None] = credentials_for,
     ) -> None:
-        """Remember how to talk to it; ``login`` is asked when the registry wants one, and again when it is void."""
+        """Store how to connect. ``login`` is called when the registry asks for one, and again when it has expired."""
         self.host = host
         self.patience = patience
         self.report = report
@@ -222,9 +270,9 @@ class Registry:
         self._session.close()
 
     def address(self, path: str) -> str:
-        """Return the address of a path. Registries speak TLS; only one on this machine is tried without it too."""
+        """Return the address of a path: https, or http for a registry on this machine that does not speak TLS."""
         if not self._base:
-            host = DEFAULT_REGISTRY if self.host == "docker.io" else self.host
+            host = DEFAULT_SERVER if self.host == DEFAULT_HOST else self.host
             self._base = urlunsplit(("https", host, "", "", ""))
             if _is_loopback(self.host):
                 try:
@@ -233,22 +281,22 @@ class Registry:
                     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
                         self._base = urlunsplit(("http", host, "", "", ""))
                 except requests.RequestException:
-                    # Not there, or not there yet: the request itself will say.
+                    # No answer, or not yet: the request itself reports that.
                     base, self._base = self._base, ""
                     return base + path
         return self._base + path
 
     def patiently(self, doing: str, attempt: Callable[[], _Result]) -> _Result:
-        """Return what an attempt gives, trying again what a broken connection or a busy server ended."""
+        """Return the result of an attempt; repeat it after a broken connection or a busy server."""
         pause = self.patience.pause
         for number in range(1, self.patience.attempts + 1):
             try:
                 return attempt()
             except _BrokenError as error:
                 if number == self.patience.attempts:
-                    raise RegistryError(
-                        f"{doing}: {self.host} fails {number} times: {error}",
-                        hint="the same command goes on from here: what the registry has already is not sent again",
+                    raise RegistryUnreachableError(
+                        f"{doing}: {self.host} failed {number} times: {error}",
+                        hint="repeat the command; what the registry already has is not sent again",
                     ) from error
                 self.report(f"  {doing}: {error}; attempt {number + 1} of {self.patience.attempts} in {pause:g} s")
                 time.sleep(pause)
@@ -266,16 +314,16 @@ class Registry:
         size: int = 0,
         stream: bool = False,
     ) -> requests.Response:
-        """Send a request and return the answer, whatever its status below 500; a void login is renewed once.
+        """Send a request and return the answer, whatever its status below 500; an expired login is renewed once.
 
-        With ``stream`` the answer's content is not read yet: the caller reads it, and closes.
+        With ``stream`` the caller reads the content and closes the response.
 
         Raises:
-            _BrokenError: Another attempt may end better.
-            RegistryError: It would not: no such host, a certificate nobody vouches for, no login.
+            _BrokenError: Another attempt may succeed.
+            RegistryError: Another attempt would fail too: the host cannot be resolved, its certificate is not trusted.
         """
         response = self._send(method, address, scope, headers, content, size, stream=stream)
-        # ECR says 403 of a login that was good for 12 hours.
+        # ECR answers 403 when a login expires, after 12 hours.
         status = response.status_code
         void = status == 401 or (status == 403 and "expired" in self._said(response).lower())
         if void and self._renew(response, scope):
@@ -287,7 +335,7 @@ class Registry:
         return response
 
     def refusal(self, response: requests.Response, doing: str) -> RegistryError:
-        """Return the error for an answer that no other attempt would change."""
+        """Return the error for an answer that another attempt would not change."""
         status, said = response.status_code, self._said(response)
         words = said.lower()
         again = f"log in again (`docker login {self.host}`; for ECR see docs/push.md), then repeat the command"
@@ -296,24 +344,24 @@ class Registry:
         if status == 401:
             if not self._secrets:
                 return RegistryError(
-                    f"{doing}: {self.host} wants a login, and this machine has none for it",
-                    hint=f"`docker login {self.host}` keeps one; docs/push.md says where else it may come from",
+                    f"{doing}: {self.host} requires a login, and this machine has none",
+                    hint=f"`docker login {self.host}`; docs/push.md lists the other sources of logins",
                 )
-            return RegistryError(f"{doing}: {self.host} refuses our user or password{said}", hint=again)
+            return RegistryError(f"{doing}: {self.host} rejects the user or password{said}", hint=again)
         if status == 405 or "read-only" in words or "readonly" in words:
             return RegistryError(
-                f"{doing}: {self.host} takes nothing, it is read-only{said}",
-                hint="its maintainers may be at work: try later, or name another repository",
+                f"{doing}: {self.host} is read-only{said}",
+                hint="try later, or use another repository",
             )
         if status == 403:
             return RegistryError(
-                f"{doing}: we may not do that at {self.host}{said}",
-                hint="the user that is logged in needs the right to push there (for ECR: an IAM policy)",
+                f"{doing}: permission denied by {self.host}{said}",
+                hint="the user needs the right to push (for ECR: an IAM policy)",
             )
         if status == 404:
             return RegistryError(
-                f"{doing}: {self.host} does not have that{said}",
-                hint="is the name right? Some registries want a repository to be made before the first push",
+                f"{doing}: not found at {self.host}{said}",
+                hint="check the name; some registries need a repository to be created before the first push",
             )
         return RegistryError(f"{doing}: {self.host} answers HTTP {status}{said}")
 
@@ -329,7 +377,7 @@ class Registry:
         stream: bool,
     ) -> requests.Response:
         sent = dict(headers or {})
-        # A registry may send us elsewhere for an upload: our login there is none of that server's business.
+        # A registry may redirect an upload to another server, which must not get the login.
         ours = urlsplit(self._base).netloc or self.host
         if urlsplit(address).netloc == ours and (known := self._tokens.get(scope) or self._basic):
             sent["Authorization"] = known
@@ -343,31 +391,32 @@ class Registry:
                     address,
                     headers=sent,
                     data=body,
-                    # Else a login from netrc takes the place of the one chosen here.
+                    # Without it, requests would use a login from netrc instead.
                     auth=as_given,
                     stream=stream,
                     timeout=(self.patience.connect_seconds, self.patience.answer_seconds),
                     verify=self._verify,
                 )
             except requests.exceptions.SSLError as error:
-                if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                    raise RegistryError(
-                        f"nobody whom this machine trusts vouches for {self.host}: {self._clean(reason_of(error))}",
-                        hint=f"put its CA into {ENGINES_TRUST[0]}/{self.host}/ca.crt, as for docker, or name it with "
-                        f"{BUNDLES[0]}",
-                    ) from error
-                raise _BrokenError(self._clean(reason_of(error))) from error
+                reason = self._clean(reason_of(error))
+                if "CERTIFICATE_VERIFY_FAILED" in reason:
+                    trust = f"put its CA into {ENGINES_TRUST[0]}/{self.host}/ca.crt, as for docker, or set {BUNDLES[0]}"
+                    other = "use a host name that the registry's certificate has"
+                    wrong_name = "mismatch" in reason.lower()
+                    raise RegistryError(f"{self.host}: {reason}", hint=other if wrong_name else trust) from error
+                raise _BrokenError(reason) from error
             except requests.exceptions.InvalidURL as error:
-                raise RegistryError(f"{self.host} is no address: {error}") from error
+                raise RegistryError(f"{self.host} is not a valid address ({error})") from error
             except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                reason = self._clean(reason_of(error))
                 if "NameResolutionError" in repr(error):
-                    raise RegistryError(
-                        f"there is no registry {self.host}: {self._clean(reason_of(error))}", hint="is the name right?"
+                    raise RegistryUnreachableError(
+                        reason, hint="check the registry's name, and this machine's DNS and proxy settings"
                     ) from error
-                raise _BrokenError(self._clean(reason_of(error))) from error
+                raise _BrokenError(reason) from error
 
     def _renew(self, response: requests.Response, scope: str) -> bool:
-        """Log in as the registry asks for; return whether there is a new login to try."""
+        """Log in as the registry asks; return whether there is a new login to try."""
         challenge = response.headers.get("WWW-Authenticate", "Basic")
         kind = challenge.partition(" ")[0].lower()
         login = self._login(self.host)
@@ -386,7 +435,7 @@ class Registry:
     def _token(self, said: Mapping[str, str], scope: str, login: Credentials | None) -> str:
         realm = said.get("realm", "")
         if urlsplit(realm).scheme != "https" and not _is_loopback(urlsplit(realm).netloc):
-            raise RegistryError(f"{self.host} wants our password sent to {realm} without TLS: it is not")
+            raise RegistryError(f"{self.host} asks for the password at {realm}, which has no TLS; it was not sent")
         query = [("service", said["service"])] if "service" in said else []
         query += [("scope", each) for each in scope.split(" ")]
         try:
@@ -409,7 +458,7 @@ class Registry:
         return token
 
     def _said(self, response: requests.Response) -> str:
-        """Return what an answer says is wrong, in the registry's words, short."""
+        """Return the registry's own error text, shortened."""
         try:
             errors = response.json()["errors"]
             words = "; ".join(f"{each.get('code', '')}: {each.get('message', '')}" for each in errors)
@@ -420,18 +469,18 @@ class Registry:
     def _clean(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***") if secret else text
-        # The query of an address may be a signature.
+        # The query of an address may have a signature.
         return re.sub(r"\?\S*", "", text)
 
 
 class Repository:
     """One repository of a registry."""
 
-    def __init__(self, registry: Registry, name: str) -> None:
-        """Take the registry's connection."""
+    def __init__(self, registry: Registry, name: str, *, actions: str = "pull,push") -> None:
+        """Store the registry's connection, and the actions that tokens are asked for."""
         self.registry = registry
         self.name = name
-        self._scope = f"repository:{name}:pull,push"
+        self._scope = f"repository:{name}:{actions}"
 
     def __str__(self) -> str:
         """Return its address: host and name."""
@@ -442,30 +491,30 @@ class Repository:
         return self.registry.patiently(f"looking for {_short(digest)}", lambda: self._has_blob(digest))
 
     def put_blob(self, digest: str, size: int, content: Opener, *, sources: Sequence[str] = ()) -> str:
-        """Have a blob in the repository, with as little traffic as possible.
+        """Put a blob into the repository, if it is not there already.
 
         Args:
             digest: ``sha256:...`` of the content; the registry checks it.
             size: Bytes.
-            content: Opens it, once for each attempt.
-            sources: Names of repositories of the same registry that may have it: then nothing is sent.
+            content: Opens the blob, once for each attempt.
+            sources: Names of repositories of the same registry that may have it; if one does, it is mounted.
 
         Returns:
-            ``there`` (it was), ``mounted`` (from another repository) or ``sent``.
+            ``there`` (already), ``mounted`` (from another repository) or ``sent``.
         """
         return self.registry.patiently(
             f"sending {_short(digest)} to {self}", lambda: self._put_blob(digest, size, content, sources)
         )
 
     def put_bytes(self, content: bytes) -> str:
-        """Have a small blob in the repository; return its digest."""
+        """Put a small blob into the repository; return its digest."""
         digest = digest_of(content)
         self.put_blob(digest, len(content), lambda: contextlib.nullcontext(io.BytesIO(content)))
         return digest
 
     @contextlib.contextmanager
     def open_blob(self, digest: str) -> Iterator[IO[bytes]]:
-        """Stream a blob; who reads it has to check its hash. A broken connection is the reader's to see."""
+        """Stream a blob. The reader has to check its hash, and to handle a broken connection."""
         response = self._get(f"blobs/{digest}", stream=True)
         with response:
             if response.status_code != 200:
@@ -473,7 +522,7 @@ class Repository:
             yield cast("IO[bytes]", response.raw)
 
     def get_bytes(self, digest: str) -> bytes:
-        """Return a small blob; raises ``RegistryError`` where it is not what its digest says."""
+        """Return a small blob; raises ``RegistryError`` if it does not have the digest."""
 
         def attempt() -> bytes:
             with self.open_blob(digest) as stream:
@@ -484,11 +533,11 @@ class Repository:
 
         content = self.registry.patiently(f"reading {_short(digest)}", attempt)
         if digest_of(content) != digest:
-            raise RegistryError(f"{self} sent something else than {digest}")
+            raise RegistryError(f"{self} sent a blob with another digest than {digest}")
         return content
 
     def get_manifest(self, reference: str) -> Manifest | None:
-        """Return the manifest that a tag or a digest names; ``None`` where there is none."""
+        """Return the manifest of a tag or digest; ``None`` if there is none."""
 
         def attempt() -> Manifest | None:
             with self._get(f"manifests/{reference}", {"Accept": ", ".join(MANIFESTS)}) as response:
@@ -497,17 +546,21 @@ class Repository:
                 if response.status_code != 200:
                     raise self.registry.refusal(response, f"reading {self}")
                 kind = response.headers.get("Content-Type", "").partition(";")[0]
-                return Manifest(content=response.content, media_type=kind)
+                manifest = Manifest(content=response.content, media_type=kind)
+                announced = response.headers.get("Docker-Content-Digest", manifest.digest)
+                if announced.startswith("sha256:") and announced != manifest.digest:
+                    raise RegistryError(f"{self} announces {announced} and sends {manifest.digest}")
+                return manifest
 
         found = self.registry.patiently(f"reading {self}", attempt)
         if found and reference.startswith("sha256:") and found.digest != reference:
-            raise RegistryError(f"{self} sent something else than {reference}")
+            raise RegistryError(f"{self} sent a manifest with another digest than {reference}")
         return found
 
     def put_manifest(self, manifest: Manifest, *, tag: str = "") -> str:
         """Put a manifest under a tag, or by its digest alone; return the digest.
 
-        One with a ``subject`` is found by ``referrers`` afterwards, whatever the registry knows of that.
+        ``referrers`` finds a manifest with a ``subject`` afterwards, also in registries without the referrers API.
         """
 
         def attempt() -> bool:
@@ -525,10 +578,10 @@ class Repository:
         return manifest.digest
 
     def descriptor(self, reference: str) -> Descriptor:
-        """Return the descriptor of what a tag or digest names; raises ``RegistryError`` where there is nothing."""
+        """Return the descriptor of a tag or digest; raises ``RegistryError`` if there is none."""
         found = self.get_manifest(reference)
         if found is None:
-            raise RegistryError(f"{self} has no {reference}", hint="is the tag or digest right?")
+            raise RegistryError(f"{self} has no {reference}", hint="check the tag or digest")
         return {"mediaType": found.media_type, "digest": found.digest, "size": len(found.content)}
 
     def attach(
@@ -539,13 +592,13 @@ class Repository:
         *,
         annotations: Mapping[str, str] | None = None,
     ) -> str:
-        """Attach files to an image; return the digest of the manifest that ties them together.
+        """Attach files to an image; return the digest of the manifest that lists them.
 
         Args:
             subject: The image's descriptor.
-            artifact_type: Media type of what is attached, also of each file.
-            files: Name to content; the name is kept as the layer's title.
-            annotations: Of the manifest, for example when it was made.
+            artifact_type: Media type of the attachment and of each file.
+            files: Name to content; the name becomes the layer's title.
+            annotations: Of the manifest, for example its creation time.
         """
         layers = [
             {
@@ -568,9 +621,9 @@ class Repository:
         return self.put_manifest(Manifest(content=canonical(value), media_type=IMAGE_MANIFEST))
 
     def referrers(self, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """Return descriptors of what is attached to a digest, of one type or of all.
+        """Return descriptors of the attachments of a digest, of one type or of all.
 
-        A registry without the referrers API has them in an index under the tag ``sha256-...``, as the standard says.
+        A registry without the referrers API has them in an index under the tag ``sha256-...`` (OCI distribution 1.1).
         """
 
         def attempt() -> Any:
@@ -642,14 +695,14 @@ class Repository:
         place = urlunsplit((parts.scheme, parts.netloc, parts.path, query_text, ""))
         with self.registry.once("PUT", place, self._scope, headers={"Content-Length": "0"}) as response:
             if response.status_code == 404:
-                raise _BrokenError("the upload is not known there any more")
+                raise _BrokenError("the registry no longer knows the upload")
             if response.status_code not in (201, 204):
                 raise self.registry.refusal(response, f"sending {_short(digest)} to {self}")
         return "sent"
 
 
 class _Body:
-    """The content of a request with its length known, read as it is sent."""
+    """The content of a request, read while it is sent; its length is known."""
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Who we are to a registry: a login of docker's configuration, of AWS, or of netrc; never on a command line."""
+"""Find the login for a registry: from AWS, docker's configuration, or netrc; never from a command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainworks.registry import ecr
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """A user and a password or token, and where they came from, for messages."""
+    """A user, a password or token, and where they come from, for messages."""
 
     user: str
     password: str = field(repr=False)
@@ -22,14 +22,14 @@ class Credentials:
 
 
 def credentials_for(host: str) -> Credentials | None:
-    """Return this machine's login at a registry, asked for anew at each call; ``None`` where there is none.
+    """Return this machine's login for a registry, read anew at each call; ``None`` if there is none.
 
-    ECR's comes from AWS itself where boto3 finds AWS credentials: what ``docker login`` kept is void after 12 hours.
-    Else docker's configuration is asked (``auths``, ``credHelpers``, ``credsStore`` of ``$DOCKER_CONFIG/config.json``
-    or ``~/.docker/config.json``), then netrc.
+    For ECR it comes from AWS, if boto3 finds AWS credentials; ``docker login`` stores one that expires after 12 hours.
+    Otherwise it comes from docker's configuration (``auths``, ``credHelpers``, ``credsStore`` of
+    ``$DOCKER_CONFIG/config.json`` or ``~/.docker/config.json``), then from netrc.
 
     Raises:
-        RegistryError: A credential helper fails, or AWS refuses to give a login.
+        RegistryError: A credential helper fails, or AWS refuses the login.
     """
     registry = ecr.parse_host(host)
     if registry is not None and ecr.available():
@@ -44,13 +44,13 @@ def _from_docker(host: str) -> Credentials | None:
 
     try:
         with warnings.catch_warnings():
-            # Of a helper that is not there: the error below says it.
+            # A missing helper warns too; the error below reports it.
             warnings.simplefilter("ignore")
             found = load_config().resolve_authconfig(host) or {}
     except DockerException as error:
         raise RegistryError(
-            f"docker's configuration has a credential helper for {host}, and it fails: {error}",
-            hint=f"install or configure the helper, or `docker login {host}`",
+            f"docker's credential helper for {host} failed ({error})",
+            hint=f"install or configure the helper, or run `docker login {host}`",
         ) from error
     user, password = found.get("username") or found.get("Username"), found.get("password") or found.get("Password")
     if not user or not password:

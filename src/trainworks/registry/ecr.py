@@ -1,6 +1,6 @@
-"""Amazon ECR's own part, which the protocol of registries does not have: a login, and repositories made on demand.
+"""What Amazon ECR has beside the protocol of registries: logins, and repositories that are created on demand.
 
-boto3 is optional (``pip install 'trainworks[ecr]'``): without it a credential helper or ``docker login`` gives the
+boto3 is optional (``pip install 'trainworks[ecr]'``). Without it a credential helper or ``docker login`` gives the
 login, and repositories must exist.
 """
 
@@ -10,6 +10,7 @@ import base64
 import json
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,24 +23,29 @@ HOST = re.compile(
 """A registry of ECR: one account in one region."""
 
 IMMUTABLE_TAGS = "*-20*"
-"""ECR's own wildcard for the tags that it keeps from ever moving: those that end with a date of this century."""
+"""ECR's wildcard for tags that never move: dated tags (``-20261121``), and every other tag with ``-20``."""
 
 UNTAGGED_DAYS = 30
-"""After so many days an image that no tag points at may be removed."""
+"""Days after which an image without a tag may be removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
-    """Whose registry it is, and where."""
+    """The account and region of a registry."""
 
     account: str
     region: str
 
 
 def parse_host(host: str) -> Registry | None:
-    """Return the account and the region of an ECR host; ``None`` where it is another registry."""
+    """Return the account and region of an ECR host; ``None`` if it is not one."""
     found = HOST.fullmatch(host)
     return Registry(account=found["account"], region=found["region"]) if found else None
+
+
+def never_moves(tag: str) -> bool:
+    """Whether a repository that ``ensure_repository`` created keeps this tag from moving."""
+    return fnmatchcase(tag, IMMUTABLE_TAGS)
 
 
 def available() -> bool:
@@ -64,13 +70,13 @@ def login(registry: Registry) -> tuple[str, str]:
 
 
 def ensure_repository(registry: Registry, name: str) -> bool:
-    """Make a repository where it is not there; return whether it was made.
+    """Create a repository if it does not exist; return whether it was created.
 
-    A new one is scanned at each push; tags with a date cannot be moved, and the others can; what has no tag any more is
-    removed after ``UNTAGGED_DAYS``. One that is there stays as it is.
+    A new repository is scanned at each push. Tags that match ``IMMUTABLE_TAGS`` never move. Images without a tag are
+    removed after ``UNTAGGED_DAYS``. An existing repository is not changed.
 
     Raises:
-        RegistryError: AWS refuses; or boto3 is too old to know such tags.
+        RegistryError: AWS refuses, or boto3 does not know immutable tags with exclusions.
     """
     found = _call(
         registry,
@@ -92,7 +98,7 @@ def ensure_repository(registry: Registry, name: str) -> bool:
         imageScanningConfiguration={"scanOnPush": True},
     )
     if made is None:
-        # Another push was quicker.
+        # Another push created it in the meantime.
         return False
     _call(
         registry,
@@ -106,7 +112,7 @@ def ensure_repository(registry: Registry, name: str) -> bool:
 
 _RULE = {
     "rulePriority": 1,
-    "description": f"images without a tag go after {UNTAGGED_DAYS} days",
+    "description": f"remove images without a tag after {UNTAGGED_DAYS} days",
     "selection": {
         "tagStatus": "untagged",
         "countType": "sinceImagePushed",
@@ -118,7 +124,7 @@ _RULE = {
 
 
 def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:
-    """Call ECR; ``None`` where it answers with the error ``missing``."""
+    """Call ECR; ``None`` if it answers with the error ``missing``."""
     return aws.call(
         "ecr",
         operation,

@@ -1,4 +1,4 @@
-"""``push`` and ``promote``: an image under tags that mean something, in any registry, by digest."""
+"""``push`` and ``promote``: copy an image to registries under dated and moving tags."""
 
 from __future__ import annotations
 
@@ -41,12 +41,9 @@ from trainworks.terminal.output import say
 from trainworks.terminal.progress import BYTES, DISPLAY, Task, counted
 from trainworks.terminal.words import megabytes
 
-DATED = re.compile(r"-\d{8}(?:-[0-9a-f]{8})?$")
-"""How a tag ends that never moves: with the day of its push, and part of its content's hash where a day has two."""
-
 LONGEST_TAG = 128
 SMALL = 16 << 20
-"""Files of an archive that are larger are no configuration."""
+"""Larger files of an archive are not its configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +51,9 @@ class Tags:
     """The tags of a push.
 
     Attributes:
-        fixed: Never moved: another content under one of them is an error.
-        dated: A tag that gets today's date, and part of its hash where today has another content already; or ``""``.
-        moving: Point at this image from now on.
+        fixed: Tags that never move. Another image under one of them is an error.
+        dated: A tag that gets today's date, and part of the image's hash if another image has that date; or ``""``.
+        moving: Tags that move to this image.
     """
 
     fixed: tuple[str, ...] = ()
@@ -66,9 +63,9 @@ class Tags:
 
 @dataclass(kw_only=True)
 class Pushed:
-    """What a push to one repository came to; ``image_uri`` has the digest, ``tags`` the fixed ones first.
+    """The result of a push to one repository; ``image_uri`` has the digest, ``tags`` has the fixed ones first.
 
-    ``there_bytes`` is the size of what did not have to be sent, because the registry had it.
+    ``there_bytes`` is the size of what the registry had already.
     """
 
     repository: str
@@ -86,34 +83,44 @@ class Pushed:
 
 
 def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = ()) -> Tags:
-    """Return the tags of a push: those asked for, else those that follow from the image's own.
+    """Return the tags of a push: those asked for, or those derived from the image's own tag.
 
     ``VERSION-cu121-py311-debian12`` gets that with a date, and the moving tag ``VERSION-cu121-debian12``.
 
     Raises:
-        RegistryError: A tag that no registry takes, or none to make one of.
+        RegistryError: A tag is malformed, would not move, or there is none to derive the tags from.
     """
     asked = check_tags(fixed, moving)
     name = reference.rpartition("/")[2]
     own = name.partition("@")[0].partition(":")[2]
     if not own and not fixed:
-        raise RegistryError(f"{reference} has no tag to make one of", hint="give one with --tag")
+        raise RegistryError(f"{reference} has no tag to derive the pushed tags from", hint="give one with --tag")
     dated = "" if fixed else own
-    # The date, and part of a hash.
+    # A date and part of a hash are added.
     if len(dated) > LONGEST_TAG - 18:
-        raise RegistryError(f"{dated} is too long to get a date", hint="give a shorter tag with --tag")
-    default = () if fixed else (re.sub(r"-py\d+(?=-|$)", "", own),)
-    return Tags(fixed=asked.fixed, dated=dated, moving=asked.moving or default)
+        raise RegistryError(f"the tag {dated} is too long to add a date", hint="give a shorter tag with --tag")
+    default = () if fixed or asked.moving else (re.sub(r"-py\d+(?=-|$)", "", own),)
+    return Tags(fixed=asked.fixed, dated=dated, moving=asked.moving or check_tags((), default).moving)
 
 
 def check_tags(fixed: Sequence[str], moving: Sequence[str]) -> Tags:
-    """Return tags that were asked for; raises ``RegistryError`` for one that no registry takes, or that has a date."""
+    """Return the tags that were asked for; raises ``RegistryError`` for a malformed one, or one that could not move.
+
+    Tags with ``-20`` never move in repositories that ``ecr.ensure_repository`` creates: their second push would fail,
+    after all layers are sent. Such moving tags are rejected for every registry.
+    """
     for tag in (*fixed, *moving):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", tag) or len(tag) > LONGEST_TAG:
-            raise RegistryError(f"{tag!r} is no tag: letters, digits, `_`, `.` and `-`, at most {LONGEST_TAG}")
+            raise RegistryError(
+                f"{tag!r} is not a valid tag",
+                hint=f"use letters, digits, `_`, `.` and `-`, at most {LONGEST_TAG} characters",
+            )
     for tag in moving:
-        if DATED.search(tag):
-            raise RegistryError(f"{tag} has a date, and such tags do not move", hint="give it with --tag")
+        if ecr.never_moves(tag):
+            raise RegistryError(
+                f"{tag} cannot be a moving tag: it contains `-20`, as dated tags do, and Amazon ECR never moves those",
+                hint="give it with --tag, or give another --moving-tag",
+            )
     return Tags(fixed=tuple(fixed), moving=tuple(moving))
 
 
@@ -127,26 +134,26 @@ def push_image(
     *,
     today: datetime | None = None,
 ) -> list[Pushed]:
-    """Push an image to each repository, layer by layer; what is there already is neither packed nor sent.
+    """Push an image to each repository, layer by layer; what a repository has is neither compressed nor sent.
 
     Args:
-        engine: Has the image.
-        reference: Its name.
-        repositories: Addresses.
-        tags: Under which.
+        engine: The engine that has the image.
+        reference: The image's name.
+        repositories: Their addresses.
+        tags: The tags to set.
         registries: Connections and logins.
         environment: Says where this machine's caches are.
-        today: Whose date the dated tag gets; default: now, UTC.
+        today: The date of the dated tag; default: now, UTC.
 
     Raises:
         UnknownNameError: The engine has no such image.
-        RegistryError: A registry refuses, or a tag that never moves has another content. Nothing was tagged then in
-            the repositories after the failing one; the same command goes on.
+        RegistryError: A registry refuses, or another image has a tag that never moves. The failing repository and
+            those after it got no tag; the command can be repeated.
     """
     image = engine.inspect(reference)
     if image is None:
         raise UnknownNameError(
-            f"{engine.name} has no image {reference}", hint="build it first, or name one that `--engine` has"
+            f"{engine.name} has no image {reference}", hint="build it first, or choose another --engine"
         )
     day = f"{today or datetime.now(UTC):%Y%m%d}"
     places = [registries.repository(address) for address in repositories]
@@ -154,8 +161,9 @@ def push_image(
     for place in places:
         prepare(place)
     known = _recorded(engine, image, environment)
-    # docker names an image by its configuration, and so do registries; buildah's is rewritten on the way out.
-    configuration = known.value()["config"]["digest"] if known else image.identifier if engine.name == "docker" else ""
+    configuration = image.identifier if engine.identifier_is_configuration else ""
+    if known:
+        configuration = known.value()["config"]["digest"]
     if configuration:
         for place in places:
             _chosen_tags(place, tags, str(configuration), day)
@@ -170,14 +178,14 @@ def push_image(
 
 @dataclass(frozen=True, kw_only=True)
 class _Chosen:
-    """Tags that may be set, and the manifest that one of them has already, of the very same content."""
+    """The tags to set, and the manifest of the same image that one of them has already."""
 
     fixed: tuple[str, ...]
     existing: Manifest | None
 
 
 def _chosen_tags(place: Repository, tags: Tags, configuration: str, day: str) -> _Chosen:
-    """Return the tags that never move, as they are today; raises ``RegistryError`` where one has another content."""
+    """Return the fixed and dated tags; raises ``RegistryError`` if another image has one of them."""
     fixed: list[str] = []
     existing = None
     for tag in tags.fixed:
@@ -199,30 +207,30 @@ def _chosen_tags(place: Repository, tags: Tags, configuration: str, day: str) ->
 
 def _taken(place: Repository, tag: str, found: Manifest) -> RegistryError:
     return RegistryError(
-        f"{place}:{tag} is another image, {found.digest}, and this tag never moves; nothing was changed",
-        hint="push under another --tag, or give a tag that may move with --moving-tag",
+        f"{place}:{tag} is another image ({found.digest}), and this tag never moves; nothing was changed",
+        hint="push with another --tag, or give a tag that may move with --moving-tag",
     )
 
 
 def _is(manifest: Manifest, configuration: str) -> bool:
-    """Whether a manifest is of this image; compressed with another program its digest is another one."""
+    """Whether a manifest is of this image. Its digest differs if another program compressed the layers."""
     config = manifest.value().get("config")
     return isinstance(config, dict) and config.get("digest") == configuration
 
 
 def prepare(place: Repository) -> None:
-    """Make a repository of ECR where it is not there."""
+    """Create a repository of ECR if it does not exist."""
     registry = ecr.parse_host(place.registry.host)
     if registry is None:
         return
     if not ecr.available():
-        say(f"  {place}: boto3 has no AWS credentials here, so the repository must exist ({aws.INSTALL})")
+        say(f"  {place}: no AWS credentials for boto3, so the repository must exist ({aws.INSTALL})")
     elif ecr.ensure_repository(registry, place.name):
-        say(f"  {place}: made, with scan on push, dated tags that never move, and a lifecycle policy")
+        say(f"  {place}: created, with scan on push, dated tags that never move, and a lifecycle policy")
 
 
 def _already_there(manifest: Manifest, places: Sequence[Repository], results: Sequence[Pushed]) -> bool:
-    """Whether every repository has every blob: then the engine need not be asked for one."""
+    """Whether every repository has every blob, so that nothing has to be read from the engine."""
     value = manifest.value()
     layers = {each["digest"] for each in value["layers"]}
     needed = [value["config"]["digest"], *sorted(layers)]
@@ -237,20 +245,19 @@ def _already_there(manifest: Manifest, places: Sequence[Repository], results: Se
 def _send(
     engine: Engine, image: BuiltImage, reference: str, places: Sequence[Repository], results: Sequence[Pushed]
 ) -> Manifest:
-    """Send every layer that a repository lacks and the configuration; return the manifest, which nobody has yet."""
+    """Send the configuration and every layer that a repository lacks; return the manifest, which is not sent yet."""
     small: dict[str, bytes] = {}
     packed: dict[str, Descriptor] = {}
     read = compressed = 0
     with (
-        # Layers are packed and sent in turns: what is left follows from how far the packing is.
-        DISPLAY.task("pushing", unit=BYTES, left=lambda: None) as task,
+        DISPLAY.task("pushing", unit=BYTES) as task,
         DISPLAY.task("packing", image.size, BYTES) as packing,
         tempfile.TemporaryDirectory(prefix="trainworks-push-") as folder,
         engine.archive(reference) as stream,
     ):
 
         def told(amount: int) -> None:
-            # Archives are a little larger than what is in them.
+            # Archives are a little larger than their content.
             packing.reach(min(image.size, read + amount))
 
         path = Path(folder) / "layer"
@@ -265,7 +272,7 @@ def _send(
             if layer.difference not in packed:
                 compressed += layer.size
                 packed[layer.difference] = {"mediaType": IMAGE_LAYER, "digest": layer.digest, "size": layer.size}
-                # Nobody knows how large a layer gets before it is packed: the others are taken to be like those so far.
+                # The compressed size of the remaining layers is estimated from those so far.
                 rest = max(0, image.size - read)
                 task.total, task.about = (compressed + compressed * rest // max(read, 1)) * len(places), bool(rest)
                 blob = _Blob(f"layer {len(packed)}", layer.digest, layer.size, lambda: path.open("rb"), started)
@@ -277,7 +284,7 @@ def _send(
     differences = json.loads(configuration)["rootfs"]["diff_ids"]
     missing = [each for each in differences if each not in packed]
     if missing:
-        raise RegistryError(f"{engine.name} gave {reference} without its layers {', '.join(missing)}")
+        raise RegistryError(f"{engine.name} exported {reference} without its layers {', '.join(missing)}")
     digest = digest_of(configuration)
     for place in places:
         place.put_bytes(configuration)
@@ -292,7 +299,7 @@ def _send(
 
 @contextlib.contextmanager
 def _unpacked(content: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Give a layer as it was before it was compressed, where an engine keeps it so."""
+    """Yield a layer uncompressed, also if the engine stores it compressed."""
     assert isinstance(content, io.BufferedReader)
     if content.peek(2)[:2] == b"\x1f\x8b":
         with gzip.open(content) as plain:
@@ -303,7 +310,7 @@ def _unpacked(content: IO[bytes]) -> Iterator[IO[bytes]]:
 
 @dataclass(frozen=True)
 class _Blob:
-    """Something to deliver: its name for people, digest, size in bytes, content, and when work on it began."""
+    """A blob to send: name for the user, digest, size in bytes, content, and when work on it began."""
 
     name: str
     digest: str
@@ -313,7 +320,7 @@ class _Blob:
 
 
 def _deliver(blob: _Blob, place: Repository, sources: Sequence[str], result: Pushed, task: Task) -> None:
-    """Have a blob in a repository, show how far it is, and say what that took."""
+    """Put a blob into a repository, show the progress, and report the time."""
     before = task.done
     with DISPLAY.task(blob.name, blob.size, BYTES, log=False) as mine:
 
@@ -325,7 +332,7 @@ def _deliver(blob: _Blob, place: Repository, sources: Sequence[str], result: Pus
         def opened() -> Iterator[IO[bytes]]:
             if result.layers["there"] and not (result.sent_bytes or mine.done):
                 say(f"  resumed at {megabytes(result.there_bytes)}, which {place} has already")
-            # From its beginning, also where an attempt broke off.
+            # Each attempt sends the blob from its beginning.
             sent(0)
             with blob.content() as stream:
                 yield counted(stream, sent)
@@ -343,7 +350,7 @@ def _deliver(blob: _Blob, place: Repository, sources: Sequence[str], result: Pus
 
 
 def _tag(place: Repository, manifest: Manifest, fixed: Sequence[str], moving: Sequence[str], result: Pushed) -> None:
-    """Put the manifest under its tags, those that never move first: a moving one never points at half a push."""
+    """Set the tags, fixed ones first, so that a moving tag never points at an incomplete push."""
     if not fixed and not moving:
         place.put_manifest(manifest)
     for tag in (*fixed, *moving):
@@ -361,20 +368,19 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
     Args:
         source: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
         targets: Repositories.
-        tags: ``fixed`` and ``moving`` ones; none: the source's tag where it was named by one.
+        tags: ``fixed`` and ``moving`` ones; default: the source's tag, if it was named by one.
         registries: Connections and logins.
 
     Raises:
-        UnknownNameError: The engine has no such image.
-        RegistryError: A registry refuses, or a tag that never moves has another content.
+        RegistryError: A registry refuses, or another image has a tag that never moves.
     """
     address, reference = split_source(source)
     origin = registries.repository(address)
     manifest = origin.get_manifest(reference)
     if manifest is None:
-        raise RegistryError(f"{origin} has no {reference}", hint="is the tag or digest right?")
+        raise RegistryError(f"{origin} has no {reference}", hint="check the tag or digest")
     if not (tags.fixed or tags.moving) and ":" not in reference:
-        tags = Tags(fixed=(reference,)) if DATED.search(reference) else Tags(moving=(reference,))
+        tags = Tags(fixed=(reference,)) if ecr.never_moves(reference) else Tags(moving=(reference,))
     places = [registries.repository(target) for target in targets]
     results = [Pushed(repository=str(place)) for place in places]
     for place in places:
@@ -401,11 +407,11 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Return the repository and the tag or digest of what is to be promoted; raises ``RegistryError``."""
+    """Return the repository and the tag or digest of a source to promote; raises ``RegistryError``."""
     address, _, digest = source.partition("@")
     if digest:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise RegistryError(f"{source}: {digest} is no digest", hint="sha256: and 64 digits, as push prints it")
+            raise RegistryError(f"{source}: {digest!r} is not a digest", hint="push prints it: sha256: and 64 digits")
         return address.rpartition(":")[0] if ":" in address.rpartition("/")[2] else address, digest
     if ":" not in source.rpartition("/")[2]:
         raise RegistryError(f"{source} names no image", hint="add @sha256:... or :TAG")
@@ -423,18 +429,18 @@ def _children(origin: Repository, manifest: Manifest) -> Iterator[Manifest]:
 
 
 def _blobs(manifest: Manifest) -> dict[str, int]:
-    """Return what a manifest points at itself: digest to size in bytes."""
+    """Return the blobs of a manifest: digest to size in bytes."""
     value = manifest.value()
     return {each["digest"]: int(each["size"]) for each in (*(value.get("layers") or ()), value.get("config")) if each}
 
 
 def _weight(origin: Repository, manifest: Manifest) -> int:
-    """Return the bytes of everything that a manifest points at."""
+    """Return the total size in bytes of a manifest's blobs, and of those of its images."""
     return sum(_blobs(manifest).values()) + sum(_weight(origin, child) for child in _children(origin, manifest))
 
 
 def _copy(origin: Repository, place: Repository, manifest: Manifest, result: Pushed, task: Task) -> None:
-    """Have everything that a manifest points at in another repository: blobs, or the images of an index."""
+    """Copy what a manifest points at to another repository: blobs, or the images of an index."""
     for child in _children(origin, manifest):
         _copy(origin, place, child, result, task)
         place.put_manifest(child)
@@ -453,12 +459,12 @@ def report_of(results: Sequence[Pushed]) -> list[dict[str, Any]]:
 
 
 def text_of(results: Sequence[Pushed]) -> str:
-    """Return the results for stdout: a line for each repository, the ``image_uri`` with its digest first, then tags."""
+    """Return the results for stdout: a line for each repository, the ``image_uri`` with its digest, then the tags."""
     return "".join(" ".join(result.names) + "\n" for result in results)
 
 
 def _recorded(engine: Engine, image: BuiltImage, environment: Mapping[str, str]) -> Manifest | None:
-    """Return the manifest that this image had when it was pushed from this machine; ``None`` where it never was."""
+    """Return the manifest of this image's last push from this machine; ``None`` if there was none."""
     with contextlib.suppress(OSError, RuntimeError):
         content = _record_file(engine, image, environment).read_bytes()
         manifest = Manifest(content=content, media_type=IMAGE_MANIFEST)
@@ -470,7 +476,7 @@ def _recorded(engine: Engine, image: BuiltImage, environment: Mapping[str, str])
 
 
 def _record(engine: Engine, image: BuiltImage, manifest: Manifest, environment: Mapping[str, str]) -> None:
-    """Remember what an image became: the next push need not pack it to know what it would be."""
+    """Store the manifest of a push, so that the next push does not have to compress the image again."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _record_file(engine, image, environment)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

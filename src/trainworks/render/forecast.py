@@ -1,22 +1,19 @@
-"""What a build would do: which parts are built again and why, how much is downloaded, how big the image gets.
+"""What a build would do: which parts are built again and why, and how much is downloaded.
 
 A part's *inputs* are everything that decides its bytes, by name: its text in the Dockerfile, its files, its packages,
-its artifacts. A part is built again when one of them is another than the last time, or when a stage is that it stands
-on or copies from. Pure: what the last build's inputs were is given.
+its artifacts. A part is built again when one of them differs from the last build, or when a stage that it stands on or
+copies from is built again. Pure: the inputs of the last build are given.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass
-from statistics import linear_regression
 
 from trainworks.facts.rows import Facts
 from trainworks.plan.model import ImagePlan, Step
-from trainworks.plan.resolve import plan_row
-from trainworks.render.builds import current_builds
 from trainworks.render.dockerfile import Rendering
 
 Inputs = Mapping[str, Mapping[str, str]]
@@ -46,9 +43,9 @@ class Forecast:
         kept: What the engine takes from its cache, if it still has it.
         download_bytes: Files of known size that the parts which are built again take from indexes and vendors. What
             lies in a cache of this machine is not downloaded again.
-        unknown_sizes: How many files more there are, of sizes that nobody has recorded.
-        image_megabytes: Estimated size of the image, uncompressed (1 MB = 1,000,000 bytes); 0 where nothing is known.
-        basis: What the estimate rests on.
+        unknown_sizes: How many more files there are, whose sizes are not recorded.
+        recorded_megabytes: Size of the image when a build of the target was last recorded (1 MB = 1,000,000
+            bytes); 0: none is recorded.
     """
 
     since: str
@@ -57,8 +54,7 @@ class Forecast:
     kept: tuple[str, ...]
     download_bytes: int
     unknown_sizes: int
-    image_megabytes: int
-    basis: str
+    recorded_megabytes: int
 
     def as_values(self) -> dict[str, object]:
         """Return it as values for JSON."""
@@ -110,27 +106,13 @@ def _stands_on(component: str, rendering: Rendering) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys(names) if name in rendering.texts and name != component)
 
 
-def stage_keys(plan: ImagePlan, rendering: Rendering) -> tuple[str, ...]:
-    """Return a key for each stage that an image is built from, in order: two targets with the same key share the stage.
-
-    A key says everything that decides the stage: its own inputs, and the keys of the stages that it stands on.
-    """
-    inputs = inputs_of(plan, rendering)
-    keys: dict[str, str] = {}
-    for step in plan.steps:
-        if STAGE.search(rendering.texts[step.component]):
-            below = [keys.get(name, name) for name in _stands_on(step.component, rendering)]
-            keys[step.component] = _digest(repr((sorted(inputs[step.component].items()), below)).encode())
-    return tuple(keys.values())
-
-
 def forecast(plan: ImagePlan, rendering: Rendering, facts: Facts, last: Inputs | None, since: str = "") -> Forecast:
     """Return what a build would do.
 
     Args:
         plan: What is to be built.
         rendering: Its build context.
-        facts: For the estimate of the image's size: what was really built.
+        facts: The recorded builds.
         last: The inputs of the last build of this image, ``None`` where none is known.
         since: When that was.
     """
@@ -141,7 +123,7 @@ def forecast(plan: ImagePlan, rendering: Rendering, facts: Facts, last: Inputs |
         if step.component in why
         for size in (*(file.size for file in step.python), *(file.size for file in step.artifacts))
     ]
-    megabytes, basis = _estimate(plan, facts)
+    recorded = facts.built_by_target.get(plan.target.name)
     return Forecast(
         since=since,
         rebuilds=tuple(Rebuild(component=name, reasons=reasons) for name, reasons in why.items()),
@@ -149,19 +131,12 @@ def forecast(plan: ImagePlan, rendering: Rendering, facts: Facts, last: Inputs |
         kept=tuple(step.component for step in plan.steps if step.component not in why),
         download_bytes=sum(downloads),
         unknown_sizes=sum(not size for size in downloads),
-        image_megabytes=megabytes,
-        basis=basis,
+        recorded_megabytes=recorded.megabytes if recorded is not None else 0,
     )
 
 
-def kept_components(plan: ImagePlan, rendering: Rendering, last: Inputs) -> tuple[str, ...]:
-    """Return the components whose stages an engine takes from its cache, if it still has them."""
-    rebuilt = _rebuilds(plan, rendering, last)
-    return tuple(step.component for step in plan.steps if step.component not in rebuilt)
-
-
 def _rebuilds(plan: ImagePlan, rendering: Rendering, last: Inputs | None) -> dict[str, tuple[str, ...]]:
-    """Return what is built again, and why."""
+    """Return the parts that are built again, and why."""
     now = inputs_of(plan, rendering)
     why: dict[str, tuple[str, ...]] = {}
     for step in plan.steps:
@@ -190,32 +165,3 @@ def _differences(last: Mapping[str, str] | None, now: Mapping[str, str]) -> tupl
         else:
             found.append(f"{name}: {before} -> {after}")
     return tuple(found)
-
-
-def _estimate(plan: ImagePlan, facts: Facts) -> tuple[int, str]:
-    """Return the size that an image of so many downloaded bytes has: a line through what was really built.
-
-    Builds of today's recipes are taken where there are enough of them, else those of older ones, and the basis says so.
-    Over the targets that were built the line is right within 6 % (tests/render/test_forecast.py).
-    """
-    framework, sources = plan.target.framework, plan.target.sources
-    alike = [row for row in facts.targets if row.framework == framework and facts.sources_of(row) == sources]
-    for built, whence in ((current_builds(facts, alike), "today's"), (facts.built_by_target, "older")):
-        points = [
-            (_installed_bytes(plan_row(row, facts).steps), record.megabytes)
-            for row in alike
-            if (record := built.get(facts.name_of(row)))
-        ]
-        if len({size for size, _ in points}) >= MINIMUM_POINTS:
-            slope, intercept = linear_regression([size for size, _ in points], [megabytes for _, megabytes in points])
-            megabytes = round(intercept + slope * _installed_bytes(plan.steps))
-            return megabytes, f"{len(points)} targets that were built from {whence} recipes"
-    return 0, f"fewer than two {framework} targets with {sources} sources were ever built"
-
-
-MINIMUM_POINTS = 2
-"""A line needs two points."""
-
-
-def _installed_bytes(steps: Sequence[Step]) -> int:
-    return sum(file.size for step in steps if step.in_image for file in step.python)

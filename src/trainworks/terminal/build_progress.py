@@ -1,4 +1,4 @@
-"""A build as a person sees it: a line for each step that ends, and on a terminal how far it is and what runs now."""
+"""A build for people: a line for each step that ends, and on a terminal how far it is and what runs now."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import TextIO
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import StepEvent
 from trainworks.terminal.progress import DISPLAY, Display, Task
-from trainworks.terminal.words import clock, readable
+from trainworks.terminal.words import readable
+
+MENTIONED_SECONDS = 0.5
+"""Steps that end sooner get no line."""
 
 
 class BuildProgress:
-    """Follows a build: one line for each step that ends, and on a terminal how far it is and what runs now.
+    """Follows a build.
 
     Args:
         stream: Where to write; default: this process's display.
@@ -24,34 +27,32 @@ class BuildProgress:
         """Start with nothing running."""
         self.display = DISPLAY if stream is None else Display(stream)
         self.verbose = verbose
-        self.running: dict[tuple[str, str], float] = {}
-        self.last_texts: dict[tuple[str, str], str] = {}
+        self.running: dict[tuple[str, str], Task] = {}
         self.tally = StepTally(())
         self._task: Task | None = None
 
     def __call__(self, event: StepEvent) -> None:
         """Take one event of the build."""
-        key, now = (event.component, event.step), self.display.clock()
-        self.tally.add(event, now)
+        key = (event.component, event.step)
+        self.tally.add(event)
         if event.state == "started":
-            self.running[key] = now
+            self.running[key] = self.display.add(event.component or "engine", log=False)
+            self.running[key].note = readable(event.step)
         elif event.state == "output":
-            self.last_texts[key] = event.text
+            if key in self.running:
+                self.running[key].note = event.text
             if self.verbose:
                 self.line(f"  {event.component:<20} {event.text}")
         else:
-            started = self.running.pop(key, None)
-            self.last_texts.pop(key, None)
-            seconds = event.seconds
-            if seconds is None and started is not None:
-                seconds = now - started
-            self.ended(event, seconds)
+            task = self.running.pop(key, None)
+            if task is not None:
+                self.display.remove(task)
+            self.ended(event, task.elapsed if task is not None and event.seconds is None else event.seconds)
         if self._task is not None and event.state != "output":
-            self._task.present = ", ".join(dict.fromkeys(component for component, _ in self.running if component))
             self._task.reach(self.tally.done)
 
     def ended(self, event: StepEvent, seconds: float | None) -> None:
-        """Say that a step ended, unless it is the engine's own or took no time worth a line."""
+        """Write a line about a step that ended, unless it is the engine's own or took almost no time."""
         if not event.component and event.state != "failed":
             return
         if event.state == "cached":
@@ -62,36 +63,17 @@ class BuildProgress:
             self.line(f"  {event.component:<20} {duration}  {verdict}{readable(event.step)}")
 
     def line(self, text: str) -> None:
-        """Write one row, above what moves."""
+        """Write one row above the bars."""
         self.display.say(text, one_row=True)
 
     @contextmanager
     def following(self, tally: StepTally) -> Iterator[None]:
         """Show how far the build is for the time of the ``with`` block; ``tally`` knows its steps."""
         self.tally = tally
-        with self.display.task(
-            "building",
-            tally.total,
-            "steps",
-            log=False,
-            rows=self.rows,
-            left=lambda: tally.left(self.display.clock()),
-        ) as self._task:
+        with self.display.task("building", tally.total, "steps", log=False) as self._task:
             try:
                 yield
-                tally.finish(self.display.clock())
             finally:
                 self._task = None
-
-    def rows(self) -> list[str]:
-        """Return a line for each step that runs: whose it is, for how long, what it said last."""
-        now = self.display.clock()
-        found = []
-        for key, began in tuple(self.running.items()):
-            said = self.last_texts.get(key) or readable(key[1])
-            found.append(f"  {key[0] or 'engine':<20} {clock(now - began):>8}  {said}")
-        return found
-
-
-MENTIONED_SECONDS = 0.5
-"""Steps that end sooner are not worth a line."""
+                while self.running:
+                    self.display.remove(self.running.popitem()[1])

@@ -1,4 +1,4 @@
-"""Downloads as a person sees them: how far all of them are, and the one that comes now."""
+"""Show downloads: how far all of them are, and the file that comes now."""
 
 from __future__ import annotations
 
@@ -11,38 +11,45 @@ from trainworks.terminal.words import amount
 
 
 class Fetching:
-    """What ``host.downloads.Client`` tells, shown below a task."""
+    """Takes the reports of ``host.downloads.Client`` and shows them."""
 
     def __init__(self) -> None:
         """Begin with nothing to show."""
         self._task: Task | None = None
+        self._file: Task | None = None
+        self._name = ""
         self._before = 0
-        self._file: tuple[str, int, int] | None = None
 
     @contextmanager
     def shown(self, title: str, total: int = 0) -> Iterator[Task]:
-        """Show downloads for the time of the ``with`` block; ``total`` is their size in bytes, 0: nobody knows."""
-        with DISPLAY.task(title, total, BYTES, rows=self._rows) as self._task:
+        """Show downloads for the time of the ``with`` block; ``total`` is their size in bytes, 0 if not known."""
+        with DISPLAY.task(title, total, BYTES) as self._task:
             try:
                 yield self._task
             finally:
                 self._task = None
+                self._end_file()
 
     def __call__(self, name: str, size: int, total: int) -> None:
-        """Take how far a download is."""
+        """Take how far a download is: the file's name, the bytes that are there, and all its bytes, 0 if not known."""
         task = self._task
-        if self._file is None or self._file[0] != name:
+        if self._name != name:
+            self._end_file()
+            self._name = name
             self._before = task.done if task is not None else 0
             if size:
                 say(f"  {name}: resumed at {amount(size)}")
-                if task is not None:
-                    task.skip(size)
-        self._file = (name, size, total)
+            if task is not None:
+                self._file = DISPLAY.add(name, total, BYTES, log=False)
+                for each in (task, self._file) if size else ():
+                    each.skip(size)
         if task is not None:
             task.reach(self._before + size)
+        if self._file is not None:
+            self._file.reach(size)
 
-    def _rows(self) -> list[str]:
-        if self._file is None:
-            return []
-        name, size, total = self._file
-        return [f"  {amount(size)}{f' of {amount(total)}' if total else ''}  {name}"]
+    def _end_file(self) -> None:
+        self._name = ""
+        if self._file is not None:
+            DISPLAY.remove(self._file)
+            self._file = None

@@ -1,4 +1,4 @@
-"""What goes to stdout: results, and nothing else. What people are told meanwhile goes to stderr."""
+"""Write results to stdout, and lines for people to stderr."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import json
 import os
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
 from trainworks.errors import OutputError
-from trainworks.terminal.progress import DISPLAY
+from trainworks.terminal.progress import DISPLAY, LABEL
 
 
 def silence(stream: TextIO) -> None:
-    """Let what is still to be written to a stream go nowhere; Python would fail on it once more when it ends."""
+    """Discard what is still to be written to a stream: Python would fail on it again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def put(text: str) -> None:
-    """Write a result to stdout at once, so that a full disk is known while the exit status can still say so."""
+    """Write a result to stdout at once, so that a full disk changes the exit status."""
     try:
         with DISPLAY.paused() if sys.stdout.isatty() else nullcontext():
             sys.stdout.write(text)
             sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough (`| head`): nothing is wrong, and nothing more can be said.
+        # The reader has gone (`| head`), which is not an error.
         silence(sys.stdout)
     except OSError as error:
         silence(sys.stdout)
-        raise OutputError(f"stdout cannot be written: {error.strerror}") from error
+        raise OutputError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def put_json(content: object) -> None:
@@ -39,7 +40,7 @@ def put_json(content: object) -> None:
 
 
 def put_result(options: Namespace, content: object, text: str) -> None:
-    """Write a result as ``--format`` says: for programs or for people."""
+    """Write a result for programs or for people, as ``--format`` says."""
     if options.format == "json":
         put_json(content)
     else:
@@ -59,5 +60,15 @@ def write_file(path: Path, text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line for people; results for programs go to stdout instead."""
+    """Write a line for people."""
     DISPLAY.say(text)
+
+
+@contextmanager
+def labelled(name: str) -> Iterator[None]:
+    """Put a name before each line and each task of this thread while the ``with`` block runs."""
+    before = LABEL.set(name)
+    try:
+        yield
+    finally:
+        LABEL.reset(before)

@@ -1,7 +1,7 @@
-"""Work that takes long, as a person sees it: on a terminal a display that moves, in a log a line now and then.
+"""Show work that takes long: bars on a terminal, a line now and then in a log.
 
-A process has one display, as it has one terminal. ``task`` adds a piece of work to it from wherever the work is done;
-what is written meanwhile (``cli.output``) stands above it.
+A process has one display, as it has one terminal. Any code adds a piece of work with ``DISPLAY.task``; lines written
+meanwhile (``output.say``) stand above the bars.
 """
 
 from __future__ import annotations
@@ -10,37 +10,36 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Final, TextIO, cast
 
-from trainworks.terminal.words import amount, clock, row
+from trainworks.terminal.words import amount, clock
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.live import Live
+    from trainworks.terminal.bars import Bars
 
 BYTES: Final = "bytes"
-"""The unit of what is sent, fetched or read; only there is a rate, and time left that follows from it."""
+"""The unit of data that is sent, fetched or read. Only bytes have a rate, and a remaining time that follows from it."""
 
 LOG_SECONDS: Final = 30.0
-"""In a log a task says where it is so often, and not at all before that."""
-
-RATE_SECONDS: Final = 10.0
-"""How far a rate looks back."""
+"""Seconds between two lines about a task in a log, and before the first one."""
 
 FORECAST_SECONDS: Final = 3.0
-"""No remaining time follows from less."""
-
-PAINTED_PER_SECOND: Final = 5
+"""Seconds that a task must have run before its remaining time is estimated."""
 
 LONGEST_LINE: Final = 140
 """Characters of a step's line in a log."""
 
-RELAY: Final = "TRAINWORKS_PROGRESS"
-"""Set to 1 for a process whose stderr another one of ours shows: each state of its work is a text that ends in a
-carriage return, each line one that ends in a newline."""
+LABEL: Final[ContextVar[str]] = ContextVar("label", default="")
+"""The name that stands before each line and each task of this thread (``output.labelled``)."""
+
+
+def labelled_text(text: str) -> str:
+    """Return a text after the label of this thread, if it has one."""
+    label = LABEL.get()
+    return f"{label}: {text}" if label else text
 
 
 class Task:
@@ -48,137 +47,102 @@ class Task:
 
     Attributes:
         title: What is done, in a word or two.
-        total: How much there is to do; 0: nobody knows.
-        unit: Of what: ``BYTES``, ``"steps"``, ``"checks"``.
+        total: How much there is to do, in ``unit``; 0 if that is not known.
+        unit: ``BYTES``, ``"steps"``, ``"checks"``.
         done: How much of it is done.
-        there: How much of that was done before, and took no time.
+        there: How much of ``done`` was done before and took no time.
         about: Whether the total is an estimate.
-        note: What is to be said beside the numbers.
-        present: What is worked on now, for those who do not see the rows below.
+        note: Text beside the title.
+        began: When it began, in seconds of the display's clock.
     """
 
-    def __init__(
-        self,
-        display: Display,
-        title: str,
-        total: int,
-        unit: str,
-        *,
-        log: bool,
-        rows: Callable[[], Sequence[str]],
-        left: Callable[[], float | None] | None,
-    ) -> None:
+    def __init__(self, display: Display, title: str, total: int, unit: str, *, log: bool) -> None:
         """Begin; see ``Display.task``."""
         self.title, self.total, self.unit = title, total, unit
         self.done = self.there = 0
         self.about = False
-        self.note = self.present = ""
+        self.note = ""
+        self.began = self._said = display.clock()
+        self._label = labelled_text("")
         self._display = display
         self._log = log
-        self._rows = rows
-        self._left = left
-        self._began = self._said = display.clock()
-        self._samples = deque([(self._began, 0)])
 
     def advance(self, steps: int = 1) -> None:
-        """Say that so much more is done."""
+        """Count more as done."""
         self.reach(self.done + steps)
 
     def skip(self, steps: int) -> None:
-        """Say that so much was done before."""
+        """Count more as done before, which says nothing about the rate."""
         self.there += steps
-        self._samples = deque((when, done + steps) for when, done in self._samples)
         self.reach(self.done + steps)
 
     def reach(self, done: int) -> None:
-        """Say how much is done; less than before where something has to be done once more."""
-        now = self._display.clock()
-        # Never empty, and never changed in place but at its ends: another thread paints from it.
-        if done < self.done:
-            self._samples = deque([(now, done)])
+        """Set how much is done; less than before if something has to be done again."""
         self.done = done
-        self._samples.append((now, done))
-        while len(self._samples) > 1 and self._samples[1][0] <= now - RATE_SECONDS:
-            self._samples.popleft()
-        if self._log and now - self._said >= LOG_SECONDS:
+        now = self._display.clock()
+        if self._log and now - self._said >= LOG_SECONDS and not self._display.live:
             self._said = now
-            self._display.log(self.sentence())
-        self._display.changed()
+            self._display.write(f"{self._label}  {self.title}: {self.how_far}{self.note and f', {self.note}'}")
 
     @property
     def elapsed(self) -> float:
         """Seconds since it began."""
-        return self._display.clock() - self._began
+        return self._display.clock() - self.began
 
     @property
     def rate(self) -> float:
-        """Bytes per second, lately; 0 where that means nothing."""
-        when, done = self._samples[0]
-        seconds = self._display.clock() - when
-        return (self.done - done) / seconds if self.unit == BYTES and seconds >= 1 else 0.0
+        """Bytes per second on average; 0 if that means nothing."""
+        worked, elapsed = self.done - self.there, self.elapsed
+        return worked / elapsed if self.unit == BYTES and elapsed >= 1 and worked > 0 else 0.0
 
     @property
     def left(self) -> float | None:
-        """Seconds that it will go on; ``None`` where nobody can know."""
-        if self._left is not None:
-            return self._left()
-        worked = self.done - self.there
-        if self.unit != BYTES or not self.total or worked <= 0 or self.elapsed < FORECAST_SECONDS:
+        """Remaining seconds; ``None`` if they cannot be known."""
+        if not self.rate or not self.total or self.elapsed < FORECAST_SECONDS:
             return None
-        return max(0, self.total - self.done) * self.elapsed / worked
+        return max(0, self.total - self.done) / self.rate
 
     @property
     def counts(self) -> str:
-        """How much is done of how much; ``""`` where there is nothing to count."""
+        """How much is done of how much; ``""`` if there is nothing to count."""
         about = "about " if self.about else ""
         if self.unit == BYTES:
             return f"{amount(self.done)} of {about}{amount(self.total)}" if self.total else amount(self.done)
         return f"{self.done} of {about}{self.total} {self.unit}" if self.total else ""
 
-    def sentence(self) -> str:
-        """Return where it is, for a log."""
+    @property
+    def what(self) -> str:
+        """The first column of the display: what is done."""
+        return f"{self._label}{self.title}  {self.note}"
+
+    @property
+    def how_far(self) -> str:
+        """The second column of the display, beside the bar: counts, elapsed and remaining time, rate."""
         rate, left = self.rate, self.left
         parts = (
             self.counts,
-            f"{amount(int(rate))}/s" if rate else "",
             clock(self.elapsed),
             f"about {clock(left)} left" if left else "",
-            self.note,
+            f"{amount(int(rate))}/s" if rate else "",
         )
-        return f"  {self.title}: {', '.join(filter(None, parts))}"
-
-    def lines(self, width: int) -> list[str]:
-        """Return where it is, for a terminal of so many columns; lines below the first one may be longer."""
-        rate, left = self.rate, self.left
-        first = row(
-            self.title,
-            self.done / self.total if self.total else None,
-            self.counts,
-            width=width,
-            left=f"~{clock(left)} left" if left else "",
-            elapsed=clock(self.elapsed),
-            rate=f"{amount(int(rate))}/s" if rate else "",
-            note=self.note,
-        )
-        return [first, *self._rows()]
+        return ", ".join(filter(None, parts))
 
 
 class Display:
-    """What moves on a terminal, and what is written above it."""
+    """The tasks of a process, and the lines written above them."""
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Show nothing yet.
 
         Args:
             stream: Where to write; default: stderr, whatever it is at the time.
-            clock: Tells seconds.
+            clock: Returns seconds.
         """
         self.clock = clock
         self._stream = stream
-        self._tasks: list[Task] = []
-        self._live: Live | None = None
         self._lock = threading.RLock()
-        self._state = ""
+        self._tasks: list[Task] = []
+        self._bars: Bars | None = None
 
     @property
     def stream(self) -> TextIO:
@@ -187,149 +151,102 @@ class Display:
 
     @property
     def live(self) -> bool:
-        """Whether something can move there: on a terminal, and no dumb one."""
+        """Whether the stream is a terminal that can move its cursor."""
         return self.stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
     @contextmanager
-    def task(
-        self,
-        title: str,
-        total: int = 0,
-        unit: str = "",
-        *,
-        log: bool = True,
-        rows: Callable[[], Sequence[str]] = tuple,
-        left: Callable[[], float | None] | None = None,
-    ) -> Iterator[Task]:
+    def task(self, title: str, total: int = 0, unit: str = "", *, log: bool = True) -> Iterator[Task]:
         """Show a piece of work for the time of the ``with`` block.
 
         Args:
             title: What is done, in a word or two.
-            total: How much there is to do; 0: nobody knows (yet).
+            total: How much there is to do; 0 if that is not known (yet).
             unit: Of what.
-            log: Whether a log gets a line now and then; not where other lines say how far it is.
-            rows: Gives the lines that stand below its own on a terminal.
-            left: Gives the seconds that it will go on; default: what follows from its rate.
+            log: Whether a log gets a line now and then; False if other lines say how far it is.
         """
-        mine = Task(self, title, total, unit, log=log, rows=rows, left=left)
-        with self._lock:
-            self._tasks.append(mine)
+        mine = self.add(title, total, unit, log=log)
         try:
-            self._show()
-            self.changed()
             yield mine
         finally:
-            # An impatient user's second Ctrl-C must not leave a terminal without its cursor.
-            with _uninterrupted():
-                with self._lock:
-                    self._tasks.remove(mine)
-                if not self._tasks:
-                    self._hide()
+            self.remove(mine)
+
+    def add(self, title: str, total: int = 0, unit: str = "", *, log: bool = True) -> Task:
+        """Show a piece of work until ``remove``; arguments as of ``task``."""
+        mine = Task(self, title, total, unit, log=log)
+        with self._lock, _uninterrupted():
+            self._tasks.append(mine)
+            if self._bars is not None:
+                self._bars.add(mine)
+            else:
+                self._show()
+        return mine
+
+    def remove(self, task: Task) -> None:
+        """Show a task no longer; the last one leaves a clean terminal."""
+        # A second Ctrl-C must not leave a terminal without its cursor.
+        with self._lock, _uninterrupted():
+            self._tasks.remove(task)
+            if self._bars is not None and self._tasks:
+                self._bars.remove(task)
+            else:
+                self._hide()
 
     def say(self, text: str, *, one_row: bool = False) -> None:
-        """Write a line for people; a long one goes on in the next row of a terminal, or is cut."""
+        """Write a line for people after this thread's label.
+
+        Args:
+            text: The line.
+            one_row: Cut a line that is longer than a row; otherwise it goes on in the next row.
+        """
+        self.write(labelled_text(text), one_row=one_row)
+
+    def write(self, text: str, *, one_row: bool = False) -> None:
+        """Write a line as it is; arguments as of ``say``."""
         with self._lock:
-            if self._live is None:
+            if self._bars is None:
                 self.stream.write(f"{text[:LONGEST_LINE] if one_row else text}\n")
                 self.stream.flush()
                 return
-            # A Ctrl-C between the line and what moves below it would leave half of that behind.
+            # A Ctrl-C between the line and the bars below it would leave half of them behind.
             with _uninterrupted():
-                console = self._live.console
-                if one_row:
-                    console.print(text, no_wrap=True, overflow="ellipsis")
-                else:
-                    console.print(text, soft_wrap=True)
-
-    def log(self, text: str) -> None:
-        """Write a line that a moving display shows already."""
-        if self._live is None and not self._relays:
-            self.say(text)
+                self._bars.write(text, one_row=one_row)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the display away while somebody else writes to the same terminal."""
-        shown = self._live is not None
-        self._hide()
-        try:
-            yield
-        finally:
-            if shown and self._tasks:
+        """Take the bars away while something else is written to the same terminal."""
+        with self._lock:
+            self._hide()
+            try:
+                yield
+            finally:
                 self._show()
 
-    def changed(self) -> None:
-        """Tell who relays that there is news; a terminal is painted so many times a second anyway."""
-        if not self._relays:
-            return
-        with self._lock:
-            texts = [
-                ", ".join(filter(None, (task.counts or task.title, task.present, task.note))) for task in self._tasks
-            ]
-            if (state := "; ".join(texts)) != self._state:
-                self._state = state
-                self.stream.write(f"{state}\r")
-                self.stream.flush()
-
-    @property
-    def _relays(self) -> bool:
-        return os.environ.get(RELAY) == "1"
-
     def _show(self) -> None:
-        if self._live is not None or not self.live:
-            return
-        # Only here: a plan, and a log, are there without it.
-        from rich.console import Console
-        from rich.live import Live
+        if self._tasks and self.live:
+            # Only a terminal needs rich, which takes a while to import.
+            from trainworks.terminal.bars import Bars
 
-        # A terminal knows its width better than whoever set these, and it may be another one soon.
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        console = Console(
-            file=self.stream, force_terminal=True, highlight=False, markup=False, emoji=False, _environ=environment
-        )
-        self._live = Live(
-            self,
-            console=console,
-            refresh_per_second=PAINTED_PER_SECOND,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        with _uninterrupted():
-            self._live.start(refresh=True)
+            self._bars = Bars(self.stream, self._tasks)
 
     def _hide(self) -> None:
-        if (live := self._live) is not None:
-            live.stop()
-            self._live = None
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Give rich the rows as they are now."""
-        from rich.text import Text
-
-        for task in tuple(self._tasks):
-            for line in task.lines(options.max_width):
-                text = Text(line.translate(ASCII) if options.ascii_only else line, no_wrap=True, overflow="ellipsis")
-                text.highlight_regex("━+", "green")
-                text.highlight_regex("─+", "dim")
-                yield text
-
-
-ASCII: Final = str.maketrans("━─", "#-")
-"""A bar for terminals that know no other letters."""
 
 DISPLAY: Final = Display()
 """This process's own."""
 
 
 def _uninterrupted() -> AbstractContextManager[None]:
-    # Help and completion load this file too, and have no use for what starts processes.
+    # Help and completion import this file too, and start no processes.
     from trainworks.engine.processes import uninterrupted
 
     return uninterrupted()
 
 
 def counted(file: IO[bytes], told: Callable[[int], None]) -> IO[bytes]:
-    """Return an open file, for reading only, that tells with each read how much of it was read altogether."""
+    """Return an open file, for reading only, that reports after each read how many bytes were read in all."""
     return cast("IO[bytes]", _Counted(file, told))
 
 

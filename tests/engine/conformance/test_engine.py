@@ -22,6 +22,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 
 from engine.helpers import BASE, request
 from trainworks.engine import processes
+from trainworks.engine.archive import files_of
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
 from trainworks.errors import BuildError, OutputError
@@ -380,6 +381,19 @@ def test_an_interrupted_build_leaves_nothing(engine: Engine, tmp_path: Path, num
     while running(mark):
         assert time.monotonic() < deadline, running(mark)
         os.sched_yield()
+
+
+def test_an_identifier_is_the_digest_of_the_configuration_if_the_engine_says_so(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
+    if not engine.identifier_is_configuration:
+        pytest.skip(f"{engine.name} rewrites the configuration when it exports an image")
+    with engine.archive(image[0]) as stream:
+        small = {name: content.read(1 << 20) for name, content, is_layer in files_of(stream) if not is_layer}
+    configuration = small[json.loads(small["manifest.json"])[0]["Config"]]
+    built = engine.inspect(image[0])
+    assert built is not None
+    assert built.identifier == f"sha256:{hashlib.sha256(configuration).hexdigest()}"
 
 
 def running(mark: str) -> list[str]:

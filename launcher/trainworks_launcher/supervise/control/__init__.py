@@ -51,11 +51,21 @@ class Peer:
 
 @dataclass
 class Events:
-    """What a role tells the supervisor. welcome: the channel stands; on a worker with the leader's public key, the
-    leader's address and this host's own, as the connection has them. peers: all hosts are ready, before
-    ``go``. go: start. stop: forward a stop signal. restart: a host is lost and the job goes on, so this host's ranks,
-    which may wait for it for ever, have to begin again. suspect: a rank of some host ended; on the leader. judge: the
-    leader's last word on a failure, before all are told. finish: the outcome of the job. left: everybody knows it."""
+    """What a role tells the supervisor.
+
+    Attributes:
+        welcome: The channel stands. On a worker, with the leader's public key, the leader's address and this host's own
+            address.
+        peers: All hosts are ready; comes before ``go``.
+        go: Start.
+        stop: Forward a stop signal.
+        restart: A host is lost and the job goes on. This host's ranks must begin again: they may wait for it for ever.
+        suspect: A rank of some host ended; on the leader.
+        judge: The leader's last word on a failure, before the other hosts learn of it.
+        finish: The outcome of the job.
+        left: Every host knows the outcome.
+        log: Print a line.
+    """
 
     welcome: Callable[[str, str, str], None]
     peers: Callable[[Sequence[Peer]], None]
@@ -70,7 +80,7 @@ class Events:
 
 
 class Role(Protocol):
-    """What the supervisor tells whoever decides the job's end: ``Alone``, ``Leader`` or ``Worker``."""
+    """What the supervisor tells the role that decides the job's end: ``Alone``, ``Leader`` or ``Worker``."""
 
     def begin(self) -> None:
         """Open the channel. Raises RefusalError if that cannot be done."""
@@ -88,7 +98,7 @@ class Role(Protocol):
         """This host's own command ended, or never started."""
 
     def leave(self) -> None:
-        """The outcome is known and nothing runs here any more."""
+        """The outcome is known and nothing runs on this host any more."""
 
     def close(self) -> None:
         """Close everything at once."""
@@ -103,7 +113,7 @@ class Alone:
         self._finished = False
 
     def begin(self) -> None:
-        """There is nobody to wait for."""
+        """There is no other host to wait for."""
         self._events.welcome("", "", "")
 
     def ready(self, ssh_port: int) -> None:
@@ -127,7 +137,7 @@ class Alone:
             self._events.finish(outcome)
 
     def leave(self) -> None:
-        """Nobody to say goodbye to."""
+        """There is no other host to take leave of."""
         self._events.left()
 
     def close(self) -> None:

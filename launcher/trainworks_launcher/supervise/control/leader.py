@@ -10,7 +10,7 @@ from typing import Iterable, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.job import Limits
+from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.supervise.control import Events, Peer, proof
 from trainworks_launcher.supervise.control.connection import Connection, listen
@@ -93,7 +93,7 @@ class Leader:
         self._events.welcome("", "", "")
 
     def ready(self, ssh_port: int) -> None:
-        """This host is prepared. Nobody reaches the leader by ssh."""
+        """This host is prepared. No host reaches the leader by ssh."""
         del ssh_port
         self._self_ready = True
         self._maybe_go()
@@ -129,7 +129,7 @@ class Leader:
             self._server = None
 
     def _workers(self) -> tuple[str, ...]:
-        """The other hosts that the job still has, joined or not."""
+        """Return the other hosts that the job still has, joined or not."""
         return tuple(host for host in self._control.hosts[1:] if host not in self._without)
 
     # ------------------------------------------------------------------------------------------------------ letting in
@@ -180,7 +180,7 @@ class Leader:
             if proof.is_proof(self._secret, proof.WORKER, asked, message.get("proof")):
                 self._let_in(connection, asked.host, asked.host_key)
             else:
-                self._refuse(connection, asked.host, f"it does not know what {names.JOB_SECRET_VARIABLE} is here")
+                self._refuse(connection, asked.host, f"it does not know this host's {names.JOB_SECRET_VARIABLE}")
         else:
             self._strangers.drop(connection, "it is not one of the job's hosts")
 
@@ -208,7 +208,7 @@ class Leader:
             connection.send("challenge", nonce=asked.leader_nonce, public_key=self._public_key, proof=shown)
 
     def _refuse(self, connection: Connection, host: str, reason: str) -> None:
-        """Whoever says that it is this host is not let in, and is told why."""
+        """Do not let in the connection that claims to be this host, and tell it why."""
         self._refused[host] = reason
         connection.send("refused", reason=reason)
         self._strangers.drop(connection, f"as {host}, {reason}")
@@ -236,7 +236,7 @@ class Leader:
         self._maybe_complete()
 
     def _maybe_complete(self) -> None:
-        """All have joined: from here on they have the time to prepare themselves."""
+        """All have joined: from now on they have the time to prepare themselves."""
         if set(self._joined) == set(self._workers()):
             self._complete += 1
             number_ = self._complete
@@ -287,7 +287,7 @@ class Leader:
         for connection in list(self._joined.values()):
             silent = connection.silence(limit)
             if silent:
-                self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
+                self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
                 connection.send("alive")
         self._strangers.sweep()
@@ -335,7 +335,7 @@ class Leader:
         if host in self._joined:
             self._joined[host].close()
         # A host may have reported success before: its part is done, or (in MPI jobs) it has no command of its own. Lost
-        # is lost all the same, for nobody can say any more what became of the ranks there.
+        # is lost all the same, because no host knows any more what became of its ranks.
         self._ended.pop(host, None)
         self._note_ended(host, Outcome(FAILED, names.EXIT_HOSTS, host, f"lost host {host}: {reason}"))
 
@@ -404,7 +404,7 @@ class Leader:
         self._events.finish(outcome)
 
     def _seconds_for_late_hosts(self) -> float:
-        """How long to stay for hosts that never joined: they would wait for us until the join time-out."""
+        """Return how long to stay for hosts that never joined: they would wait for us until the join time-out."""
         failed = self._finished is not None and self._finished.kind == FAILED
         if self._server is None or not failed or set(self._workers()) <= self._came:
             return 0.0

@@ -27,8 +27,16 @@ _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a proof covers. digest: of the job. host: that joins. Nonces: 64 hexadecimal digits, fresh for each
-    connection. host_key: the joining host's ssh host key. public_key: the leader's ssh key. Both "" without ssh."""
+    """What a proof covers.
+
+    Attributes:
+        digest: Digest of the job.
+        host: Host that joins.
+        worker_nonce: 64 hexadecimal digits, fresh for each connection.
+        leader_nonce: As ``worker_nonce``.
+        host_key: The joining host's ssh host key; ``""`` without ssh.
+        public_key: The leader's ssh key; ``""`` without ssh.
+    """
 
     digest: str
     host: str
@@ -39,12 +47,12 @@ class Transcript:
 
 
 def make_nonce() -> str:
-    """A fresh nonce."""
+    """Return a fresh nonce."""
     return secrets.token_hex(32)
 
 
 def read_nonce(value: Json) -> str:
-    """The nonce (or proof) in a message, "" if it is none."""
+    """Return the nonce (or proof) in a message, "" if it is none."""
     return value if isinstance(value, str) and _HEXADECIMAL.fullmatch(value) else ""
 
 
@@ -55,5 +63,5 @@ def make_proof(secret: str, side: str, transcript: Transcript) -> str:
 
 
 def is_proof(secret: str, side: str, transcript: Transcript, shown: Json) -> bool:
-    """Whether ``shown`` is that proof; takes the same time wherever it is wrong."""
+    """Return whether ``shown`` is that proof; takes the same time wherever it is wrong."""
     return hmac.compare_digest(make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace"))

@@ -32,7 +32,7 @@ class Strangers:
         self._named: set[str] = set()
 
     def __iter__(self) -> Iterator[Connection]:
-        """All of them."""
+        """Yield all of them."""
         return iter([entry for entries in self._by_address.values() for entry in entries])
 
     def add(self, connection: Connection) -> None:
@@ -64,9 +64,11 @@ class Strangers:
             return
         self._named.add(connection.address)
         if len(self._named) <= _LINES:
-            self._log(f"dropped a connection from {connection.address}: {reason}; more from there are not mentioned")
+            self._log(
+                f"dropped a connection from {connection.address}: {reason}; more from that address are not logged"
+            )
         else:
-            self._log("more strangers are dropped without a word")
+            self._log("more such connections are dropped and not logged")
 
     def sweep(self) -> None:
         """Drop who had time enough to join."""

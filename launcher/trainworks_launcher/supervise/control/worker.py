@@ -7,7 +7,7 @@ import socket
 import time
 
 from trainworks_launcher import names
-from trainworks_launcher.job import Limits
+from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.supervise.control import Events, proof
 from trainworks_launcher.supervise.control.connection import Connection
@@ -32,7 +32,7 @@ _LOGGED_REASONS = 5
 
 
 class Worker:
-    """Joins the leader, tells it what happens here, and does as it says."""
+    """Joins the leader, tells it what happens on this host, and does as it says."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Worker:
         self._connecting: socket.socket | None = None
         self._deadline = 0.0
         self._pause = 0.1
-        self._why = "no try was made"
+        self._why = "it did not try"
         self._answered = False
         self._refused = ""
         self._logged: set[str] = set()
@@ -119,7 +119,7 @@ class Worker:
 
     # --------------------------------------------------------------------------------------------------------- joining
     def _try(self) -> None:
-        """One try to connect, without waiting for it here (except for the name's resolution)."""
+        """One try to connect, without waiting for it (except for the name's resolution)."""
         if self._finished:
             return
         if time.monotonic() >= self._deadline:
@@ -135,7 +135,7 @@ class Worker:
             family, kind, protocol, _, address = found[0]
             opened = socket.socket(family, kind, protocol)
         except OSError as error:
-            self._again(f"its name cannot be resolved: {error.strerror or error}")
+            self._again(f"cannot resolve its name: {error.strerror or error}")
             return
         opened.setblocking(False)
         self._connecting = opened
@@ -232,11 +232,11 @@ class Worker:
             self._public_key = key
             connection.send("answer", proof=proof.make_proof(self._secret, proof.WORKER, said))
         else:
-            self._distrust(connection, f"it does not know what {names.JOB_SECRET_VARIABLE} is here")
+            self._distrust(connection, f"it does not know this host's {names.JOB_SECRET_VARIABLE}")
 
     def _welcomed(self, connection: Connection, message: Message) -> None:
         if not self._believed:
-            # A leader of this launcher, which trusts anybody: the job is told, and ends.
+            # A leader of this launcher, which trusts every host: the job is told, and ends.
             connection.trust(self._control.leader)
             cause = f"host {self._host} has {names.JOB_SECRET_VARIABLE}, the leader {self._control.leader} has none"
             outcome = Outcome(FAILED, names.EXIT_HOSTS, self._host, f"{cause}: set it to one value on every host")
@@ -251,7 +251,7 @@ class Worker:
             connection.send("stopping")
 
     def _distrust(self, connection: Connection, reason: str) -> None:
-        """Whoever answers there is not the leader; the leader may be there later."""
+        """What answers there is not the leader; the leader may be there later."""
         connection.close()
         self._lost(connection, reason)
 
@@ -260,7 +260,7 @@ class Worker:
         if connection is not self._connection:
             return
         if self._finished:
-            # Not before everything here has ended and is written down.
+            # Not before everything on this host has ended and is written down.
             if self._leaving:
                 self._leave_now()
         elif not connection.host:
@@ -284,7 +284,7 @@ class Worker:
             silent = connection.silence(self._limits.heartbeat)
             if silent:
                 connection.close()
-                self._lost(connection, f"nothing was heard from it for {silent:.0f} s")
+                self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
                 connection.send("alive")
         open_ = connection is not None and connection.open

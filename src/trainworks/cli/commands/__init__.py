@@ -1,8 +1,8 @@
-"""One file for each command of ``build.py``: ``parser()`` is its grammar, ``run(options, root)`` what it does.
+"""The commands of ``build.py``, one file each: ``parser()`` returns its grammar, ``run(options, root)`` runs it.
 
-``run`` returns the exit status, writes its result with ``cli.output.put`` and raises a ``TrainworksError`` for
-everything that a user can act on. ``GROUPS`` names them. What takes long to import is imported inside ``run``: help
-and completion ask every command for its grammar.
+``run`` returns the exit status, writes its result with ``terminal.output.put``, and raises a ``TrainworksError`` for
+every problem that a user can act on. Imports that take long stand inside ``run``, because ``help`` asks every command
+for its grammar.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Protocol, cast
 from trainworks.cli.grammar import Grammar
 
 BUILD = "build"
-"""The command that is meant where none is named."""
+"""The command if none is named."""
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "build": (BUILD, "extend"),
     "choose": ("catalogue", "check"),
     "pin what goes in": ("lock", "mirror"),
-    "look into images": ("report", "diff", "changelog", "vulnerabilities", "lint"),
+    "look into images": ("report", "diff", "changelog", "outdated"),
     "deliver": ("push", "promote", "prove", "verify"),
-    "the builder itself": ("help", "completion", "schema"),
+    "the builder itself": ("help", "schema", "lint"),
 }
-"""The commands by what one wants to do; a command is one file beside this one."""
+"""The commands by purpose."""
 
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
 class Command(Protocol):
-    """What a command's file has."""
+    """The functions of a command's file."""
 
     def parser(self) -> Grammar:
         """Return its grammar."""

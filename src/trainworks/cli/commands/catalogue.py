@@ -14,9 +14,9 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py catalogue``."""
     grammar = Grammar(
         "catalogue",
-        summary="write every target on one HTML page, with search and filters",
-        details="Writes one HTML file with every target: search and filters, versions, sizes, checks, and how to use "
-        "each. It needs no network and no engine, here or where it is read.",
+        summary="write every target to one HTML page, with search and filters",
+        details="Writes one HTML file with every target, built ones first: search and filters, versions, sizes, "
+        "checks, and how to use each. It needs no network and no engine, neither to write it nor to read it.",
         examples=(
             Example("catalogue --output catalogue.html", "write the page; open it in a browser"),
             Example("catalogue --format json", "what the page is made from, for programs"),
@@ -27,8 +27,8 @@ def parser() -> Grammar:
         reads=(FACTS,),
         see_also=("build --list", "check"),
     )
-    grammar.add_argument("--output", type=Path, metavar="FILE", help="default: stdout")
-    add_format(grammar, ("html", "json"), "json: what the page is made from")
+    grammar.add_argument("--output", type=Path, metavar="FILE", help="write to this file; default: stdout")
+    add_format(grammar, ("html", "json"), "write the page, or its data")
     return grammar
 
 

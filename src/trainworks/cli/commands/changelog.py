@@ -1,4 +1,4 @@
-"""``build.py changelog``: the changelog of a family of images."""
+"""``build.py changelog``: the changelog of a series of images."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trainworks.errors import (
     OutputError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put_result, write_file
+from trainworks.terminal.output import put_result, say, write_file
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py changelog``."""
     grammar = Grammar(
         "changelog",
-        summary="write what changed from each image of a family to the next",
-        details="Writes the changelog of a family of images as Markdown, from the differences of each to the next.",
+        summary="write what changed from each image of a series to the next",
+        details="Writes the changelog of a series of images as Markdown, from the differences of each to the next.",
         examples=(
             Example("changelog old/image:1 old/image:2", "what changed between two images", needs="an engine"),
             Example(
@@ -38,7 +38,7 @@ def parser() -> Grammar:
         see_also=("diff", "report"),
     )
     grammar.add_argument("images", nargs="+", metavar="IMAGE|TARGET", help="the oldest first")
-    grammar.add_argument("--file", type=Path, metavar="FILE", help="add what is new to this changelog; default: stdout")
+    grammar.add_argument("--file", type=Path, metavar="FILE", help="add new entries to this changelog; default: stdout")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -48,18 +48,19 @@ def run(options: Namespace, root: Path) -> int:
     """Write a changelog."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.difference import changelog
-    from trainworks.inspect.image_contents import read_contents, reference_of
+    from trainworks.inspect.image_difference import changelog
+    from trainworks.inspect.inspected_image import inspect_image
+    from trainworks.inspect.targets import reference_of
 
     existing = ""
     if options.file is not None and options.file.exists():
         try:
             existing = options.file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise OutputError(f"{options.file} cannot be read: {error}") from error
+            raise OutputError(f"cannot read {options.file} ({error})") from error
     facts = load(root)
-    engine = choose(options.engine)
-    images = [read_contents(engine, reference_of(name, facts), facts, digests=True) for name in options.images]
+    engine = choose(options.engine, report=say)
+    images = [inspect_image(engine, reference_of(name, facts), facts, digests=True) for name in options.images]
     text = changelog(images, existing)
     if options.file is not None:
         write_file(options.file, text)

@@ -1,4 +1,4 @@
-"""``build.py check``: plans the whole matrix and says what does not go together."""
+"""``build.py check``: plan the whole matrix and show what is incompatible."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py check``."""
     grammar = Grammar(
         "check",
-        summary="hold targets against the compatibility table and their locks",
-        details="Plans targets without building anything, and says which parts do not go together, and why.",
+        summary="check targets against the compatibility rules and their locks",
+        details="Plans targets without building anything, and shows which parts are incompatible, and why.",
         examples=(
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
@@ -34,8 +34,8 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Check targets."""
     from trainworks.facts.load import load
-    from trainworks.inspect.check import as_json, as_text, check, exit_status_of
+    from trainworks.inspect.matrix_check import as_json, as_text, check_targets, exit_status_of
 
-    findings = check(load(root), options.only)
+    findings = check_targets(load(root), options.only)
     put(as_json(findings) if options.format == "json" else as_text(findings))
     return exit_status_of(findings)

@@ -1,4 +1,4 @@
-"""``build.py diff``: what is another between two images."""
+"""``build.py diff``: what differs between two images."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put_result
+from trainworks.terminal.output import put_result, say
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py diff``."""
     grammar = Grammar(
         "diff",
-        summary="say what is another between two images, or two targets",
-        details="Says what is another between two images: components, Python and Debian packages, environment, "
-        "labels, entry point, files and layers. With --planned two targets are compared by their rows and locks alone: "
+        summary="show what differs between two images, or two targets",
+        details="Shows what differs between two images: components, Python and Debian packages, environment, "
+        "labels, entry point, files and layers. --planned compares two targets by their rows and locks alone: "
         "what an upgrade would change, without an engine.",
         examples=(
             Example(f"diff --planned {CPU_TARGET} {TARGET}", "what would change from one target to another"),
@@ -51,7 +51,7 @@ def parser() -> Grammar:
     )
     grammar.add_argument("before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
     grammar.add_argument("after", metavar="IMAGE|TARGET", help="the other one")
-    grammar.add_argument("--planned", action="store_true", help="compare what two targets are to be made of")
+    grammar.add_argument("--planned", action="store_true", help="compare two targets before they are built")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -61,8 +61,9 @@ def run(options: Namespace, root: Path) -> int:
     """Compare two images."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.difference import as_text, difference, planned_as_text
-    from trainworks.inspect.image_contents import plans_of_targets, read_contents, reference_of
+    from trainworks.inspect.image_difference import as_text, difference, planned_as_text
+    from trainworks.inspect.inspected_image import inspect_image
+    from trainworks.inspect.targets import plans_of_targets, reference_of
     from trainworks.plan.difference import plan_difference
 
     facts = load(root)
@@ -71,10 +72,10 @@ def run(options: Namespace, root: Path) -> int:
         planned = plan_difference(before, after)
         put_result(options, planned.as_values(), planned_as_text(planned))
         return 0
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     found = difference(
-        read_contents(engine, reference_of(options.before, facts), facts, digests=True),
-        read_contents(engine, reference_of(options.after, facts), facts, digests=True),
+        inspect_image(engine, reference_of(options.before, facts), facts, digests=True),
+        inspect_image(engine, reference_of(options.after, facts), facts, digests=True),
     )
     put_result(options, found.as_values(), as_text(found))
     return 0

@@ -1,4 +1,4 @@
-"""``build.py extend``: a base image, requirements and code become a tested image."""
+"""``build.py extend``: make a tested image from a base image, requirements and code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put, put_result
+from trainworks.terminal.output import put_result
 
 STAGES = ("render", "build", "test")
 """How far ``--until`` goes; each includes those before it."""
@@ -37,23 +37,23 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py extend``."""
     grammar = Grammar(
         "extend",
-        summary="make a tested image of a base image, requirements and your code",
-        details="Makes an image of a base image, requirements and code, and proves what is in it. Requirements without "
-        "hashes are resolved for the base first, and the file with the hashes is kept beside yours.",
+        summary="make a tested image from a base image, requirements and your code",
+        details="Makes an image from a base image, requirements and code, and tests it. Requirements without hashes "
+        "are resolved for the base first; a file with the hashes is written beside yours.",
         examples=(
             Example(
                 "extend --base my/pytorch:1 --tag my/train:1 --source src --entry-point train.py",
-                "your code in an image of ours, or in any with a Python",
+                "add your code to an image with Python",
                 needs="an engine",
             ),
             Example(
                 "extend --base my/pytorch:1 --tag my/train:1 --requirements wanted.txt --apt libgl1",
-                "more Python and Debian packages",
+                "add Python and Debian packages",
                 needs="an engine",
             ),
         ),
-        result="the new image's name, once all its tests are green; `build.py push NAME` brings it to a registry.",
-        done="made, and tests green",
+        result="the new image's name, after all tests have passed. `build.py push NAME` pushes it.",
+        done="made, and all tests passed",
         fails=(
             UnknownNameError,
             EngineError,
@@ -65,10 +65,12 @@ def parser() -> Grammar:
             ExtendError,
         ),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
-        see_also=("push", "prove", "report", "lint"),
+        see_also=("push", "prove", "report"),
     )
-    grammar.add_argument("--base", required=True, metavar="IMAGE", help="an image of ours, or a registry's")
-    grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name of the new image, such as my/train:1")
+    grammar.add_argument(
+        "--base", required=True, metavar="IMAGE", help="extend this image of the engine or of a registry"
+    )
+    grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name the new image, such as my/train:1")
     add_contents(grammar)
     add_until(grammar, STAGES)
     add_engine(grammar)
@@ -78,24 +80,40 @@ def parser() -> Grammar:
 
 
 def add_contents(grammar: Grammar) -> None:
-    """Add what goes into an extended image; ``prove`` is given the same."""
+    """Add the contents of an extended image, which ``prove`` takes too."""
     grammar.add_argument(
-        "--requirements", type=Path, metavar="FILE", help="to install (default: requirements.txt of --source)"
+        "--requirements", type=Path, metavar="FILE", help="install these; default: requirements.txt of --source"
     )
     grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
-    grammar.add_argument("--source", type=Path, metavar="DIR", help="copied to /opt/ml/code; a project is installed")
-    grammar.add_argument("--entry-point", metavar="FILE", help="below --source; default: the job names it")
+    grammar.add_argument(
+        "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
+    )
+    grammar.add_argument(
+        "--entry-point", metavar="FILE", help="run this file below --source; default: the job names one"
+    )
 
 
 def run(options: Namespace, root: Path) -> int:
     """Extend an image."""
     from trainworks.extend.image import extend
+    from trainworks.extend.request import ExtendRequest
 
-    done = extend(options, root, os.environ)
-    if options.until == "render" and options.format == "text":
-        put(f"{options.output}\n" if options.output else str(done.report["dockerfile"]))
-    else:
-        put_result(options, done.report, f"{options.tag}\n")
+    request = ExtendRequest(
+        base=options.base,
+        tag=options.tag,
+        requirements=options.requirements,
+        apt=tuple(options.apt),
+        source=options.source,
+        entry_point=options.entry_point,
+        until=options.until,
+        engine=options.engine,
+        output=options.output,
+        junit=options.junit,
+        no_cache=options.no_cache,
+        verbose=options.verbose,
+    )
+    done = extend(request, root, os.environ)
+    put_result(options, done.report, done.text)
     if done.broken is not None:
         raise done.broken
     return 0

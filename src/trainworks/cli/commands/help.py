@@ -1,4 +1,4 @@
-"""``build.py help``: what there is to do, and how."""
+"""``build.py help``: list the commands, or explain one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from trainworks.cli.grammar import Example, Grammar, add_format
 from trainworks.terminal.output import put, put_json
 
 START = """\
-Builds, tests, delivers and proves the container images in which people train deep-learning models.
+Build and test container images for distributed training.
 
 usage: build.py [COMMAND] [options]
 """
 
 END = """
-start here:
-  python build.py --list                             what can be built
-  python build.py --framework pytorch --cuda cu121   build and test; no command: `build`
-  python build.py help COMMAND                       what a command does, with examples that work
+first steps:
+  python build.py --list                             list the targets
+  python build.py --framework pytorch --cuda cu121   build and test an image
+  python build.py help COMMAND                       explain a command, with examples
 
-A wrong word is answered with the nearest right one. For programs: `--format json`, errors too.
+Every command has `--format json` for programs. Errors are JSON too.
 """
 
 
@@ -30,16 +30,18 @@ def parser() -> Grammar:
     grammar = Grammar(
         "help",
         summary="list the commands, or explain one",
-        details="Lists all commands by what one wants to do, or explains one of them.",
+        details="Lists all commands by purpose, or explains one of them.",
         examples=(
-            Example("help", "all commands, with one line each"),
-            Example("help push", "the same as `python build.py push --help`"),
-            Example("help --format json", "options, examples and exit statuses of all commands, for programs"),
+            Example("help", "list all commands"),
+            Example("help push", "explain a command, as `python build.py push --help`"),
+            Example("help --format json", "write options, examples and exit statuses, for programs"),
         ),
-        result="text for people; as JSON everything that it is made from.",
+        result="text for people, or all of its data as JSON.",
         done="shown",
     )
-    grammar.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="default: list them all")
+    grammar.add_argument(
+        "command", nargs="?", choices=COMMANDS, metavar="COMMAND", help="explain this command; default: list them all"
+    )
     add_format(grammar)
     return grammar
 

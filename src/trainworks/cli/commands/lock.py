@@ -16,26 +16,24 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py lock``."""
     grammar = Grammar(
         "lock",
-        summary="record hash, size and digest of everything that targets are made of",
-        details="Records in images/lock what targets are made of: their Python files, resolved and pinned by hash; "
-        "hash and size of everything else that is downloaded, signatures checked; digests of base images.",
+        summary="record the hash, size and digest of every input of targets",
+        details="Records the inputs of targets in images/lock: Python files, resolved and pinned by hash; hash and "
+        "size of every other download, after its signature is checked; digests of base images.",
         examples=(
-            Example("lock --check", "write nothing: does every lock fit its row, and what is not locked yet?"),
+            Example("lock --check", "check that every lock fits its row, and list what is not locked"),
             Example(f"lock --only {TARGET}", "lock one target again", needs="the network"),
         ),
-        result="the names of the files that were written. Commit them: a build takes nothing that is not in them.",
+        result="the names of the files that were written. Commit them: a build uses nothing else.",
         done="locked, or every lock fits",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),
         see_also=("mirror", "check", "docs/lock.md"),
     )
     add_only(grammar)
+    grammar.add_argument("--check", action="store_true", help="check locks against the rows; write nothing")
+    grammar.add_argument("--strict", action="store_true", help="with --check: fail if something is not locked")
     grammar.add_argument(
-        "--check", action="store_true", help="write nothing: hold every lock against the rows, and say what is unlocked"
-    )
-    grammar.add_argument("--strict", action="store_true", help="with --check: what is unlocked is a failure too")
-    grammar.add_argument(
-        "--mirror", type=Path, metavar="DIR", help="take files that lie here, and leave here what is downloaded"
+        "--mirror", type=Path, metavar="DIR", help="take files from this folder, and keep downloads in it"
     )
     add_format(grammar)
     return grammar
@@ -50,6 +48,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.inputs.lock_artifacts import check_locks, lock_artifacts, lock_base_images
     from trainworks.inputs.lock_python import write_python_lock
     from trainworks.plan.select import rows_named
+    from trainworks.registry.client import Patience, Registries
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say
     from trainworks.terminal.progress import DISPLAY
@@ -75,7 +74,8 @@ def run(options: Namespace, root: Path) -> int:
     fetching = Fetching()
     with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
         problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
-        problems += lock_base_images(rows, facts, client, root, report=say)
+    with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
+        problems += lock_base_images(rows, facts, registries, root, report=say)
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
         put_json({"written": written, "problems": unique})

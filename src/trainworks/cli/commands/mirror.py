@@ -16,19 +16,21 @@ def parser() -> Grammar:
     grammar = Grammar(
         "mirror",
         summary="fill a folder with everything that targets download",
-        details="Fills a folder with everything that targets download: the files of their components, git commits as "
-        "bundles, their Python files; each verified.",
+        details="Fills a folder with everything that targets download: files of components, git commits as bundles, "
+        "and Python files. Each is verified.",
         examples=(
-            Example(f"mirror files --only {TARGET}", "what one target takes", needs="the network"),
-            Example("mirror /srv/mirror", "what all take; only what is missing comes", needs="the network"),
+            Example(f"mirror files --only {TARGET}", "download the files of one target", needs="the network"),
+            Example("mirror /srv/mirror", "download missing files of all targets", needs="the network"),
         ),
-        result="the folder's name. `build.py --mirror DIR`, or the address of a server that has it, builds from it.",
-        done="all of it is there",
+        result="the folder's name. `build.py --mirror DIR` builds from it, also with the URL of a server that has it.",
+        done="complete",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),
         see_also=("lock", "docs/lock.md"),
     )
-    grammar.add_argument("folder", type=Path, metavar="DIR", help="new, or filled before: only what is missing comes")
+    grammar.add_argument(
+        "folder", type=Path, metavar="DIR", help="fill this folder; files that it has are not downloaded again"
+    )
     add_only(grammar)
     add_format(grammar)
     return grammar
@@ -39,7 +41,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
-    from trainworks.inputs.mirror import fill_mirror
+    from trainworks.inputs.fill_mirror import fill_mirror
     from trainworks.plan.select import rows_named
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say

@@ -16,29 +16,31 @@ def parser() -> Grammar:
     grammar = Grammar(
         "promote",
         summary="copy an image by digest to other repositories, without a rebuild",
-        details="Copies an image by its digest, with what is attached to it, to other repositories: no rebuild, no "
+        details="Copies an image by its digest, with everything attached to it, to other repositories. It needs no "
         "engine. Within a registry no layer is sent.",
         examples=(
             Example(
                 "promote r.example.org/test:2026.11 r.example.org/production",
-                "what was tested goes into production, under the same tag",
+                "copy a tested image to production, under the same tag",
                 needs="registries",
             ),
             Example(
                 "promote r.example.org/test:1 east.example.org/a west.example.org/a --tag 1.0 --moving-tag latest",
-                "to two regions, under a tag that never moves and one that does",
+                "copy to two regions, under a fixed and a moving tag",
                 needs="registries",
             ),
         ),
-        result="the image_uri of each copy, by digest and by tag: what an Estimator takes.",
+        result="the image_uri of each copy, by digest and by tag, for an Estimator.",
         done="copied",
         fails=(HostError, RegistryError),
         reads=(LOGINS, HOST_SETTINGS),
         see_also=("push", "prove", "docs/push.md"),
     )
-    grammar.add_argument("source", metavar="ADDRESS", help="HOST/NAME@sha256:... or HOST/NAME:TAG")
-    grammar.add_argument("targets", nargs="+", metavar="REPOSITORY", help="HOST/NAME; several for several regions")
-    add_tags(grammar, fixed="; default: the source's, where it was named by tag")
+    grammar.add_argument("source", metavar="ADDRESS", help="copy this image: HOST/NAME@sha256:... or HOST/NAME:TAG")
+    grammar.add_argument(
+        "targets", nargs="+", metavar="REPOSITORY", help="copy to HOST/NAME; several for several regions"
+    )
+    add_tags(grammar, fixed="the source's tag, if it has one")
     add_format(grammar)
     return grammar
 

@@ -1,4 +1,4 @@
-"""``build.py prove``: writes what is in an image and what it was built from, and signs it."""
+"""``build.py prove``: writes the bills of materials and the provenance of an image, and signs them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from trainworks.cli.grammar import (
     add_format,
 )
 from trainworks.errors import (
+    CommandLineError,
     CompatibilityError,
     EngineError,
     EngineUnavailableError,
@@ -42,22 +43,22 @@ def parser() -> Grammar:
     grammar = Grammar(
         "prove",
         summary="write and sign what is in an image and what it was built from",
-        details="Writes what is in the image of a target, or in an extended one (CycloneDX and SPDX), and what it was "
-        "built from (SLSA provenance), and signs all of it.",
+        details="Writes bills of materials of a target's image, or of an extended one (CycloneDX and SPDX), and what "
+        "it was built from (SLSA provenance), and signs them.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
-                "bills of materials, unsigned",
+                "write unsigned bills of materials and provenance",
                 needs="an engine",
             ),
             Example(
                 f"prove {CPU_TARGET} --output proof --key key.pem --attach r.example.org/pytorch:1",
-                "signed, and attached to the image in the registry",
+                "sign them, and attach them to the image in the registry",
                 needs="an engine, a key and a registry",
             ),
             Example(
                 "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output proof",
-                "an image that `build.py extend` made of the same",
+                "prove an image that `build.py extend` made from the same",
                 needs="an engine",
             ),
         ),
@@ -90,18 +91,16 @@ def parser() -> Grammar:
     grammar.add_argument(
         "target",
         metavar="TARGET|IMAGE",
-        help="one of --list whose image the engine has; with --base: the name of an extended image",
+        help="prove the image of this target; with --base: this extended image",
     )
-    grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
+    grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="write to this folder")
+    grammar.add_argument("--key", metavar="KEY", help="sign with this private key: PEM file or awskms:///alias/NAME")
     grammar.add_argument(
-        "--key", metavar="KEY", help="private key, PEM: Ed25519 or ECDSA P-256; or awskms:///alias/NAME"
+        "--attach", metavar="ADDRESS", help="attach to this image: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
-    grammar.add_argument(
-        "--attach", metavar="ADDRESS", help="to this image in a registry: HOST/NAME:TAG or HOST/NAME@sha256:..."
-    )
-    grammar.add_argument("--builder", metavar="URI", help="who vouches for it (default: urn:trainworks:builder:local)")
-    add_components(grammar, "as the build had it", "the same")
-    grammar.add_argument("--base", metavar="IMAGE", help="the image that was extended")
+    grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
+    add_components(grammar, "name a component that the build added", "name one that it left out")
+    grammar.add_argument("--base", metavar="IMAGE", help="name the image that was extended")
     add_contents(grammar)
     add_engine(grammar)
     add_format(grammar)
@@ -110,14 +109,39 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
+    from trainworks.extend.request import ExtendRequest
     from trainworks.proof.prove import prove
+    from trainworks.proof.requests import ProveRequest
 
-    proof = prove(options, root, os.environ)
+    _check_choice(options)
+    extension = None
+    if options.base:
+        extension = ExtendRequest(
+            base=options.base,
+            tag=options.target,
+            requirements=options.requirements,
+            apt=tuple(options.apt),
+            source=options.source,
+            entry_point=options.entry_point,
+            engine=options.engine,
+        )
+    request = ProveRequest(
+        target="" if extension else options.target,
+        output=options.output,
+        key=options.key or "",
+        attach=options.attach or "",
+        builder=options.builder or "",
+        engine=options.engine,
+        with_components=tuple(options.with_components),
+        without_components=tuple(options.without_components),
+        extension=extension,
+    )
+    proof = prove(request, root, os.environ)
     content = {
         "name": proof.name,
-        "image": proof.contents.reference,
-        "identifier": f"sha256:{proof.contents.sha256}",
-        "components": len(proof.contents.components),
+        "image": proof.bill.reference,
+        "identifier": f"sha256:{proof.bill.sha256}",
+        "components": len(proof.bill.components),
         "key": proof.key,
         "files": [str(path) for path in proof.files],
         "attached": dict(proof.attached),
@@ -125,3 +149,14 @@ def run(options: Namespace, root: Path) -> int:
     lines = "".join(f"{path}\n" for path in proof.files)
     put_result(options, content, lines)
     return 0
+
+
+def _check_choice(options: Namespace) -> None:
+    """Check that the options are those of a target, or those of an extension."""
+    names: tuple[str, ...] = ("requirements", "apt", "source", "entry_point")
+    advice = "is about an extended image: name its --base too"
+    if options.base:
+        names, advice = ("with_components", "without_components"), "is about a target's image, and --base is given"
+    wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
+    if wrong:
+        raise CommandLineError([f"{option} {advice}" for option in wrong])

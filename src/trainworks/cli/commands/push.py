@@ -34,28 +34,28 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py push``."""
     grammar = Grammar(
         "push",
-        summary="bring an image that is built to ECR or any other registry",
-        details="Pushes an image that is built to one or several repositories. What a registry has already is not sent "
-        "again, also after a connection broke. ECR's repositories are made on demand.",
+        summary="push a built image to ECR or another registry",
+        details="Pushes a built image to one or several repositories. Layers that a registry has are not sent again, "
+        "also after a broken connection. Missing ECR repositories are created.",
         examples=(
             Example(
                 f"push {TARGET} --repository r.example.org/pytorch",
-                "a target's image, under a dated tag and one that moves",
+                "push a target's image, under a dated and a moving tag",
                 needs="an engine and a registry",
             ),
             Example(
                 "push my/train:1 --repository 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a --tag 1.0",
-                "an image of your own to ECR, under a tag of your own",
+                "push your own image to ECR, under your own tag",
                 needs="an engine and a registry",
             ),
         ),
-        result="the image_uri, by digest and by each tag: what an Estimator takes.",
+        result="the image_uri, by digest and by each tag, for an Estimator.",
         done="pushed",
         fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, HostError, LockError, RegistryError),
         reads=(FACTS, LOGINS, HOST_SETTINGS, DOCKER_HOST),
         see_also=("promote", "prove", "docs/push.md"),
     )
-    grammar.add_argument("image", metavar="IMAGE|TARGET", help="its name in the engine, or the name of a target")
+    grammar.add_argument("image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target")
     add_repositories(grammar, required=True)
     add_engine(grammar)
     add_format(grammar)
@@ -73,7 +73,7 @@ def run(options: Namespace, root: Path) -> int:
     is_target = not set(":/") & set(options.image)
     reference = _image_of_target(options.image, root) if is_target else options.image
     tags = tags_for(reference, options.fixed_tags, options.moving_tags)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}

@@ -1,4 +1,4 @@
-"""``build.py report``: whose an image's bytes are."""
+"""``build.py report``: the size of an image by component."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from trainworks.errors import (
     LockError,
     UnknownNameError,
 )
-from trainworks.terminal.output import put_result
+from trainworks.terminal.output import put_result, say
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py report``."""
     grammar = Grammar(
         "report",
-        summary="say whose an image's bytes are, and why it grew",
-        details="Says whose an image's bytes are: its components, packages, largest files and layers, against its "
-        "budget; and why it grew since the image that had its name before (as last reported on this machine).",
+        summary="show image size by component, and what grew",
+        details="Shows where the bytes of an image are: components, packages, largest files and layers, and the size "
+        "budget. Compares it with the last report on this machine of another image with the same name.",
         examples=(
             Example(f"report {TARGET}", "the image of a target", needs="an engine"),
-            Example("report my/train:2 --since my/train:1 --format json", "what made it grow", needs="an engine"),
+            Example("report my/train:2 --since my/train:1 --format json", "what grew", needs="an engine"),
         ),
-        result="tables, the largest first. The same report with --format json can be kept, and is a --since later.",
-        done="reported, also where the image is over its budget",
+        result="tables, the largest first. Keep the report of --format json as a file for a later --since.",
+        done="reported, also if the image is over its budget",
         fails=(
             FactsError,
             UnknownNameError,
@@ -44,9 +44,9 @@ def parser() -> Grammar:
         reads=(FACTS, DOCKER_HOST, MEMORY),
         see_also=("diff", "changelog"),
     )
-    grammar.add_argument("image", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
+    grammar.add_argument("image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target")
     grammar.add_argument(
-        "--since", metavar="IMAGE|FILE", help="compare with this image, or with a report written by `--format json`"
+        "--since", metavar="IMAGE|FILE", help="compare with this image, or a report of `--format json`"
     )
     add_engine(grammar)
     add_format(grammar)
@@ -57,14 +57,15 @@ def run(options: Namespace, root: Path) -> int:
     """Report on an image."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.image_contents import plan_of_target, read_contents, reference_of
-    from trainworks.inspect.sizes import SizeReport, as_text, growth_of, read_report, remember, size_report
+    from trainworks.inspect.inspected_image import inspect_image
+    from trainworks.inspect.size_report import SizeReport, as_text, growth_of, read_report, remember, size_report
+    from trainworks.inspect.targets import plan_of_target, reference_of
 
     facts = load(root)
-    engine = choose(options.engine)
+    engine = choose(options.engine, report=say)
 
     def size(name: str) -> SizeReport:
-        contents = read_contents(engine, reference_of(name, facts), facts)
+        contents = inspect_image(engine, reference_of(name, facts), facts)
         return size_report(contents, plan_of_target(contents.name, facts), facts)
 
     report = size(options.image)

@@ -14,15 +14,15 @@ def parser() -> Grammar:
     grammar = Grammar(
         "schema",
         summary="write the JSON schemas of the files in images/",
-        details="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows, so that "
-        "an editor checks a row while it is typed.",
+        details="Writes the JSON schemas of the files in images/ to images/schema, from the types of the rows. Editors "
+        "check rows with them.",
         examples=(
-            Example("schema", "write them anew; the same types give the same bytes"),
-            Example("schema --root ../trainworks", "those of another checkout", needs="that checkout"),
+            Example("schema", "write them again; the same types give the same bytes"),
+            Example("schema --root ../trainworks", "write those of another checkout", needs="that checkout"),
         ),
         result="the names of the files that were written.",
         done="written",
-        reads=(Source("images/schema", "of the checkout: --root, else where build.py lies"),),
+        reads=(Source("images/schema", "of the checkout (--root, else the folder of build.py)"),),
         see_also=("check", "docs/architecture.md"),
     )
     add_format(grammar)

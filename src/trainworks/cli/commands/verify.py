@@ -24,36 +24,36 @@ def parser() -> Grammar:
     grammar = Grammar(
         "verify",
         summary="check the signed proof of an image",
-        details="Checks the signed proof of an image, from files alone or as it is attached in the registry.",
+        details="Checks the signed proof of an image, from files or as attached in the registry.",
         examples=(
             Example(
                 "verify my/train:1 --proof proof --key public.pem",
-                "an image of the engine, against what `build.py prove` wrote",
+                "check an image of the engine with the files of `build.py prove`",
                 needs="an engine and a key",
             ),
             Example(
                 "verify r.example.org/pytorch@sha256:... --key public.pem",
-                "an image in a registry, against what is attached to it there",
+                "check an image in a registry with its attached proof",
                 needs="a registry and a key",
             ),
         ),
-        result="what is proved, by whom, and what of it could not be checked. Whose the key is, you have to know.",
+        result="the image, the key, the builder and the commit that are proved. Whose key it is, you have to know.",
         done="it holds",
         fails=(UnknownNameError, EngineError, EngineUnavailableError, HostError, RegistryError, ProofError),
         reads=(LOGINS, DOCKER_HOST, AWS_REGION),
         see_also=("prove", "docs/proof.md"),
     )
     grammar.add_argument(
-        "image", metavar="IMAGE|ADDRESS", help="a name that the engine has; sha256:...; or HOST/NAME@sha256:..."
+        "image", metavar="IMAGE|ADDRESS", help="check this image: a name, sha256:..., or HOST/NAME@sha256:..."
     )
     grammar.add_argument(
         "--proof",
         type=Path,
         metavar="DIR",
-        help="what `build.py prove` wrote; default: what is attached in the registry",
+        help="read the files of `build.py prove`; default: the registry",
     )
     grammar.add_argument(
-        "--key", required=True, metavar="KEY", help="public key of who signed: a PEM file, or awskms:///alias/NAME"
+        "--key", required=True, metavar="KEY", help="the signer's public key: a PEM file, or awskms:///alias/NAME"
     )
     add_engine(grammar)
     add_format(grammar)
@@ -62,9 +62,11 @@ def parser() -> Grammar:
 
 def run(options: Namespace, _root: Path) -> int:
     """Check a proof, and print what it proves."""
-    from trainworks.proof.prove import describe, verify
+    from trainworks.proof.requests import VerifyRequest
+    from trainworks.proof.verify_image import describe, verify_image
 
-    proven = verify(options, os.environ)
+    request = VerifyRequest(image=options.image, key=options.key, proof=options.proof, engine=options.engine)
+    proven = verify_image(request, os.environ)
     content = {"image": options.image, **asdict(proven)}
     put_result(options, content, describe(options.image, proven))
     return 0

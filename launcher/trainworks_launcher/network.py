@@ -1,0 +1,128 @@
+"""How the hosts of a job talk to each other: interface, fabric, ports, time limits. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainworks_launcher import names
+from trainworks_launcher.environment import Environment
+from trainworks_launcher.errors import Problem
+from trainworks_launcher.fabric import Fabric, choose_fabric
+from trainworks_launcher.placement import Placement, is_type_of_this_host
+from trainworks_launcher.settings import Reader
+from trainworks_launcher.values import text
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounded waits of a job, all in seconds.
+
+    Attributes:
+        stop_grace: From a stop signal to KILL; see ``names.STOP_GRACE_SECONDS``.
+        join: For all hosts to join the leader; see ``names.JOIN_LIMIT_SECONDS``.
+        prepare: For a host to fetch code and install requirements; see ``names.PREPARE_LIMIT_SECONDS``.
+        heartbeat: Of silence until a host counts as lost; see ``names.HEARTBEAT_LIMIT_SECONDS``.
+    """
+
+    stop_grace: float = names.STOP_GRACE_SECONDS
+    join: float = names.JOIN_LIMIT_SECONDS
+    prepare: float = names.PREPARE_LIMIT_SECONDS
+    heartbeat: float = names.HEARTBEAT_LIMIT_SECONDS
+
+
+@dataclass(frozen=True)
+class Network:
+    """How this host reaches the other hosts of its job.
+
+    Attributes:
+        interface: Network interface to use; ``""`` if none is known.
+        interface_why: Where ``interface`` comes from.
+        fabric: EFA, or what is used instead.
+        control_port: The leader's TCP port of the control channel.
+        master_port: TCP port of rank 0's store.
+        limits: Bounded waits.
+        warnings: Lines to print before the start.
+    """
+
+    interface: str
+    interface_why: str
+    fabric: Fabric
+    control_port: int
+    master_port: int
+    limits: Limits
+    warnings: tuple[str, ...] = ()
+
+
+def read_network(environment: Environment, placement: Placement) -> tuple[Network, list[Problem]]:
+    """Read the network of one host.
+
+    Args:
+        environment: That host's environment.
+        placement: Where the job runs.
+
+    Returns:
+        The network, and what is wrong with the settings it comes from.
+    """
+    warnings: list[str] = []
+    interface, interface_why = _interface(environment, warnings)
+    here = is_type_of_this_host(environment, placement.instance_type)
+    fabric = choose_fabric(
+        environment.manifest,
+        environment.devices.efa if here else None,
+        placement.instance_type,
+        len(placement.distribution_hosts),
+        environment.variables,
+    )
+    reader = Reader({}, environment.variables)
+    network = Network(
+        interface=interface,
+        interface_why=interface_why,
+        fabric=fabric,
+        master_port=reader.port(names.MASTER_PORT_VARIABLE, names.MASTER_PORT),
+        control_port=reader.port(names.CONTROL_PORT_VARIABLE, names.CONTROL_PORT),
+        limits=Limits(
+            stop_grace=reader.seconds(names.STOP_GRACE_VARIABLE, names.STOP_GRACE_SECONDS),
+            join=reader.seconds(names.JOIN_LIMIT_VARIABLE, names.JOIN_LIMIT_SECONDS),
+            prepare=reader.seconds(names.PREPARE_LIMIT_VARIABLE, names.PREPARE_LIMIT_SECONDS),
+            heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
+        ),
+        warnings=(*warnings, *fabric.warnings),
+    )
+    problems = reader.problems
+    if network.master_port == network.control_port:
+        where = f"variables {names.MASTER_PORT_VARIABLE} and {names.CONTROL_PORT_VARIABLE}"
+        problems.append(Problem(f"both are port {network.master_port}", where, "give them different ports"))
+    return network, problems
+
+
+def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:
+    """Choose the network interface: the given one if it exists, else the one that routes to the leader.
+
+    Several may be given, separated by commas, as NCCL, gloo and Open MPI take them.
+
+    Returns:
+        The interface and where it comes from; both ``""`` if none is known. A replacement adds to ``warnings``.
+    """
+    given = text(environment.resource_config.get("network_interface_name"))
+    devices = environment.devices
+    if not given:
+        return "", ""
+    present = [name for name in given.split(",") if name in devices.interfaces]
+    if present == given.split(",") or not devices.interfaces:
+        return given, "network_interface_name of the platform"
+    if present:
+        warnings.append(
+            f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host: using that"
+        )
+        return ",".join(present), f"what exists of the platform's {given!r}"
+    if not devices.reaching:
+        warnings.append(
+            f"the network interface {given!r} does not exist on this host (it has {', '.join(devices.interfaces)}), and"
+            " none routes to the leader: the programs choose one themselves"
+        )
+        return "", ""
+    warnings.append(
+        f"the network interface {given!r} does not exist on this host; using {devices.reaching!r}, which routes to the"
+        " leader"
+    )
+    return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist on this host"

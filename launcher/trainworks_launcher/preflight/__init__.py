@@ -1,1 +1,0 @@
-"""``train preflight``: a job checked, and advised on, before a cluster is paid for."""

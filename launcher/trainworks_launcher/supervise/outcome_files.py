@@ -1,0 +1,70 @@
+"""The files that say how a job ended: output/success, output/failure, output/failure.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from trainworks_launcher import names
+from trainworks_launcher.masking import Masker
+from trainworks_launcher.supervise.outcome import STOPPED, SUCCEEDED, Outcome, shorten
+from trainworks_launcher.supervise.output import log
+
+
+def clear(base_directory: str) -> None:
+    """Remove the files that an earlier run left: they would speak for this one."""
+    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE):
+        with contextlib.suppress(OSError):
+            Path(base_directory, name).unlink()
+
+
+def users_own_failure(base_directory: str, masker: Masker) -> str:
+    """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none."""
+    return shorten(masker.text(_read(Path(base_directory, names.FAILURE_FILE)).strip()))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "") -> None:
+    """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
+
+    A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.
+
+    Args:
+        base_directory: Root of the platform's directories.
+        outcome: How the job ended; its text has no secrets.
+        masker: Hides the secrets of the job.
+        mode: The job's mode; ``""`` if it has none yet.
+    """
+    failure, success = Path(base_directory, names.FAILURE_FILE), Path(base_directory, names.SUCCESS_FILE)
+    try:
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        if outcome.kind == SUCCEEDED:
+            success.touch()
+            return
+        with contextlib.suppress(FileNotFoundError):
+            success.unlink()
+        if outcome.kind == STOPPED and outcome.status == 0:
+            return
+        text = users_own_failure(base_directory, masker) or shorten(outcome.text)
+        if _read(failure).strip() != text:
+            failure.write_text(text, encoding="utf-8", errors="replace")
+        document = {
+            "schema": names.FAILURE_SCHEMA,
+            "kind": outcome.kind,
+            "status": outcome.status,
+            "mode": mode,
+            "host": outcome.host,
+            "rank": outcome.rank if outcome.rank >= 0 else None,
+            "cause": outcome.cause or outcome.text.partition("\n")[0],
+            "text": text,
+        }
+        Path(base_directory, names.FAILURE_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        log(f"cannot write below {failure.parent}: {error}")

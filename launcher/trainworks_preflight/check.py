@@ -1,0 +1,398 @@
+"""Checks a job on a laptop, before you pay for a cluster.
+
+The platform's files are written to a temporary folder and read by the launcher's own reader. The hosts' devices come
+from the instance table. Then ``make_job`` and ``plan_host`` do what they would do in a container. The training script
+is not executed, and no property of this machine counts.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+import textwrap
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Mapping, Sequence
+
+from trainworks_launcher import names
+from trainworks_launcher.entry import Code
+from trainworks_launcher.environment import PROGRAMS, Devices, Environment, read_environment
+from trainworks_launcher.errors import Problem, RefusalError
+from trainworks_launcher.hyperparameters import split_reserved
+from trainworks_launcher.job import Job, make_job
+from trainworks_launcher.manifest import Instance, Manifest
+from trainworks_launcher.masking import Masker
+from trainworks_launcher.modes import plan_host
+from trainworks_launcher.options import Parsed, value_of
+from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.values import Json, readable
+from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
+from trainworks_preflight.distribution import Group, Translation, translate
+from trainworks_preflight.facts import Facts, InstanceFacts
+from trainworks_preflight.inputs import Inputs
+from trainworks_preflight.script import Finding, check_compiler, check_script, read_script
+
+_COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
+_COMPILER = "compiler"  # the image manifest's name of that component
+_TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What preflight found.
+
+    Attributes:
+        problems: Why the job would not start.
+        warnings: One sentence each.
+        hyperparameters: What the job is sent, by the SDK's rules.
+        job: The leader's job; None if the job has problems.
+        plans: Plans of the leader and of one worker of each kind.
+        advice: Advice.
+        assumptions: What was assumed.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    hyperparameters: Mapping[str, Json] = field(default_factory=lambda: MappingProxyType({}))
+    job: Job | None = None
+    plans: tuple[NodePlan, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+def preflight(parsed: Parsed, width: int) -> tuple[int, str]:
+    """Run a preflight; (exit status, what to print). 0: the job would start; 64: it has problems."""
+    result = check(parsed)
+    status = names.EXIT_NOT_STARTED if result.problems else 0
+    masker = None if "--show-secrets" in parsed else Masker(result.hyperparameters)
+    if value_of(parsed, "--format", "text") == "json":
+        text = _as_json(result, masker)
+    else:
+        text = _as_text(result, masker, width)
+    return status, text
+
+
+def check(parsed: Parsed) -> Result:
+    """Everything but the printing."""
+    inputs = Inputs(parsed)
+    groups = inputs.groups()
+    folder, entry = inputs.entry()
+    user = inputs.value("--hyperparameters")
+    if not isinstance(user, dict):
+        inputs.problems.append(Problem("is not a dict", "option --hyperparameters", 'for example {"epochs": 3}'))
+        user = {}
+    framework = value_of(parsed, "--framework", "pytorch")
+    translation = translate(inputs.distribution(), groups, inputs.facts, entry, framework)
+    data = inputs.data()
+    usable = not inputs.problems and bool(groups)
+    problems = [*inputs.problems, *translation.refused, *translation.problems]
+    if not usable:
+        return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
+    sent = {**user, **translation.hyperparameters}
+    environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
+    result = _plan(environment, groups, inputs.facts, translation, data, folder / entry)
+    return replace(
+        result,
+        problems=(*problems, *result.problems),
+        warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
+        hyperparameters=sent,
+        assumptions=_assumptions(parsed, environment),
+    )
+
+
+def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
+    """Return what the platform would not take, for its number or its length."""
+    found: list[str] = []
+    if len(sent) + _SDK_OWN > names.HYPERPARAMETERS_LIMIT:
+        text = f"{len(sent)} hyperparameters, and {_SDK_OWN} of the SDK's own: the platform takes"
+        found.append(f"{text} {names.HYPERPARAMETERS_LIMIT}; put them into a file of the source directory or a channel")
+    for name, value in sent.items():
+        length = len(json.dumps(value))
+        if length > names.HYPERPARAMETER_LENGTH_LIMIT:
+            text = f"hyperparameter {name} has {length:,} characters, the platform takes"
+            found.append(f"{text} {names.HYPERPARAMETER_LENGTH_LIMIT:,}; put it into a file")
+    return tuple(found)
+
+
+_SDK_OWN = 5
+"""Hyperparameters that the SDK adds to every job: program, submit directory, log level, job name, region."""
+
+
+def _plan(
+    environment: Environment,
+    groups: Sequence[Group],
+    facts: Facts,
+    translation: Translation,
+    data: Data | None,
+    script: Path,
+) -> Result:
+    """Return the plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
+    try:
+        job = make_job(environment)
+        job = make_job(environment, job.placement.leader)
+        others = [*job.placement.distribution_hosts[1:2], *_first_of_each(groups)]
+        hosts = dict.fromkeys((job.placement.leader, *others))
+        plans = tuple(plan_host(make_job(environment, host)) for host in hosts)
+    except RefusalError as refusal:
+        return Result(problems=refusal.problems, warnings=translation.warnings)
+    placement = job.placement
+    user = split_reserved(environment.hyperparameters)[0]
+    row = _row(facts, environment.manifest, placement.instance_type)
+    situation = Situation(
+        mode=placement.mode,
+        hosts=len(placement.distribution_hosts),
+        per_host=placement.processes_per_host,
+        processes=placement.processes if placement.mode != "none" else 1,
+        instance_type=placement.instance_type,
+        row=row,
+        hyperparameters=user,
+        data=data,
+        cuda=not environment.manifest.components or not CUDA_COMPONENTS.isdisjoint(environment.manifest.components),
+    )
+    findings: tuple[Finding, ...] = ()
+    if script.suffix == ".py":
+        torchrun = placement.mode == "torch_distributed"
+        parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
+        findings = check_script(
+            parsed, placement.mode, placement.instance_type, row.smp_loader_workers, torchrun, tuple(user)
+        )
+        for missing in environment.manifest.missing:
+            if missing.component == _COMPILER:
+                findings += check_compiler(parsed, missing.cost)
+    return Result(
+        warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
+        job=job,
+        plans=plans,
+        advice=advise(situation, facts, findings),
+    )
+
+
+def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
+    """Return the hosts of each group, numbered through as the platform does."""
+    made: list[tuple[str, ...]] = []
+    number = 1
+    for group in groups:
+        made.append(tuple(f"algo-{index}" for index in range(number, number + group.count)))
+        number += group.count
+    return tuple(made)
+
+
+def _first_of_each(groups: Sequence[Group]) -> tuple[str, ...]:
+    return tuple(hosts[0] for hosts in _host_names(groups))
+
+
+def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:
+    """Return what is known of an instance type: the image's own row counts before the launcher's."""
+    known = facts.find(instance_type) or InstanceFacts(Instance())
+    return replace(known, instance=manifest.instances.get(instance_type, known.instance))
+
+
+def _environment(
+    parsed: Parsed, facts: Facts, groups: Sequence[Group], sent: Mapping[str, Json], folder: Path, entry: str
+) -> Environment:
+    """Make the first host's environment: files read by the launcher's own reader, devices from the table."""
+    hosts = _host_names(groups)
+    everyone: list[Json] = [host for members in hosts for host in members]
+    config: dict[str, Json] = {
+        "current_host": everyone[0],
+        "hosts": everyone,
+        "current_instance_type": groups[0].instance_type,
+    }
+    if groups[0].name:
+        config["current_group_name"] = groups[0].name
+        config["instance_groups"] = [
+            {"instance_group_name": group.name, "instance_type": group.instance_type, "hosts": [*members]}
+            for group, members in zip(groups, hosts)
+        ]
+    # The SDK encodes each value; the program's name and place are settings of the job.
+    encoded: dict[str, Json] = {name: json.dumps(value) for name, value in {**sent, names.PROGRAM: entry}.items()}
+    with tempfile.TemporaryDirectory(prefix="trainworks-preflight-") as base:
+        root = Path(base)
+        (root / names.HYPERPARAMETERS_FILE).parent.mkdir(parents=True)
+        (root / names.HYPERPARAMETERS_FILE).write_text(json.dumps(encoded), encoding="utf-8")
+        (root / names.RESOURCE_CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+        if "--source-dir" in parsed:
+            (root / names.CODE_DIRECTORY).symlink_to(folder.resolve(), target_is_directory=True)
+        else:
+            (root / names.CODE_DIRECTORY).mkdir()
+            (root / names.CODE_DIRECTORY / entry).write_bytes((folder / entry).read_bytes())
+        variables = {names.BASE_DIRECTORY_VARIABLE: base, "PATH": base}  # no program of this machine is looked at
+        if "--image-manifest" in parsed:
+            variables[names.IMAGE_MANIFEST_VARIABLE] = value_of(parsed, "--image-manifest")
+        read = read_environment(variables)
+        code = Code(
+            directory=f"{names.BASE_DIRECTORY}/{names.CODE_DIRECTORY}",
+            entries=read.code.entries,
+            executable=read.code.executable,
+        )
+    manifest, programs = _image(parsed, read.manifest)
+    known = {name: row.instance for name, row in facts.instances.items()}
+    families = tuple(dict.fromkeys((*manifest.families, *facts.families)))
+    first = _row(facts, manifest, groups[0].instance_type).instance
+    return replace(
+        read,
+        base_directory=names.BASE_DIRECTORY,
+        variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
+        resource_config=MappingProxyType({**read.resource_config, "network_interface_name": names.INTERFACE}),
+        manifest=replace(manifest, instances=MappingProxyType({**known, **manifest.instances}), families=families),
+        devices=Devices(gpus=first.gpus, neuron_devices=min(first.neuron_cores, 1), efa=None),
+        code=code,
+        hostname=str(everyone[0]),
+        programs=programs,
+        launcher_python="/usr/bin/python3",
+        launcher_directory="/opt/trainworks/lib/trainworks_launcher",
+    )
+
+
+def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, str]]:
+    """Return (the image's manifest, its programs).
+
+    Without a manifest, the image is assumed to have all that a mode may need.
+    """
+    component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
+    version = value_of(parsed, "--framework-version")
+    components = dict(manifest.components)
+    if "--image-manifest" in parsed:
+        programs = manifest.programs
+    else:
+        programs = MappingProxyType({name: f"/usr/bin/{name}" for name in PROGRAMS})
+        components = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), **components}
+        manifest = replace(manifest, framework=manifest.framework or component)
+    if version:
+        components[component] = version
+    return replace(manifest, components=MappingProxyType(components)), programs
+
+
+def _assumptions(parsed: Parsed, environment: Environment) -> tuple[str, ...]:
+    """Return what the answer rests on."""
+    if "--image-manifest" in parsed:
+        return (f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table",)
+    return ("no --image-manifest is given: the image is assumed to have every program and library",)
+
+
+def _as_json(result: Result, masker: Masker | None) -> str:
+    """Return the whole result as JSON text."""
+    hidden = masker.text if masker else str
+    sent = {
+        name: value if not masker else _masked(name, value, masker) for name, value in result.hyperparameters.items()
+    }
+    problems: list[Json] = [
+        {"what": hidden(problem.what), "where": problem.where, "advice": problem.advice} for problem in result.problems
+    ]
+    advice: list[Json] = [
+        {"subject": piece.subject, "text": piece.text, "why": piece.why, "line": piece.line} for piece in result.advice
+    ]
+    plans: list[Json] = [(plan.masked(masker) if masker else plan).document() for plan in result.plans]
+    document: dict[str, Json] = {
+        "ready": not result.problems,
+        "problems": problems,
+        "warnings": [hidden(warning) for warning in result.warnings],
+        "hyperparameters": sent,
+        "plans": plans,
+        "advice": advice,
+        "assumptions": [*result.assumptions],
+    }
+    return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
+
+
+def _masked(name: str, value: Json, masker: Masker) -> Json:
+    """Return a hyperparameter, its secrets hidden; its type is kept where there are none."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    shown = masker.value(name, text)
+    return value if shown == text else shown
+
+
+def _as_text(result: Result, masker: Masker | None, width: int) -> str:
+    """Return the result for a person."""
+    width = min(max(width, 60), 120)
+    hidden = masker.text if masker else str
+    lines: list[str] = []
+    if result.job is not None:
+        lines += _wrapped(_headline(result.job), width)
+    for heading, texts in (
+        ("Problems", [hidden(str(problem)) for problem in result.problems]),
+        ("Warnings", [hidden(warning) for warning in result.warnings]),
+    ):
+        if texts:
+            lines += ["", f"{heading}:"]
+        for number, text in enumerate(texts, 1):
+            lines += _wrapped(text, width, f"  {number}. ", "     ")
+    plans = [plan.masked(masker) if masker else plan for plan in result.plans]
+    for plan in plans:
+        lines += ["", *_plan_lines(plan, plans[0], width)]
+    if result.advice:
+        lines += ["", "Advice:"]
+    for piece in result.advice:
+        place = f"{piece.subject}, line {piece.line}" if piece.line else piece.subject
+        lines += _wrapped(hidden(f"{place}: {piece.text}"), width, "  - ", "    ")
+        lines += _wrapped(hidden(f"why: {piece.why}"), width, "    ", "    ")
+    lines.append("")
+    for text in result.assumptions:
+        lines += _wrapped(f"({text})", width)
+    count = len(result.problems)
+    lines.append("ready: the job would start" if not count else f"not ready: {count} problem(s)")
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _wrapped(text: str, width: int, first: str = "", following: str = "") -> list[str]:
+    """Lines of ``width``; options and names with hyphens stay whole."""
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
+
+
+def _headline(job: Job) -> str:
+    placement = job.placement
+    hosts, total = len(placement.hosts), len(placement.distribution_hosts)
+    part = f"{total} of {hosts} hosts" if total != hosts else f"{hosts} host(s)"
+    each = f"{placement.processes_per_host} process(es) on each, " if placement.mode != "none" else ""
+    count = placement.processes if placement.mode != "none" else hosts
+    name = job.program.entry.name
+    return f"{placement.mode} on {part} of {placement.instance_type}: {each}{count} in all, {name}"
+
+
+def _plan_lines(plan: NodePlan, leader: NodePlan, width: int) -> list[str]:
+    """One host's plan in short: its command, ready to be copied, and the variables that are not every script's."""
+    place = f"{plan.host} ({plan.role})"
+    if not plan.argv:
+        why = next((reason.why for reason in plan.why if not reason.words), "another host starts its processes")
+        return _wrapped(f"{place} runs no command: {why}", width, "", "  ")
+    shown, leaders = _own_variables(plan), _own_variables(leader)
+    if plan is not leader and len(plan.argv) == len(leader.argv):
+        different = [word for word, other in zip(plan.argv, leader.argv) if word != other]
+        different += [
+            f"{name}={value}" if len(value) < _SHORT else f"its own {name}"
+            for name, value in shown.items()
+            if leaders.get(name) != value
+        ]
+        missing = [name for name in leaders if name not in shown]
+        if len(different) <= _FEW and not missing:
+            but = f", but for {', '.join(different)}" if different else ""
+            return _wrapped(f"{place} runs the same{but}", width, "", "  ")
+    lines = [f"{place} runs:"]
+    line = "  "
+    for word in map(shlex.quote, plan.argv):
+        if len(line) + len(word) + 3 > width and line.strip():
+            lines.append(f"{line}\\")
+            line = "    "
+        line += f"{word} "
+    lines.append(line.rstrip())
+    if shown:
+        lines.append("  with:")
+    lines += [f"    {name}={shlex.quote(value)}" for name, value in shown.items()]
+    return [*lines, *(f"  beside it: {beside.name}" for beside in plan.auxiliaries)]
+
+
+_SHORT = 40
+"""Characters from which a variable is named only, where two hosts are compared."""
+
+_FEW = 4
+"""Differences from the leader's plan up to which only they are shown."""
+
+
+def _own_variables(plan: NodePlan) -> dict[str, str]:
+    return {name: value for name, value in sorted(plan.env.items()) if not name.startswith(_EVERY_SCRIPTS)}
+
+
+_EVERY_SCRIPTS = ("SM_", "SAGEMAKER_", "CURRENT_HOST", "PYTHON", "MASTER_")
+"""How variables begin that every script is given, whatever its mode: `explain` shows them."""

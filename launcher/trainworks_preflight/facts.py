@@ -1,0 +1,119 @@
+"""Facts about instance types and file systems, for hosts that preflight cannot look at. Pure.
+
+The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate.py`` writes them to
+facts.json beside this file. Inside an image the image's own manifest says what a job needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher.manifest import Instance
+from trainworks_launcher.values import decode, mapping, number, text, texts
+
+FILE = "facts.json"
+"""Name of the data file, beside this one."""
+
+
+@dataclass(frozen=True)
+class InstanceFacts:
+    """One instance type.
+
+    Attributes:
+        instance: What the image manifest has too.
+        memory_gib: Memory of the host in GiB; 0 if not known.
+        architecture: Architecture of its processors; ``""`` for that of the images.
+        smp_loader_workers: Data loaders may have worker processes under smp.
+        smddp: The SDK lists the type for smdistributed.dataparallel.
+        torchrun_only: The SDK refuses smdistributed without torch_distributed on it.
+    """
+
+    instance: Instance
+    memory_gib: int = 0
+    architecture: str = ""
+    smp_loader_workers: bool = True
+    smddp: bool = False
+    torchrun_only: bool = False
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A file system whose throughput grows with its size: each ``step_gib`` adds ``step_megabytes_per_second``; above
+    one step, capacities are multiples of ``increment_gib``."""
+
+    name: str
+    step_gib: int
+    step_megabytes_per_second: int
+    increment_gib: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The builder's facts that preflight needs.
+
+    Attributes:
+        instances: Instance type -> row.
+        families: Prefixes of types without accelerators (``ml.m5``).
+        storages: File systems.
+    """
+
+    instances: Mapping[str, InstanceFacts]
+    families: tuple[str, ...] = ()
+    storages: tuple[Storage, ...] = ()
+
+    def find(self, instance_type: str) -> InstanceFacts | None:
+        """Return the row of a type.
+
+        A row of zeros for a type of a family without accelerators; None if it is not known.
+        """
+        if instance_type.rpartition(".")[0] in self.families:
+            return InstanceFacts(Instance())
+        return self.instances.get(instance_type)
+
+    def is_neuron(self, instance_type: str) -> bool:
+        """Return whether its accelerators are Neuron devices."""
+        row = self.instances.get(instance_type)
+        return bool(row and row.instance.neuron_cores)
+
+    def torchrun_only(self, instance_type: str) -> bool:
+        """Return whether smdistributed needs torch_distributed there."""
+        row = self.instances.get(instance_type)
+        return bool(row and row.torchrun_only)
+
+
+def parse_facts(document: str) -> Facts:
+    """Read the data file. Raises ValueError if it is not JSON: it is ours, so that is a defect."""
+    content = mapping(decode(document))
+    instances: dict[str, InstanceFacts] = {}
+    for name, value in mapping(content.get("instances")).items():
+        row = mapping(value)
+        instances[name] = InstanceFacts(
+            Instance(
+                gpus=number(row.get("gpus")),
+                neuron_cores=number(row.get("neuron_cores")),
+                efa=row.get("efa") is True,
+                efa_rdma=row.get("efa_rdma") is True,
+            ),
+            memory_gib=number(row.get("memory_gib")),
+            architecture=text(row.get("architecture")),
+            smp_loader_workers=row.get("smp_loader_workers") is not False,
+            smddp=row.get("smddp") is True,
+            torchrun_only=row.get("smdistributed_by_torchrun_only") is True,
+        )
+    listed = content.get("storages")
+    storages = [mapping(value) for value in listed] if isinstance(listed, list) else []
+    return Facts(
+        instances=MappingProxyType(instances),
+        families=texts(content.get("families")),
+        storages=tuple(
+            Storage(
+                name=text(row.get("name")),
+                step_gib=number(row.get("step_gib")),
+                step_megabytes_per_second=number(row.get("step_megabytes_per_second")),
+                increment_gib=number(row.get("increment_gib")),
+            )
+            for row in storages
+        ),
+    )

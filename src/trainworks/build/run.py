@@ -1,0 +1,59 @@
+"""One target, as far as ``--until`` says: its plan, its rendering, or its image."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from trainworks.build.history import last_build
+from trainworks.build.order import BuildOrder
+from trainworks.build.session import BuildReport, BuildSession
+from trainworks.inputs.sources import Places, missing_sources, sources_folder
+from trainworks.inspect.plan import describe_forecast, describe_plan, describe_sources
+from trainworks.plan.model import ImagePlan, Request
+from trainworks.render.dockerfile import render
+from trainworks.render.forecast import forecast
+
+
+def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
+    """Do with a target what the order says.
+
+    Args:
+        request: What was asked for.
+        plan: Its plan.
+        session: The run that it is part of.
+        order: What to do.
+
+    Raises:
+        RecipeError: A recipe and its values do not fit.
+        OutputError: The folder of ``--output`` has files that are not ours, or cannot be written.
+        TrainworksError: See ``build.target.build_target``.
+    """
+    if order.until == "plan":
+        return _show_plan(plan, session)
+    if order.until == "render":
+        return _write_rendering(plan, session, order.output)
+    # Only here: a plan needs no engine's libraries.
+    from trainworks.build.target import build_target
+
+    return build_target(request, plan, session, order)
+
+
+def _show_plan(plan: ImagePlan, session: BuildSession) -> BuildReport:
+    """Return a plan, and what a build would do: what is built again and why, and what is downloaded."""
+    last = last_build(plan.tags[0], os.environ)
+    inputs, ended = (last.inputs, last.ended) if last else (None, "")
+    expected = forecast(plan, render(plan, session.facts), session.facts, inputs, ended)
+    missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
+    return BuildReport(
+        report={**json.loads(plan.as_json()), "forecast": expected.as_values()},
+        text=describe_plan(plan) + describe_forecast(expected) + describe_sources(missing),
+    )
+
+
+def _write_rendering(plan: ImagePlan, session: BuildSession, output: Path | None) -> BuildReport:
+    from trainworks.build.context import write_output
+
+    text, values = write_output(render(plan, session.facts), output)
+    return BuildReport(report={"name": plan.target.name, "tags": plan.tags, **values}, text=text)

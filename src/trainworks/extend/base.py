@@ -1,0 +1,97 @@
+"""The image that is extended: found or pulled, and asked once for everything that decides what fits it."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+
+from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.errors import ExtendError, UnknownNameError
+from trainworks.extend.inputs import ExtensionInputs
+from trainworks.extend.plan import check_distribution, check_foreign
+from trainworks.extend.requirements import ExtendedBase, InstalledDistribution, conflicts
+from trainworks.imagetest import interpreter
+from trainworks.terminal.output import say
+from trainworks.terminal.progress import DISPLAY
+
+PULL_SECONDS = 3600.0
+"""How long the pull of a base image may take: those of AWS have many gigabytes."""
+
+INTERPRETER_SECONDS = 300.0
+
+
+def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]:
+    """Return the base image, pulled where the engine does not have it, and what is known of it.
+
+    Raises:
+        UnknownNameError: The engine does not have it, and it cannot be pulled.
+        ExtendError: It has no Python, or one that does not answer.
+    """
+    image = engine.inspect(reference)
+    if image is None:
+        say(f"  pulling {reference}")
+        with DISPLAY.task("pulling", log=False):
+            image = engine.inspect(reference) if engine.pull(reference, timeout=PULL_SECONDS) else None
+    if image is None:
+        raise UnknownNameError(
+            f"no image {reference}: {engine.name} does not have it, and it cannot be pulled from a registry",
+            hint="correct the name, build it first (`build.py --list` shows ours), or log in to its registry",
+        )
+    with engine.container(reference) as container:
+        named = container.run(("/bin/sh", "-c", "command -v python || command -v python3"))
+        python = named.output.strip()
+        if named.status != 0 or not python.startswith("/"):
+            raise ExtendError([f"--base {reference}: no python is on its PATH"], hint="take a training image")
+        program = resources.files("trainworks.imagetest").joinpath("interpreter.py").read_text(encoding="utf-8")
+        done = container.run((python, "-I", "-c", program), timeout=INTERPRETER_SECONDS)
+    answer = next((text for text in done.output.splitlines() if text.startswith(interpreter.MARKER)), "")
+    if not answer:
+        raise ExtendError([f"--base {reference}: {python} does not answer: {done.output.strip()[-2000:]}"])
+    found: interpreter.Interpreter = json.loads(answer.removeprefix(interpreter.MARKER))
+    repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
+    digests = [digest for digest in image.digests if digest.partition("@")[0] == repository]
+    return image, ExtendedBase(
+        reference=reference,
+        identifier=image.identifier,
+        digest=reference if "@" in reference else next(iter(digests), ""),
+        python=found["python"],
+        version=found["version"],
+        glibc=found["glibc"],
+        machine=found["machine"],
+        distribution=found["distribution"],
+        suite=found["suite"],
+        compiler=found["compiler"],
+        managed=found["managed"],
+        pip=found["pip"],
+        launcher=found["launcher"],
+        environment=image.environment,
+        labels=image.labels,
+        distributions=tuple(
+            InstalledDistribution(name=row["name"], version=row["version"], extras=tuple(row["extras"]))
+            for row in found["distributions"]
+        ),
+        complaints=tuple(found["complaints"]),
+    )
+
+
+def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
+    """Refuse an extension that does not fit its base. Raises ``ExtendError`` with every problem."""
+    problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
+    if inputs.wanted.requirements or inputs.wanted.sources or inputs.project:
+        problems += _unfit_python(base, inputs)
+    if problems:
+        raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
+
+
+def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs) -> list[str]:
+    problems = []
+    where = f"--base {base.reference}"
+    if tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
+        oldest = ".".join(map(str, interpreter.OLDEST))
+        problems.append(f"{where} has Python {base.version}: requirements need Python {oldest} or newer")
+    elif not base.pip:
+        problems.append(f"{where}: {base.python} has no pip to install requirements with")
+    if not base.glibc:
+        problems.append(f"{where} does not have glibc, which training wheels are made for")
+    return problems + conflicts(inputs.wanted.requirements, base)

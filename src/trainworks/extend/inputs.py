@@ -1,0 +1,132 @@
+"""What an extension is made of, as this machine's files say it: requirements, code, entry point, Debian packages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainworks.errors import ExtendError
+from trainworks.extend.lock import Wanted, locks_of, read_wanted
+from trainworks.extend.plan import (
+    CODE_FOLDER,
+    PROJECT_FILES,
+    EntryPoint,
+    check_names,
+    check_packages,
+    find_entry_point,
+)
+from trainworks.extend.request import ExtendRequest
+from trainworks.extend.source import SourceTree, read_source, some
+
+REQUIREMENTS = "requirements.txt"
+"""At the root of the code, the file that the launcher installs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtensionInputs:
+    """What this machine's files say, without problems.
+
+    Attributes:
+        wanted: What is installed, apart from the project.
+        file: The file that the lock lies beside: the requirements file, or else the project's; ``None`` for neither.
+        source: The code.
+        project: The project file that makes the code installable, or ``""``.
+        installed: The code's own files that say what is installed.
+        entry_point: ``None`` where the job names it.
+        apt: Debian packages.
+    """
+
+    wanted: Wanted
+    file: Path | None
+    source: SourceTree
+    project: str
+    installed: tuple[str, ...]
+    entry_point: EntryPoint | None
+    apt: tuple[str, ...]
+
+
+def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...]) -> ExtensionInputs:
+    """Read the files of a request.
+
+    Args:
+        request: What is asked for.
+        forbidden: Texts of this machine that must not be in an image, such as its proxy.
+
+    Raises:
+        ExtendError: With every problem of names, requirements, code and entry point.
+    """
+    problems = [*check_names(request.base, request.tag), *check_packages(request.apt)]
+    wanted, source, entry_point = Wanted(), SourceTree(), None
+    folder, file = request.source, request.requirements
+    if file is None and folder is not None and (folder / REQUIREMENTS).is_file():
+        file = folder / REQUIREMENTS
+    if file is None and folder is None and not request.apt:
+        problems.append("nothing to extend the base with: give --requirements, --source or --apt")
+    if file is not None:
+        wanted, wrong = read_wanted(file)
+        problems += wrong
+    own = False
+    if folder is not None:
+        own = file is not None and file.resolve() == (folder / REQUIREMENTS).resolve()
+        places = [file] if file is not None and file.parent.resolve() == folder.resolve() else []
+        # Locks are ours: they come and go, and must not make another image each time.
+        ignored = [lock for place in (*places, *(folder / name for name in PROJECT_FILES)) for lock in locks_of(place)]
+        source = read_source(folder, ignored=ignored, forbidden=forbidden)
+        problems += source.problems
+    project = _project_file(source)
+    if request.entry_point is not None:
+        if folder is None:
+            problems.append("--entry-point is a path below --source, which is not given")
+        elif source.files:
+            executable = {each.path: each.mode == 0o755 for each in source.files}
+            try:
+                entry_point = find_entry_point(request.entry_point, executable, project=bool(project))
+            except ValueError as error:
+                problems.append(f"--entry-point: {error} (--source {folder}, {CODE_FOLDER} in the image)")
+    if problems:
+        secrets = any("secret" in problem or "key" in problem for problem in source.problems)
+        advice = "name files that must stay outside in a .trainworksignore in the root of --source; " if secrets else ""
+        raise ExtendError(problems, hint=f"{advice}nothing was started")
+    if entry_point is not None and entry_point.kind not in ("module", "package"):
+        # As the launcher does: a shell script may install the project in its own way.
+        project = ""
+    installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
+    paths = {each.path for each in source.files}
+    return ExtensionInputs(
+        wanted=wanted,
+        file=file or (folder / project if folder is not None and project else None),
+        source=source,
+        project=project,
+        installed=tuple(name for name in installed if name in paths),
+        entry_point=entry_point,
+        apt=tuple(sorted(set(request.apt))),
+    )
+
+
+def _project_file(source: SourceTree) -> str:
+    """Return what makes the code a project for the launcher: setup.py, or a pyproject.toml that says how; or ``""``."""
+    contents = {file.path: file.content for file in source.files if file.path in PROJECT_FILES}
+    if PROJECT_FILES[0] in contents:
+        return PROJECT_FILES[0]
+    sections = rb"^\s*\[\s*(project|build-system)\s*\]"
+    found = re.search(sections, contents.get(PROJECT_FILES[1], b""), re.MULTILINE)
+    return PROJECT_FILES[1] if found else ""
+
+
+def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
+    """Yield what a person should know of the code that is copied."""
+    if request.source is None:
+        return
+    source = inputs.source
+    largest = max(source.files, key=lambda file: len(file.content))
+    count = f"{len(source.files)} file{'s' if len(source.files) != 1 else ''}, {source.size / 1e3:,.1f} kB"
+    yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
+    if source.left_out:
+        yield f"  left out: {some(source.left_out)}"
+    own = request.source / REQUIREMENTS
+    if own.is_file() and REQUIREMENTS not in inputs.installed:
+        yield f"  {own} is installed when a job starts, on each host: --requirements names another file"
+    if (project := _project_file(source)) and not inputs.project:
+        yield f"  {project} is not installed: {request.entry_point} may install the project in its own way"

@@ -1,0 +1,103 @@
+"""Read an image for the reports: its files with their owners, packages, manifest and configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
+from trainworks.errors import UnknownNameError
+from trainworks.facts.rows import Facts
+from trainworks.imagetest.inventory import pattern_of
+from trainworks.imagetest.questions import take_contents
+from trainworks.terminal.progress import DISPLAY
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFile:
+    """A file or link of an image.
+
+    Attributes:
+        path: Absolute.
+        size: In bytes; 0 for a second hard link.
+        mode: Permission bits.
+        what: ``-> TARGET`` of a link; the SHA-256 of a file, if digests were asked for.
+        owner: ``package NAME``, ``python NAME``, or ``""``.
+    """
+
+    path: str
+    size: int
+    mode: int
+    what: str = ""
+    owner: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedImage:
+    """What reports need to know about an image.
+
+    Attributes:
+        image: Its configuration.
+        history: Its layers, lowest first.
+        files: Its files, by path.
+        packages: Its Debian packages, name to version.
+        python: Its Python distributions, name to version (all versions, if several environments have one).
+        name: The target that it was built as; ``""`` if trainworks did not build it.
+        components: The components of its manifest, name to version.
+    """
+
+    image: BuiltImage
+    history: tuple[HistoryEntry, ...]
+    files: Mapping[str, ImageFile]
+    packages: Mapping[str, str]
+    python: Mapping[str, str]
+    name: str
+    components: Mapping[str, str]
+
+
+ENGINE_FILES = "container-engine"
+"""The row of ``images/generated-files.toml`` with the files that an engine adds to every container."""
+
+
+def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool = False) -> InspectedImage:
+    """Read an image of the engine's store.
+
+    Args:
+        engine: The engine that has the image.
+        reference: The image's name.
+        facts: Says which files are the engine's.
+        digests: Whether to read every file and hash it.
+
+    Raises:
+        UnknownNameError: The engine has no such image.
+        ImageTestError: The image has no Python to run the inventory with.
+    """
+    image = engine.inspect(reference)
+    if image is None:
+        raise UnknownNameError(
+            f"{engine.name} has no image {reference}",
+            hint=f"`{engine.name} images` lists them; pull an image of a registry first",
+        )
+    with DISPLAY.task("reading", log=False) as task, engine.container(image.reference) as container:
+        task.note = reference
+        found = take_contents(container, digests=digests)
+    manifest = json.loads(found["manifest"] or "{}")
+    python: dict[str, str] = {}
+    for name, version in found["python"]:
+        python[name] = f"{python[name]}, {version}" if name in python else version
+    of_engine = pattern_of(path for row in facts.generated_files if row.name == ENGINE_FILES for path in row.paths)
+    files = [
+        ImageFile(path=path, size=size, mode=mode, what=what, owner=owner)
+        for path, size, mode, what, owner in found["files"]
+        if not of_engine.fullmatch(path)
+    ]
+    return InspectedImage(
+        image=image,
+        history=engine.history(reference),
+        files={file.path: file for file in files},
+        packages=dict(found["packages"]),
+        python=python,
+        name=str(manifest.get("name", "")),
+        components={name: str(row["version"]) for name, row in manifest.get("components", {}).items()},
+    )

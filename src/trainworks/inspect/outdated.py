@@ -1,0 +1,190 @@
+"""Finds the security updates that an image lacks, by the signed archive of its distribution."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from trainworks.errors import UnknownNameError
+from trainworks.facts.rows import Facts
+from trainworks.host.security import (
+    Candidate,
+    SecurityPocket,
+    fixes_in,
+    is_older,
+    newest,
+    security_pocket,
+    security_sources,
+)
+from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.inspect.system_packages import DebianPackage, SystemPackages, read_system_packages
+from trainworks.terminal.output import say
+
+WIDTH = 100
+"""Columns of the report for people."""
+
+INDENT = " " * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingUpdate:
+    """One security update that an image lacks.
+
+    Attributes:
+        source: The source package.
+        installed: The installed version of the source package.
+        update: Its version in the archive.
+        packages: The installed packages that are older than the archive's.
+        cves: What the changelog says was fixed since; empty where it names nothing or cannot be read.
+    """
+
+    source: str
+    installed: str
+    update: str
+    packages: tuple[str, ...]
+    cves: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutdatedReport:
+    """How an image compares with the security updates of its distribution.
+
+    Attributes:
+        name: The image, or what the bill of materials is about.
+        identity: The image's identifier, or the serial number of the bill of materials.
+        suite: The archive's suite, such as ``bookworm-security``.
+        signed: When the distribution signed the suite's index.
+        packages: How many packages were compared.
+        updates: What is missing, by source package.
+    """
+
+    name: str
+    identity: str
+    suite: str
+    signed: datetime
+    packages: int
+    updates: tuple[MissingUpdate, ...]
+
+    def as_values(self) -> dict[str, object]:
+        """Return the report for programs."""
+        return {**asdict(self), "signed": self.signed.isoformat(), "updates": [asdict(each) for each in self.updates]}
+
+    def as_text(self) -> str:
+        """Return the report for people: a line for each missing update."""
+        number = len(self.updates)
+        found = f"{number or 'no'} security update{'' if number == 1 else 's'} missing"
+        lines = [f"{self.name}: {found}"]
+        for each in self.updates:
+            others = ", ".join(name for name in each.packages if name != each.source)
+            packages = f" ({others})" if others else ""
+            fixes = ", ".join(each.cves) or "the changelog names no CVE"
+            lines.append(f"  {each.source}{packages} {each.installed} -> {each.update}")
+            lines += textwrap.wrap(
+                fixes, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+            )
+        compared = f"{self.packages} package{'' if self.packages == 1 else 's'}"
+        lines.append(f"compared: {compared} with {self.suite}, signed {self.signed:%Y-%m-%d %H:%M} UTC")
+        return "\n".join(lines) + "\n"
+
+
+def find_outdated(name: str, engine_name: str | None, facts: Facts, environment: Mapping[str, str]) -> OutdatedReport:
+    """Compare an image with the security updates of its distribution.
+
+    Args:
+        name: A target, an image of the engine, or a CycloneDX file.
+        engine_name: Which engine has the image; ``None``: the first that answers.
+        facts: The targets, and the distributions that bases stand on.
+        environment: This machine's variables.
+
+    Raises:
+        UnknownNameError: The image does not exist, or its distribution is not known.
+        HostError: The archive cannot be reached or is not signed, or apt is not installed.
+        ImageTestError, OutputError: The packages cannot be listed.
+    """
+    installed = read_system_packages(name, engine_name, facts)
+    return compare_with_archive(installed, suite_of(installed, facts), read_host_settings(environment))
+
+
+def compare_with_archive(installed: SystemPackages, suite: str, settings: HostSettings) -> OutdatedReport:
+    """Compare packages with the security updates of a suite.
+
+    Args:
+        installed: The packages of an image.
+        suite: Code name of the distribution's release.
+        settings: This machine's settings.
+
+    Raises:
+        HostError: The archive cannot be reached or is not signed, or apt is not installed.
+    """
+    lines = security_sources(suite, settings, installed.sources, debian=installed.distribution == "debian")
+    say(f"asking the archive of {suite} for security updates")
+    names = {each.name for each in installed.packages}
+    with security_pocket(suite, installed.architecture, names, settings, lines) as pocket:
+        return OutdatedReport(
+            name=installed.name,
+            identity=installed.identity,
+            suite=pocket.suite,
+            signed=pocket.signed,
+            packages=len(installed.packages),
+            updates=missing_updates(installed.packages, pocket),
+        )
+
+
+def suite_of(installed: SystemPackages, facts: Facts) -> str:
+    """Return the code name of a distribution's release, from the row of the base with its name and version.
+
+    Raises:
+        UnknownNameError: No base is of this release.
+    """
+    wanted = f"{installed.distribution}{installed.release}"
+    suite = next((base.suite for base in facts.bases if base.name == wanted), "")
+    if not suite:
+        known = ", ".join(base.name for base in facts.bases if base.suite)
+        raise UnknownNameError(
+            f"{installed.name}: the archive of {installed.distribution} {installed.release} is not known",
+            hint=f"images/bases.toml knows {known}",
+        )
+    return suite
+
+
+def missing_updates(installed: Sequence[DebianPackage], pocket: SecurityPocket) -> tuple[MissingUpdate, ...]:
+    """Return the updates of the archive that are newer than what is installed, by source package.
+
+    Raises:
+        HostError: A version cannot be read.
+    """
+    offered: dict[str, list[Candidate]] = {}
+    for candidate in pocket.candidates:
+        offered.setdefault(candidate.name, []).append(candidate)
+    behind: dict[tuple[str, str], list[tuple[DebianPackage, Candidate]]] = {}
+    for package in installed:
+        of_name = {each.version: each for each in offered.get(package.name, ())}
+        if not of_name:
+            continue
+        best = of_name[newest(tuple(of_name))]
+        if is_older(package.version, best.version):
+            behind.setdefault((best.source, package.source_version), []).append((package, best))
+    return tuple(_missing(source, version, pairs, pocket) for (source, version), pairs in sorted(behind.items()))
+
+
+def _missing(
+    source: str, version: str, pairs: Sequence[tuple[DebianPackage, Candidate]], pocket: SecurityPocket
+) -> MissingUpdate:
+    # Packages of one source share a changelog; some have a link to another's. The smallest is the cheapest to read.
+    candidates = sorted((each for _, each in pairs), key=lambda each: (each.size, each.name))
+    changelog = next(filter(None, (pocket.changelog(each) for each in candidates)), "")
+    cves = {name for fixed, names in fixes_in(changelog) if is_older(version, fixed) for name in names}
+    return MissingUpdate(
+        source=source,
+        installed=version,
+        update=newest([each.source_version for each in candidates]),
+        packages=tuple(sorted({each.name for each, _ in pairs})),
+        cves=tuple(sorted(cves, key=_cve_order)),
+    )
+
+
+def _cve_order(name: str) -> tuple[int, int]:
+    _, year, number = name.split("-")
+    return int(year), int(number)

@@ -1,0 +1,358 @@
+"""``build.py report``: the size of an image by component, against its budget, and what grew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainworks.engine.protocol import HistoryEntry
+from trainworks.errors import OutputError
+from trainworks.facts.rows import Facts
+from trainworks.host.cache import cache_folder
+from trainworks.imagetest.inventory import pattern_of
+from trainworks.inspect.inspected_image import ImageFile, InspectedImage
+from trainworks.plan.model import ImagePlan
+from trainworks.render.dockerfile import Rendering, render
+from trainworks.terminal.words import amount, megabytes, readable, signed
+
+SCHEMA = 1
+SHOWN = 10
+"""How many of the largest packages and files the text shows."""
+
+MENTIONED_BYTES = 100_000
+"""Smaller changes of a component are not mentioned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentSize:
+    """The size of a component in bytes, and of its packages (``python NAME`` or ``package NAME``)."""
+
+    component: str
+    size: int
+    files: int
+    packages: Mapping[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeReport:
+    """Where an image's bytes are; sizes are uncompressed, in bytes.
+
+    Attributes:
+        reference: The image's name.
+        identifier: ``sha256:...`` of its configuration.
+        created: When it was made.
+        size: All its layers.
+        budget: Its limit; 0 if the image is not a target's.
+        parts: Its components, largest first.
+        overwritten: Bytes of lower layers that a later layer replaced or removed.
+        largest_files: Path and bytes.
+        layers: Component (``""`` if unknown), instruction and bytes, lowest first.
+    """
+
+    reference: str
+    identifier: str
+    created: str
+    size: int
+    budget: int
+    parts: tuple[ComponentSize, ...]
+    overwritten: int
+    largest_files: tuple[tuple[str, int], ...]
+    layers: tuple[tuple[str, str, int], ...]
+
+    def as_values(self) -> dict[str, Any]:
+        """Return it as values for JSON."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
+    """Return the size of an image by component.
+
+    A file of a package belongs to the component that the plan installs the package for. Any other file belongs to the
+    component whose recipe owns its path. Without a plan, only the packages are known.
+    """
+    component_of = _owners(plan, facts)
+    sizes: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    packages: dict[str, Counter[str]] = {}
+    for file in contents.files.values():
+        component = component_of(file)
+        sizes[component] += file.size
+        files[component] += 1
+        if file.owner:
+            packages.setdefault(component, Counter())[file.owner] += file.size
+    versions = {
+        **{f"package {name}": version for name, version in contents.packages.items()},
+        **{f"python {name}": version for name, version in contents.python.items()},
+    }
+    parts = tuple(
+        ComponentSize(
+            component=component,
+            size=size,
+            files=files[component],
+            packages={
+                owner: (versions.get(owner, ""), weight)
+                for owner, weight in packages.get(component, Counter()).most_common()
+            },
+        )
+        for component, size in sizes.most_common()
+    )
+    largest = sorted(contents.files.values(), key=lambda file: (-file.size, file.path))[:SHOWN]
+    return SizeReport(
+        reference=contents.image.reference,
+        identifier=contents.image.identifier,
+        created=contents.image.created,
+        size=contents.image.size,
+        budget=plan.budget_megabytes * 1_000_000 if plan else 0,
+        parts=parts,
+        overwritten=max(0, contents.image.size - sizes.total()),
+        largest_files=tuple((file.path, file.size) for file in largest),
+        layers=_layers(contents.history, plan, facts),
+    )
+
+
+def _layers(history: Sequence[HistoryEntry], plan: ImagePlan | None, facts: Facts) -> tuple[tuple[str, str, int], ...]:
+    """Return the layers that are not empty, with their components by the order of the Dockerfile's last stage.
+
+    The components stay unknown if the history has other steps (an extension, a variant).
+    """
+    components = [""] * len(history)
+    if plan:
+        expected = last_stage(plan, render(plan, facts))
+        made = [(number, word) for number, entry in enumerate(history) if (word := instruction_of(entry.created_by))][
+            -len(expected) :
+        ]
+        if [word for _, word in made] == [word for _, word in expected]:
+            for (number, _), (component, _) in zip(made, expected, strict=True):
+                components[number] = component
+            first = made[0][0]
+            components[:first] = ["system"] * first
+    return tuple(
+        (component, readable(entry.created_by), entry.size)
+        for component, entry in zip(components, history, strict=True)
+        if entry.size
+    )
+
+
+def instruction_of(created_by: str) -> str:
+    """Return ``RUN`` or ``COPY`` if a step of the history is one, as BuildKit or buildah writes it; else ``""``."""
+    shell = "/bin/sh -c "
+    text = created_by.removeprefix(f"{shell}#(nop) ")
+    if text == created_by and created_by.startswith(shell):
+        return "RUN"
+    word = text.lstrip().split(" ", 1)[0]
+    return word if word in {"RUN", "COPY"} else ""
+
+
+def last_stage(plan: ImagePlan, rendering: Rendering) -> list[tuple[str, str]]:
+    """Return the steps of the last stage that make layers: component and instruction of each."""
+    text = rendering.dockerfile.partition("\nFROM system AS image\n")[2]
+    steps = [step.component for step in plan.steps if step.in_image]
+    found = []
+    position = 0
+    for line in text.splitlines():
+        word = line.split(" ", 1)[0]
+        if word in {"RUN", "COPY"}:
+            # Several recipes may have the same line. They come in the order of the steps: take the next one with it.
+            while line not in rendering.texts[steps[position]].splitlines():
+                position += 1
+            found.append((steps[position], word))
+    return found
+
+
+def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
+    steps = plan.steps if plan else ()
+    by_distribution = {package.name: step.component for step in steps if step.in_image for package in step.python}
+    patterns = [(step.component, pattern_of(facts.recipes[step.recipe].owns)) for step in steps]
+    generated = pattern_of(path for row in facts.generated_files for path in row.paths)
+
+    def component_of(file: ImageFile) -> str:
+        kind, _, name = file.owner.partition(" ")
+        if kind == "python":
+            return by_distribution.get(name, "other Python distributions")
+        if kind == "package":
+            return "system" if plan else "Debian packages"
+        for component, pattern in patterns:
+            if pattern.fullmatch(file.path):
+                return component
+        return "generated files" if generated.fullmatch(file.path) else "other files"
+
+    return component_of
+
+
+def as_text(report: SizeReport, before: SizeReport | None) -> str:
+    """Return a report for people, compared with ``before``: an earlier report, or that of another image."""
+    of_budget = f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}" if report.budget else ""
+    lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
+    width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
+    for part in report.parts:
+        share = part.size / report.size if report.size else 0
+        lines.append(f"  {part.component:<{width}}  {amount(part.size):>8}  {share:>6.1%}  {part.files:>6} files")
+    lines.append(f"  {OVERWRITTEN:<{width}}  {amount(report.overwritten):>8}")
+    lines += ["", "largest packages"]
+    weights = [
+        (weight, owner, version, part.component)
+        for part in report.parts
+        for owner, (version, weight) in part.packages.items()
+    ]
+    for weight, owner, version, component in sorted(weights, reverse=True)[:SHOWN]:
+        lines.append(f"  {amount(weight):>8}  {owner} {version} ({component})")
+    lines += ["", "largest files"]
+    lines += [f"  {amount(size):>8}  {path}" for path, size in report.largest_files]
+    lines += ["", "layers"]
+    lines += [
+        f"  {amount(size):>8}  {component:<{width}}  {instruction[:80]}"
+        for component, instruction, size in report.layers
+    ]
+    if before is not None:
+        lines += ["", *growth_text(growth_of(before, report))]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A component that grew or shrank, by how many bytes, and the packages that did."""
+
+    component: str
+    growth: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """By how many bytes an image differs from another one; ``causes`` have the largest change first."""
+
+    reference: str
+    identifier: str
+    created: str
+    growth: int
+    causes: tuple[Cause, ...]
+
+    def as_values(self) -> dict[str, Any]:
+        """Return it as values for JSON."""
+        return asdict(self)
+
+
+def growth_of(before: SizeReport, after: SizeReport) -> Growth:
+    """Return by how much an image grew, by component."""
+    old = {part.component: part for part in before.parts}
+    new = {part.component: part for part in after.parts}
+    nothing = ComponentSize(component="", size=0, files=0, packages={})
+    causes = [
+        Cause(component=name, growth=right.size - left.size, reasons=_reasons(left, right) or ("its own files",))
+        for name in {**old, **new}
+        for left, right in [(old.get(name, nothing), new.get(name, nothing))]
+    ]
+    causes.append(Cause(component=OVERWRITTEN, growth=after.overwritten - before.overwritten, reasons=()))
+    causes.sort(key=lambda cause: -abs(cause.growth))
+    return Growth(
+        reference=before.reference,
+        identifier=before.identifier,
+        created=before.created,
+        growth=after.size - before.size,
+        causes=tuple(cause for cause in causes if abs(cause.growth) >= MENTIONED_BYTES),
+    )
+
+
+OVERWRITTEN = "replaced or removed by a later layer"
+"""Name of the bytes that a later layer hides."""
+
+
+def growth_text(growth: Growth) -> list[str]:
+    """Return the growth of an image for people."""
+    whose = f"{growth.reference} ({growth.identifier[7:19]}, {growth.created[:10]})"
+    lines = [f"compared with {whose}: {signed(growth.growth)}"]
+    for cause in growth.causes:
+        reasons = f": {'; '.join(cause.reasons)}" if cause.reasons else ""
+        lines.append(f"  {signed(cause.growth):>9}  {cause.component}{reasons}")
+    return lines
+
+
+def _reasons(before: ComponentSize, after: ComponentSize) -> tuple[str, ...]:
+    found = []
+    for owner in {**before.packages, **after.packages}:
+        old, size = before.packages.get(owner, ("", 0))
+        new, weight = after.packages.get(owner, ("", 0))
+        if abs(weight - size) < MENTIONED_BYTES and old == new:
+            continue
+        if owner not in before.packages:
+            words = f"{owner} {new} added"
+        elif owner not in after.packages:
+            words = f"{owner} {old} removed"
+        else:
+            words = f"{owner} {old}" + (f" -> {new}" if old != new else "")
+        found.append((abs(weight - size), f"{words} ({signed(weight - size)})"))
+    found.sort(key=lambda pair: -pair[0])
+    more = (f"{len(found) - SHOWN} more packages",) if len(found) > SHOWN else ()
+    return (*(words for _, words in found[:SHOWN]), *more)
+
+
+def read_report(path: Path) -> SizeReport:
+    """Read a report that ``build.py report --format json`` wrote.
+
+    Raises:
+        OutputError: The file cannot be read, or is not such a report.
+    """
+    try:
+        return _from_values(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise OutputError(f"cannot read {path} ({error.strerror})") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise OutputError(
+            f"{path} is not a size report", hint="write one with `build.py report IMAGE --format json > FILE`"
+        ) from error
+
+
+def _from_values(values: Mapping[str, Any]) -> SizeReport:
+    if values["schema"] != SCHEMA:
+        raise ValueError(f"schema {values['schema']}")
+    texts = {name: str(values[name]) for name in ("reference", "identifier", "created")}
+    numbers = {name: int(values[name]) for name in ("size", "budget", "overwritten")}
+    return SizeReport(
+        reference=texts["reference"],
+        identifier=texts["identifier"],
+        created=texts["created"],
+        size=numbers["size"],
+        budget=numbers["budget"],
+        overwritten=numbers["overwritten"],
+        parts=tuple(
+            ComponentSize(
+                component=str(row["component"]),
+                size=int(row["size"]),
+                files=int(row["files"]),
+                packages={name: (str(version), int(size)) for name, (version, size) in row["packages"].items()},
+            )
+            for row in values["parts"]
+        ),
+        largest_files=tuple((str(path), int(size)) for path, size in values["largest_files"]),
+        layers=tuple((str(whose), str(step), int(size)) for whose, step, size in values["layers"]),
+    )
+
+
+def remember(report: SizeReport, engine: str, environment: Mapping[str, str]) -> SizeReport | None:
+    """Store a report in the cache, and return the last one of another image with the same name in this engine.
+
+    If the cache cannot be read or written, only the comparison is lost.
+    """
+    key = hashlib.sha256(f"{engine} {report.reference}".encode()).hexdigest()[:32]
+    try:
+        path = cache_folder(environment, "reports", f"{key}.json")
+    except RuntimeError:
+        return None
+    kept: list[SizeReport] = []
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = [_from_values(values) for values in json.loads(path.read_text(encoding="utf-8"))]
+    earlier = [each for each in kept if each.identifier != report.identifier]
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = path.with_suffix(".new")
+        draft.write_text(
+            json.dumps([report.as_values(), *(each.as_values() for each in earlier[:1])]), encoding="utf-8"
+        )
+        draft.replace(path)
+    return earlier[0] if earlier else None

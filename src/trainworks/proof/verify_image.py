@@ -1,0 +1,94 @@
+"""Checks the proof of an image: from files in a folder, or as it is attached to the image in a registry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainworks.engine import choose
+from trainworks.errors import ProofError, UnknownNameError
+from trainworks.host.settings import read_host_settings
+from trainworks.proof.attach import attached, find_pushed
+from trainworks.proof.keys import verifying_key
+from trainworks.proof.requests import VerifyRequest
+from trainworks.proof.strict_json import read_json
+from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, Verified, verify
+from trainworks.registry.client import Registries
+from trainworks.terminal.output import say
+
+
+def verify_image(request: VerifyRequest, environment: Mapping[str, str]) -> Verified:
+    """Check the proof of an image; return what it proves.
+
+    Args:
+        request: Which image, whose key, and where the proof is.
+        environment: This machine's variables.
+
+    Raises:
+        UnknownNameError: The engine does not have the image.
+        ProofError: The proof does not exist or does not hold.
+        RegistryError: The registry does not answer, or its answer is malformed.
+    """
+    key = verifying_key(request.key, environment)
+    if request.proof is None:
+        with Registries(read_host_settings(environment), report=say) as registries:
+            pushed = find_pushed(request.image, registries)
+            files = attached(pushed)
+        if ATTESTATIONS_FILE not in files:
+            raise ProofError([f"{pushed.address}: no signed proof is attached to it"])
+        sha256 = pushed.sha256
+    else:
+        sha256 = _image_digest(request.image, request.engine)
+        files = {name: _read(request.proof / name) for name in (ATTESTATIONS_FILE, *DOCUMENTS.values())}
+    lines = _decoded(ATTESTATIONS_FILE, files.pop(ATTESTATIONS_FILE)).splitlines()
+    documents = {name: _json(name, content) for name, content in files.items()}
+    return verify(lines, key, sha256, documents)
+
+
+def _image_digest(image: str, engine_name: str | None) -> str:
+    """Return the hash of an image: the one in its name, or that of the configuration that an engine has."""
+    if match := re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image):
+        return match[1]
+    engine = choose(engine_name, report=say)
+    found = engine.inspect(image)
+    if found is None:
+        raise UnknownNameError(
+            f"{engine.name} has no image {image}", hint="name an image that the engine has, or sha256:... itself"
+        )
+    return found.identifier.removeprefix("sha256:")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ProofError([f"{path}: {error.strerror}"]) from error
+
+
+def _decoded(name: str, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ProofError([f"{name}: not a text in UTF-8: {error}"]) from None
+
+
+def _json(name: str, content: bytes) -> object:
+    try:
+        return read_json(_decoded(name, content))
+    except ValueError as error:
+        raise ProofError([f"{name}: not valid JSON: {error}"]) from None
+
+
+def describe(image: str, proven: Verified) -> str:
+    """Return what a good proof says, for people."""
+    commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
+    changed = ", with changes that are in no commit" if proven.changed else ""
+    return (
+        f"{image}: proof holds\n"
+        f"  image     sha256:{proven.sha256}\n"
+        f"  signed    by the key {proven.key}\n"
+        f"  builder   {proven.builder}\n"
+        f"  built     from {commit}{changed}\n"
+        f"  contents  {proven.components} components\n"
+    )

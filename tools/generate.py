@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Write everything in this repository that follows from the facts: `tools/generate.py`, or `--check` to compare only.
+
+- Tables of targets, versions, components, instance types and exit statuses, and the command line's help. Each
+  stands between two marks in README.md or in a page of docs/.
+- The table of instance types that `trainworks-preflight` reads.
+
+The JSON schemas of images/schema are written by `build.py schema`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402 - the path has to be set first
+from trainworks.errors import TrainworksError  # noqa: E402
+from trainworks.facts.load import load  # noqa: E402
+from trainworks.facts.ranges import PROPERTIES  # noqa: E402
+from trainworks.facts.rows import Facts  # noqa: E402
+from trainworks.inspect.listing import summary_markdown  # noqa: E402
+
+MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
+
+
+def components(facts: Facts) -> str:
+    """Return the reference of components: what each is, where it comes from, and what an image without it lacks."""
+    lines = ["| component | what | in an image | without it |", "|---|---|---|---|"]
+    for row in facts.components:
+        when = "always" if row.required else "default" if row.default else "`--with`"
+        if row.needs_cuda:
+            when += ", CUDA only"
+        if row.bases:
+            when += f", {' and '.join(row.bases)} only"
+        if len(row.sources) == 1:
+            when += f", {row.sources[0]} only"
+        lines.append(f"| {row.name} | {row.summary} | {when} | {row.without or '-'} |")
+    return "\n".join(lines) + "\n"
+
+
+def proved(facts: Facts) -> str:
+    """Return the vendors' recipes that were really run, and from which source."""
+    lines = ["| component | recipe | run for real | by |", "|---|---|---|---|"]
+    for row in facts.components:
+        if row.sources == ("vendor",) and row.proved:
+            tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
+            lines.append(f"| {row.name} | {row.recipe_name} | {row.proved} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+def drivers(facts: Facts) -> str:
+    """Return the oldest NVIDIA driver that each major version of CUDA runs on, and the cells that have it."""
+    cells: dict[str, list[str]] = {}
+    for row in facts.cudas:
+        if row.minimum_driver:
+            cells.setdefault(row.minimum_driver, []).append(row.name)
+    lines = ["| `--cuda` | NVIDIA driver at least |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {', '.join(names)} | {driver} |" for driver, names in cells.items())]) + "\n"
+
+
+def instances(facts: Facts) -> str:
+    """Return the instance types that the launcher knows."""
+    lines = ["| instance type | GPUs | Neuron cores | EFA | RDMA |", "|---|---|---|---|---|"]
+    for row in facts.instances:
+        words = ["yes" if value else "-" for value in (row.efa, row.efa_rdma)]
+        name = f"{row.name} ({row.architecture})" if row.architecture else row.name
+        lines.append(f"| {name} | {row.gpus} | {row.neuron_cores} | {' | '.join(words)} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: str) -> str:
+    """Return a text for a cell of a table, which a bar would end."""
+    return text.replace("|", "\\|")
+
+
+def properties() -> str:
+    """Return what rules can ask about every target."""
+    lines = ["| property | what it is |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items())]) + "\n"
+
+
+def compatibility_rules(facts: Facts) -> str:
+    """Return the compatibility rules: what each speaks about, what it requires, why, and who says so."""
+
+    def ranges(written: Mapping[str, str]) -> str:
+        return ", ".join(f"{name} {allowed}" for name, allowed in written.items())
+
+    lines = ["| rule | when | required | why | instead | source |", "|---|---|---|---|---|---|"]
+    for rule in facts.rules:
+        required = f"`{ranges(rule.require)}`" if rule.require else "not this"
+        advised = " (advice)" if rule.severity == "advise" else ""
+        cells = (rule.name + advised, f"`{ranges(rule.when)}`", required, rule.reason, rule.instead, rule.source)
+        lines.append(f"| {' | '.join(map(cell, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def launcher_facts(facts: Facts) -> str:
+    """Return what `trainworks-preflight` knows of instance types and file systems, as JSON, one row per line."""
+    instances = {
+        row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
+        for row in facts.instances
+    }
+    storages = [{key: value for key, value in asdict(row).items() if key != "source"} for row in facts.storages]
+    rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items())
+    families = json.dumps([row.name for row in facts.families])
+    return (
+        f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
+        f'  "families": {families},\n  "storages": {json.dumps(storages)}\n}}\n'
+    )
+
+
+def usage() -> str:
+    """Return what each command does; its ``--help`` says the rest."""
+    lines = ["| command | what it does |", "|---|---|"]
+    lines += [f"| `python build.py {name} --help` | {grammar_of(name).summary} |" for name in COMMANDS]
+    return "\n".join(lines) + "\n"
+
+
+def variables() -> str:
+    """Return the environment variables and the settings that commands read."""
+    sources = dict.fromkeys(source for name in COMMANDS for source in grammar_of(name).reads)
+    lines = ["| name | meaning |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{source.name}` | {source.meaning} |" for source in sources)]) + "\n"
+
+
+def exit_statuses() -> str:
+    """Return what each exit status of build.py means, and which commands can end with it."""
+    ends: dict[int, list[str]] = {}
+    for name in COMMANDS:
+        for status, _ in grammar_of(name).exit_statuses:
+            ends.setdefault(status, []).append(f"`{name}`")
+    lines = ["| status | meaning | commands |", "|---|---|---|"]
+    errors: list[type[TrainworksError]] = [TrainworksError, *TrainworksError.__subclasses__()]
+    for error in errors:
+        commands = ends.get(error.exit_status, [])
+        cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
+        lines.append(f"| {error.exit_status} | {error.meaning} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """Return a page with the text between marks of these names replaced; tests write the other parts."""
+    return MARKED.sub(lambda found: f"{found[1]}{parts.get(found[2], found[3])}{found[4]}", text)
+
+
+def main() -> int:
+    """Write, or with `--check` name what differs."""
+    facts = load(ROOT)
+    parts = {
+        "components": components(facts),
+        "drivers": drivers(facts),
+        "proved": proved(facts),
+        "summary": summary_markdown(facts),
+        "instances": instances(facts),
+        "properties": properties(),
+        "compatibility-rules": compatibility_rules(facts),
+        "usage": usage(),
+        "variables": variables(),
+        "exit-statuses": exit_statuses(),
+    }
+    wanted = {
+        path: filled(path.read_text(encoding="utf-8"), parts)
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    }
+    wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not what the facts say: run `make docs`", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

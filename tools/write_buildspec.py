@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Write the batch of buildspec.yml from `build.py --list --format json`; `--check` compares only.
+
+CodeBuild reads a batch from the file before anything runs, so the file must contain the list of targets. Targets with
+unlocked inputs (`build.py check --format json`) are left out until they are locked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "buildspec.yml"
+BEGIN = "  # generated: by tools/write_buildspec.py from `build.py --list --format json`\n"
+END = "  # end of generated\n"
+
+
+def ask(*words: str) -> Any:
+    """Return what a command of build.py says as JSON."""
+    command = (sys.executable, str(ROOT / "build.py"), *words, "--format", "json")
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def batch(targets: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tasks of the batch, one for each target that can be built.
+
+    Args:
+        targets: What `build.py --list` says.
+        findings: What `build.py check` says.
+    """
+    buildable = {finding["target"] for finding in findings if finding["fits"] and not finding["unlocked"]}
+    lines = ["  build-list:\n"]
+    for target in targets:
+        name = target["name"]
+        if name in buildable:
+            lines += [
+                f"    - identifier: {re.sub('[^A-Za-z0-9_]', '_', name)}\n",
+                "      env:\n",
+                "        privileged-mode: true\n",
+                "        variables:\n",
+                f"          TARGET: {name}\n",
+            ]
+    return "".join(lines)
+
+
+def filled(text: str, content: str) -> str:
+    """Return a text with what stands between the two marks replaced."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{FILE.name} lacks the line {((end and BEGIN) or END).strip()!r}")
+    return before + begin + content + end + after
+
+
+def main() -> int:
+    """Write the file, or say that it is stale."""
+    text = FILE.read_text(encoding="utf-8")
+    wanted = filled(text, batch(ask("--list"), ask("check")))
+    if "--check" in sys.argv[1:]:
+        if text != wanted:
+            print("buildspec.yml is not what the facts say: run `make docs`", file=sys.stderr)
+        return int(text != wanted)
+    FILE.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
