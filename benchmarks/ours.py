@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +19,12 @@ def main(words: list[str]) -> int:
 
     from trainworks.build.image import build_image
     from trainworks.build.order import BuildOptions
+    from trainworks.build.session import BuildSession
     from trainworks.build.target import image_spec
     from trainworks.cli.commands.build import parser
     from trainworks.engine import choose
     from trainworks.engine.protocol import StepEvent
     from trainworks.facts.load import load
-    from trainworks.host.settings import read_host_settings
     from trainworks.plan.model import Request
     from trainworks.plan.resolve import make_plan
     from trainworks.render.dockerfile import render
@@ -48,10 +47,10 @@ def main(words: list[str]) -> int:
     facts = load(Path(root))
     plan = make_plan(Request(framework=options.framework, cuda=options.cuda), facts)
     rendering = render(plan, facts)
-    settings = read_host_settings(os.environ)
     engine = choose(options.engine)
     recorder = Recorder()
-    spec = image_spec(replace(plan, tags=(tag,)), rendering, settings)
+    session = BuildSession(root=Path(root), facts=facts)
+    spec = image_spec(replace(plan, tags=(tag,)), rendering, session)
     result = build_image(spec, engine, BuildOptions(until="build", no_cache=steps == "all"), recorder)
     content = {"identifier": result.image.identifier, "size": result.image.size, "ran": sorted(recorder.ran)}
     sys.stdout.write(json.dumps(content) + "\n")

@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import io
 import json
-import os
 import sys
 import tarfile
 import tempfile
@@ -28,12 +27,12 @@ from builds import CACHE, empty_caches, freeze
 from measure import Figure, Section, describe, machine, table, write
 from trainworks.build.image import build_image
 from trainworks.build.order import BuildOptions
+from trainworks.build.session import BuildSession
 from trainworks.build.target import image_spec
 from trainworks.engine import create
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import Engine, LayerArchive
 from trainworks.facts.load import load
-from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.dockerfile import render
@@ -163,13 +162,13 @@ class Build:
 
 def build(root: Path, engine: Engine, plan: ImagePlan, number: int) -> Build:
     """Build with every step run again and nothing in the cache mounts, read the layers, and remove the image."""
-    rendering = render(plan, load(root))
+    facts = load(root)
+    rendering = render(plan, facts)
     caches = sorted({found["id"] for found in CACHE.finditer(rendering.dockerfile)})
     tagged = replace(plan, tags=(TAG.format(number=number),))
-    settings = read_host_settings(os.environ)
     empty_caches(engine, plan, caches)
     try:
-        spec = image_spec(tagged, rendering, settings)
+        spec = image_spec(tagged, rendering, BuildSession(root=root, facts=facts))
         options = BuildOptions(until="build", no_cache=True)
         done = build_image(spec, engine, options, BuildProgress(StringIO()))
         layers = read_image(engine, tagged.tags[0])

@@ -30,7 +30,7 @@ from trainworks.extend.lock import (
     resolve,
 )
 from trainworks.extend.plan import WheelSource
-from trainworks.extend.requirements import ExtendedBase, GitRequirement, InstalledDistribution, Wheel
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, Wheel
 from trainworks.extend.source import read_source
 from trainworks.extend.wheels import find_sources, read_wheel
 from trainworks.facts.rows import Facts
@@ -55,8 +55,8 @@ BASE = ExtendedBase(
     machine="x86_64",
     environment={},
     distributions=(
-        InstalledDistribution(name="Frame_Work", version="2.0+vendor", extras=('local-tool>=1; extra == "tools"',)),
-        InstalledDistribution(name="broken", version="not a version"),
+        BaseDistribution(name="Frame_Work", version="2.0+vendor", extras=('local-tool>=1; extra == "tools"',)),
+        BaseDistribution(name="broken", version="not a version"),
     ),
 )
 
@@ -383,7 +383,7 @@ def test_the_build_that_goes_with_the_bases_torch_is_looked_for_in_its_own_index
     settings: HostSettings, tmp_path: Path
 ) -> None:
     """The default index has the one for CUDA, whose requirement a torch for the CPU fulfils too."""
-    base = replace(BASE, distributions=(InstalledDistribution(name="torch", version="2.13.0+cpu"),))
+    base = replace(BASE, distributions=(BaseDistribution(name="torch", version="2.13.0+cpu"),))
     (folder,) = settings.pip.local_folders
     wheel(folder, "torchvision", "0.28.0", "torch==2.13.0")
     wanted, path = Resolvable(lines=("torchvision",)), tmp_path / "lock.txt"

@@ -126,6 +126,15 @@ def test_one_failure_takes_no_other_with_it_and_the_next_run_goes_on(bench: Benc
     assert status == 0
 
 
+def test_an_unchanged_image_needs_no_sources(bench: Bench) -> None:
+    assert bench.run()[0] == 0
+    for path in (bench.folder / "mirror").iterdir():
+        path.unlink()
+    status, targets, said = bench.run()
+    assert {each["outcome"] for each in targets} == {"unchanged"}
+    assert (status, "downloading" in said) == (0, False)
+
+
 def test_two_run_at_once_and_never_three(bench: Bench) -> None:
     bench.set("meets", "2")
     status, targets, _ = bench.run("-j", "2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import uuid
@@ -17,10 +16,10 @@ from documented import promised
 from image.support import ROOT, BuiltByCommand, build_command, copied_checkout
 from trainworks.build.image import build_image
 from trainworks.build.order import BuildOptions
+from trainworks.build.session import BuildSession
 from trainworks.build.target import image_spec
 from trainworks.engine.protocol import StepEvent
 from trainworks.facts.load import load
-from trainworks.host.settings import read_host_settings
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.builds import current_builds
@@ -87,8 +86,7 @@ def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCo
     facts = load(tmp_path)
     plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
     recorder = Recorder()
-    settings = read_host_settings(os.environ)
-    spec = image_spec(plan, render(plan, facts), settings)
+    spec = image_spec(plan, render(plan, facts), BuildSession(root=tmp_path, facts=facts))
     result = build_image(spec, image.engine, BuildOptions(until="build"), recorder)
     before = image.engine.history(image.reference)
     after = image.engine.history(plan.tags[0])

@@ -19,9 +19,9 @@ from trainworks.extend.plan import (
     make_extension,
 )
 from trainworks.extend.requirements import (
+    BaseDistribution,
     ExtendedBase,
     GitRequirement,
-    InstalledDistribution,
     check_hashes,
     conflicts,
     locked_versions,
@@ -55,8 +55,8 @@ OURS = ExtendedBase(
         "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
     },
     distributions=(
-        InstalledDistribution(name="torch", version="2.13.0+cpu"),
-        InstalledDistribution(name="NumPy", version="2.4.0"),
+        BaseDistribution(name="torch", version="2.13.0+cpu"),
+        BaseDistribution(name="NumPy", version="2.4.0"),
     ),
 )
 FOREIGN = replace(
@@ -225,7 +225,7 @@ def test_a_wheel_of_what_the_base_has_is_refused_whatever_its_version() -> None:
     ],
 )
 def test_what_is_compiled_with_torch_is_of_the_same_build(torch: str, vision: str, fits: bool) -> None:
-    base = replace(OURS, distributions=(InstalledDistribution(name="torch", version=torch),))
+    base = replace(OURS, distributions=(BaseDistribution(name="torch", version=torch),))
     problems = wrong_builds((("six", "1"), ("torchvision", vision)), base, {"torchvision"})
     assert problems == ([] if fits else problems)
     assert [f"torchvision {vision} is not built for the base's torch {torch}" in each for each in problems] == (

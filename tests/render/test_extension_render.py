@@ -13,7 +13,7 @@ import pytest
 
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
-from trainworks.extend.requirements import ExtendedBase, InstalledDistribution, Wheel
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
@@ -31,7 +31,7 @@ OURS = ExtendedBase(
     glibc="2.36",
     machine="x86_64",
     environment={"PATH": "/opt/venv/bin:/opt/ml/code:/usr/bin", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code"},
-    distributions=(InstalledDistribution(name="torch", version="2.13.0+cpu"),),
+    distributions=(BaseDistribution(name="torch", version="2.13.0+cpu"),),
     distribution="debian",
     suite="bookworm",
 )

@@ -59,7 +59,7 @@ def write_bake(
             continue
         refuse_unlocked(target.plan)
         rendering = render(target.plan, session.facts)
-        spec = image_spec(target.plan, rendering, session.settings, session.places.folders)
+        spec = image_spec(target.plan, rendering, session)
         chosen.append((target.plan, spec))
     if not chosen:
         raise LockError("no target is left: all of them have inputs that are not locked")

@@ -127,7 +127,7 @@ def build_image(
     """
     started = based = time.monotonic()
     progress = progress or BuildProgress(verbose=options.verbose)
-    image = None if options.no_cache or options.output else _unchanged(spec, engine)
+    image = unchanged_image(spec, engine, options)
     unchanged = image is not None
     if image is None:
         if spec.base is not None:
@@ -150,7 +150,10 @@ def build_image(
     )
 
 
-def _unchanged(spec: ImageSpec, engine: Engine) -> BuiltImage | None:
+def unchanged_image(spec: ImageSpec, engine: Engine, options: BuildOptions) -> BuiltImage | None:
+    """Return the engine's image of this name, if it was built from the very same inputs and may be taken."""
+    if options.no_cache or options.output is not None:
+        return None
     image = engine.inspect(spec.tags[0])
     return image if image is not None and image.labels.get(INPUTS_LABEL) == spec.rendering.digest else None
 

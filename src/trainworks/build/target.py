@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
-from trainworks.build.image import ImageResult, ImageSpec, build_image
+from trainworks.build.image import ImageResult, ImageSpec, build_image, unchanged_image
 from trainworks.build.order import BuildOrder, PushOrder
 from trainworks.build.session import BuildReport, BuildSession
 from trainworks.engine import choose
+from trainworks.engine.protocol import Engine
+from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.mirror import check_mirror
 from trainworks.inputs.source_code import describe_left_out, reachable_plan
@@ -40,14 +42,21 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
         BuildError, EngineError, EngineUnavailableError, OutputError, RecipeError: See ``trainworks.errors``.
     """
     facts = session.facts
-    plan, left_out = _with_sources(request, plan, session, order)
-    rendering = render(plan, facts)
+    left_out: tuple[Unreachable, ...] = ()
+    refuse_unlocked(plan)
+    if session.mirror.folder:
+        check_mirror(plan, session.mirror.folder, complete=order.offline)
+    spec = image_spec(plan, render(plan, facts), session)
     if order.record:
         from trainworks.build.record import refuse_record
 
-        refuse_record(plan, rendering, facts, session.root)
-    spec = image_spec(plan, rendering, session.settings, session.places.folders)
-    result = build_image(spec, choose(order.engine, report=say), order)
+        refuse_record(plan, spec.rendering, facts, session.root)
+    engine = _engine_that_answers(order)
+    if engine is None or unchanged_image(spec, engine, order) is None:
+        plan, left_out = _with_sources(request, plan, session, order)
+        if left_out:
+            spec = image_spec(plan, render(plan, facts), session)
+    result = build_image(spec, engine or choose(order.engine), order)
     if left_out:
         say(describe_left_out(plan, left_out))
     report: dict[str, object] = {
@@ -60,20 +69,24 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
     if order.record and result.broken is None:
         from trainworks.build.record import record_result
 
-        say(f"recorded in {record_result(plan, rendering, facts, result, session.root, os.environ)}")
+        say(f"recorded in {record_result(plan, spec.rendering, facts, result, session.root, os.environ)}")
     if order.push is not None and result.broken is None:
         report["pushed"], pushed = _push(plan.tags[0], order.push, result, session.settings)
         text += pushed
     return BuildReport(report=report, text=text, image=result)
 
 
+def _engine_that_answers(order: BuildOrder) -> Engine | None:
+    """Return the engine, or ``None``: what is wrong with the sources is reported before a missing engine."""
+    with suppress(EngineUnavailableError, UnknownNameError):
+        return choose(order.engine, report=say)
+    return None
+
+
 def _with_sources(
     request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
     """Download the sources of a plan; return the plan of what can be built of them, and what was left out."""
-    refuse_unlocked(plan)
-    if session.mirror.folder:
-        check_mirror(plan, session.mirror.folder, complete=order.offline)
     # Two targets often need the same files: the second one finds what the first one downloaded.
     with one_at_a_time("sources", os.environ):
         plan, left_out = reachable_plan(
@@ -90,20 +103,15 @@ def _with_sources(
     return plan, left_out
 
 
-def image_spec(
-    plan: ImagePlan, rendering: Rendering, settings: HostSettings, sources: Sequence[Path] = ()
-) -> ImageSpec:
-    """Return the image of a target, ready to be built.
-
-    Args:
-        plan: The target's plan.
-        rendering: Its build context.
-        settings: This machine's settings.
-        sources: Folders that may have files which components download; the first one that has a file wins.
-    """
+def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> ImageSpec:
+    """Return the image of a target, ready to be built."""
+    settings = session.settings
 
     def add_files(folder: Path) -> tuple[str, ...]:
-        return (*add_local_wheels(plan, settings.pip, folder), *add_local_artifacts(plan, sources, folder))
+        return (
+            *add_local_wheels(plan, settings.pip, folder),
+            *add_local_artifacts(plan, session.places.folders, folder),
+        )
 
     return ImageSpec(
         name=plan.target.name,

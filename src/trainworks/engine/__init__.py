@@ -13,7 +13,7 @@ ENGINES: Final = {
     "docker": "trainworks.engine.docker:DockerEngine",
     "buildah": "trainworks.engine.buildah:BuildahEngine",
 }
-"""Name to class, in the order in which they are tried; imported when asked for."""
+"""Name to class, in the order in which they are tried. A class is imported when it is needed."""
 
 
 def create(name: str) -> Engine:

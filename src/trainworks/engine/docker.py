@@ -434,17 +434,17 @@ class DockerEngine:
     def _unfit(self, program: str) -> str:
         """Return why a client cannot build with BuildKit; ``""`` if it can."""
         try:
-            buildx = processes.run(
-                (program, "buildx", "version"), timeout=_SHORT_CALL, environment=self._environment({})
-            )
             client = processes.run((program, "--version"), timeout=_SHORT_CALL, environment=self._environment({}))
+            found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
+            if found is None:
+                return client.words or "prints no version"
+            if int(found["major"]) < _NATIVE_BUILDKIT_ENDS:
+                return ""
+            words = (program, "buildx", "version")
+            if processes.run(words, timeout=_SHORT_CALL, environment=self._environment({})).status == 0:
+                return ""
         except OSError as error:
             return str(error.strerror)
-        found = re.search(r"version (?P<major>\d+)\.", client.output.decode(errors="replace"))
-        if found is None:
-            return client.words or "prints no version"
-        if buildx.status == 0 or int(found["major"]) < _NATIVE_BUILDKIT_ENDS:
-            return ""
         return f"version {found['major']} without the buildx plugin"
 
     def _image(self, reference: str) -> SdkImage | None:

@@ -10,7 +10,7 @@ from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.plan import check_distribution, check_foreign
-from trainworks.extend.requirements import ExtendedBase, InstalledDistribution, conflicts
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, conflicts
 from trainworks.imagetest import interpreter
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
@@ -68,7 +68,7 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]
         environment=image.environment,
         labels=image.labels,
         distributions=tuple(
-            InstalledDistribution(name=row["name"], version=row["version"], extras=tuple(row["extras"]))
+            BaseDistribution(name=row["name"], version=row["version"], extras=tuple(row["extras"]))
             for row in found["distributions"]
         ),
         complaints=tuple(found["complaints"]),

@@ -18,9 +18,9 @@ from packaging.version import InvalidVersion, Version
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.requirements import (
+    BaseDistribution,
     ExtendedBase,
     GitRequirement,
-    InstalledDistribution,
     PackageRequirement,
     Wheel,
     check_hashes,
@@ -325,7 +325,7 @@ def _is_version(text: str) -> bool:
     return True
 
 
-def _stand_in(row: InstalledDistribution, folder: Path) -> str:
+def _stand_in(row: BaseDistribution, folder: Path) -> str:
     """Write a wheel with nothing but the metadata of an installed distribution, and return its pin."""
     name, version = canonicalize_name(row.name), str(Version(row.version))
     stem = f"{name.replace('-', '_')}-{version}"

@@ -19,7 +19,7 @@ _ANY_HASH = re.compile(r"\s--hash[=\s]\s*\S+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstalledDistribution:
+class BaseDistribution:
     """A Python distribution that the base image has; ``extras`` are the requirements that only an extra asks for."""
 
     name: str
@@ -58,7 +58,7 @@ class ExtendedBase:
     glibc: str
     machine: str
     environment: Mapping[str, str]
-    distributions: tuple[InstalledDistribution, ...]
+    distributions: tuple[BaseDistribution, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
     managed: bool = False

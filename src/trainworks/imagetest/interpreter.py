@@ -32,7 +32,7 @@ class InstalledDistribution(TypedDict):
 
 
 class Interpreter(TypedDict):
-    """What ``trainworks.extend.requirements.ExtendedBase`` says of the image's Python."""
+    """The fields of ``trainworks.extend.requirements.ExtendedBase`` about the image's Python."""
 
     python: str
     version: str

@@ -66,7 +66,7 @@ def list_text(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
 
 
 def summary_markdown(facts: Facts) -> str:
-    """Return a short table: versions, CUDA cells and builds of each framework and kind of sources."""
+    """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
     current = _current(facts)
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
@@ -86,9 +86,9 @@ def summary_markdown(facts: Facts) -> str:
 
 
 def list_json(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
-    """Return the table for programs: one object for each target, with its versions and its recorded build.
+    """Return the table for programs: one object for each target, with its name, its versions, and its last build.
 
-    ``built.current`` says whether that was a build of the present recipe. Arguments as for ``list_text``.
+    ``built`` is the recorded build, and whether it is ``current``: of today's recipe. Arguments as for ``list_text``.
     """
     current = _current(facts) if current is None else current
     rows = [

@@ -37,4 +37,4 @@ def run(options: Namespace, _root: Path) -> int:
     program = shutil.which("trainworks-lint")
     if program is None:
         raise HostError("trainworks-lint is not installed", hint="`pip install ./lint` in a checkout of trainworks")
-    os.execv(program, [program, *options.words])
+    os.execv(program, [program, "--format", options.format, "--", *map(str, options.files)])
