@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write everything in this repository that follows from the facts: `tools/generate.py`, or `--check` to compare only.
 
-- Tables of targets, versions, components, instance types, rules and exit statuses, and the command line's help. Each
+- Tables of targets, versions, components, instance types and exit statuses, and the command line's help. Each
   stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
 
@@ -23,13 +23,9 @@ sys.path.insert(0, str(ROOT / "src"))
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402 - the path has to be set first
 from trainworks.errors import TrainworksError  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
-from trainworks.facts.ranges import SUBJECTS  # noqa: E402
+from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
-from trainworks.inspect.listing import (  # noqa: E402
-    summary_markdown,
-)
-from trainworks.lint.findings import SEVERITIES  # noqa: E402
-from trainworks.lint.rules import RULES  # noqa: E402
+from trainworks.inspect.listing import summary_markdown  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -84,10 +80,10 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def subjects() -> str:
+def properties() -> str:
     """Return what rules can ask about every target."""
-    lines = ["| subject | what it is |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in SUBJECTS.items())]) + "\n"
+    lines = ["| property | what it is |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {meaning} |" for name, meaning in PROPERTIES.items())]) + "\n"
 
 
 def compatibility_rules(facts: Facts) -> str:
@@ -115,7 +111,7 @@ def launcher_facts(facts: Facts) -> str:
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in instances.items())
     families = json.dumps([row.name for row in facts.families])
     return (
-        f'{{\n  "generated": "by tools/generate from images/",\n  "instances": {{\n{rows}\n  }},\n'
+        f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
         f'  "families": {families},\n  "storages": {json.dumps(storages)}\n}}\n'
     )
 
@@ -149,15 +145,6 @@ def exit_statuses() -> str:
     return "\n".join(lines) + "\n"
 
 
-def lint_rules() -> str:
-    """Return the reference of lint's rules, the severe ones first."""
-    lines = ["| rule | severity | finds | why | instead |", "|---|---|---|---|---|"]
-    for rule in sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity)):
-        cells = (rule.name, rule.severity, rule.summary, rule.reason, rule.fix)
-        lines.append(f"| {' | '.join(map(cell, cells))} |")
-    return "\n".join(lines) + "\n"
-
-
 def filled(text: str, parts: Mapping[str, str]) -> str:
     """Return a page with the text between marks of these names replaced; tests write the other parts."""
     return MARKED.sub(lambda found: f"{found[1]}{parts.get(found[2], found[3])}{found[4]}", text)
@@ -172,12 +159,11 @@ def main() -> int:
         "proved": proved(facts),
         "summary": summary_markdown(facts),
         "instances": instances(facts),
-        "subjects": subjects(),
+        "properties": properties(),
         "compatibility-rules": compatibility_rules(facts),
         "usage": usage(),
         "variables": variables(),
         "exit-statuses": exit_statuses(),
-        "lint-rules": lint_rules(),
     }
     wanted = {
         path: filled(path.read_text(encoding="utf-8"), parts)

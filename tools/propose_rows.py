@@ -35,7 +35,7 @@ from trainworks.facts.rows import Component, Cuda, Facts, Stack, TargetRow  # no
 from trainworks.host.settings import HostSettings, read_host_settings  # noqa: E402
 from trainworks.inputs.lock_python import write_python_lock  # noqa: E402
 from trainworks.plan.shares import distribution_name, python_requirements  # noqa: E402
-from trainworks.plan.versions import components_of  # noqa: E402
+from trainworks.plan.target import context_of  # noqa: E402
 
 UNKNOWN = "?"
 """A reviewer fills it in: a fact of a CUDA version that the package index does not have."""
@@ -105,6 +105,12 @@ def resolved(row: TargetRow, facts: Facts, settings: HostSettings, pins: Mapping
     return {package["name"]: package["version"] for package in reversed(packages)}
 
 
+def components_of(row: TargetRow, facts: Facts) -> dict[str, Component]:
+    """Return the components that fit a row, by name."""
+    cuda, sources = facts.cuda_by_name[row.cuda], facts.stack_by_name[row.stack].sources
+    return {each.name: each for each in facts.components if each.fits(row.framework, sources, cuda, row.base)}
+
+
 def version_in(found: Mapping[str, str], component: Component, cuda: Cuda) -> str:
     """Return the version of a component's first distribution, `""` if it is not among what was found."""
     pattern = distribution_name(python_requirements(component, cuda)[0])
@@ -114,7 +120,7 @@ def version_in(found: Mapping[str, str], component: Component, cuda: Cuda) -> st
 def cell_of(found: Mapping[str, str], row: TargetRow, facts: Facts, framework: str) -> Cuda:
     """Return the CUDA cell of the runtime that a framework's wheel requires; a new one if no row has it."""
     old = facts.cuda_by_name[row.cuda]
-    runtime = version_in(found, components_of(row, facts)["cuda"], old)
+    runtime = version_in(found, context_of(row, facts).components["cuda"], old)
     major, minor = Version(runtime).release[:2]
     known = [cell for cell in facts.cudas if cell.version == f"{major}.{minor}" and cell.wheel_suffix]
     if known:
@@ -157,7 +163,7 @@ def propose(facts: Facts, settings: HostSettings, today: date) -> Proposal:
             errors.append(error)
             continue
         found_by_row.append((row, found))
-        components = components_of(row, facts)
+        components = context_of(row, facts).components
         cuda = facts.cuda_by_name[row.cuda]
         version = version_in(found, components[name], cuda)
         newest.setdefault(row.framework, Version(version).public)
@@ -191,7 +197,7 @@ def newer_stack(found_by_row: Iterable[tuple[TargetRow, Mapping[str, str]]], fac
     """Return the newest rows' stack with newer components; `None` if all are the newest that every target can have."""
     stacks: dict[str, dict[str, str]] = {}
     for row, found in found_by_row:
-        components = components_of(row, facts)
+        components = context_of(row, facts).components
         versions = stacks.setdefault(row.stack, {})
         for name in facts.stack_by_name[row.stack].components.keys() - row.versions.keys():
             component = components.get(name)

@@ -21,7 +21,7 @@ DEFAULT_STYLE = "value"
 
 
 def choose_style(variables: Mapping[str, str], reserved: Mapping[str, Json], problems: list[Problem]) -> str:
-    """The style asked for, one of STYLES; a problem with the nearest name for anything else.
+    """Return the style asked for, one of STYLES; a problem with the nearest name for anything else.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """
@@ -36,7 +36,7 @@ def choose_style(variables: Mapping[str, str], reserved: Mapping[str, Json], pro
 
 
 def to_arguments(user: Mapping[str, Json], style: str = DEFAULT_STYLE) -> tuple[str, ...]:
-    """The arguments of all hyperparameters.
+    """Return the arguments of all hyperparameters.
 
     >>> to_arguments({"lr": 0.1, "n": 3, "amp": True, "tag": None})
     ('--amp', 'True', '--lr', '0.1', '-n', '3', '--tag', '')
@@ -46,7 +46,7 @@ def to_arguments(user: Mapping[str, Json], style: str = DEFAULT_STYLE) -> tuple[
 
 
 def check_sizes(user: Mapping[str, Json], style: str) -> tuple[Problem, ...]:
-    """A problem for each hyperparameter that makes an argument longer than the kernel takes."""
+    """Return a problem for each hyperparameter that makes an argument longer than the kernel takes."""
     problems: list[Problem] = []
     words = STYLES[style]
     for name in sorted(user):
@@ -143,8 +143,10 @@ def _hydra_text(value: Json) -> str:
 
 
 def _hydra_string(value: str) -> str:
-    """A string: a plain word as it is, else in single quotes; backslashes count only before a quote, where each is
-    doubled."""
+    """Return a string: a plain word as it is, else in single quotes.
+
+    Backslashes count only before a quote, where each is doubled.
+    """
     if re.fullmatch(_PLAIN, value) and value.lower() not in _READ_AS_SOMETHING_ELSE:
         return value
     doubled = re.sub(_BACKSLASHES_BEFORE_QUOTE, lambda found: found.group() * 2, value)
@@ -152,5 +154,5 @@ def _hydra_string(value: str) -> str:
 
 
 def _hydra_key(key: str) -> str:
-    """A key of an object inside a list: what has a meaning in the grammar is escaped."""
+    """Return a key of an object inside a list: what has a meaning in the grammar is escaped."""
     return re.sub(r"[\\()\[\]{}:=, \t]", lambda found: f"\\{found.group()}", key)

@@ -135,7 +135,7 @@ _HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
 
 
 def _settings() -> list[str]:
-    """The variables by which a person changes what the launcher does, as ``names`` has them."""
+    """Return the variables by which a person changes what the launcher does, as ``names`` has them."""
     ours = {
         value
         for name, value in vars(names).items()

@@ -29,7 +29,7 @@ class Group:
 
 
 def instance_groups(config: Mapping[str, Json]) -> tuple[Group, ...]:
-    """The groups in the platform's order; empty for a cluster without groups."""
+    """Return the groups in the platform's order; empty for a cluster without groups."""
     listed = config.get("instance_groups")
     rows = [mapping(row) for row in listed] if isinstance(listed, list) else []
     return tuple(
@@ -39,7 +39,7 @@ def instance_groups(config: Mapping[str, Json]) -> tuple[Group, ...]:
 
 
 def group_of(config: Mapping[str, Json], host: str) -> Group | None:
-    """The group that ``host`` is in; None for a cluster without groups, or a host that is in none.
+    """Return the group that ``host`` is in; None for a cluster without groups, or a host that is in none.
 
     ``current_group_name`` decides for the current host only if it is one of the groups and does not contradict them:
     the lists of hosts are the same on every host, the name is not.
@@ -54,13 +54,19 @@ def group_of(config: Mapping[str, Json], host: str) -> Group | None:
 
 
 def instance_type_of(config: Mapping[str, Json], host: str) -> str:
-    """The instance type of a host: its group's, else the current one; "local" is what the SDK's local mode says."""
+    """Return the instance type of a host: its group's, else the current one.
+
+    "local" is what the SDK's local mode says.
+    """
     group = group_of(config, host)
     return (group.instance_type if group else "") or text(config.get("current_instance_type")) or "local"
 
 
 def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
-    """What is of the wrong type, or does not fit together, in the resource config. Absent and null are the same."""
+    """Return what is of the wrong type, or does not fit together, in the resource config.
+
+    Absent and null are the same.
+    """
     where = names.RESOURCE_CONFIG_FILE
     problems = [
         Problem(f"{name!r} is {kind(config[name])}, not a text", where, "the platform writes a name")
@@ -96,7 +102,7 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
 
 
 def _check_hosts(row: Mapping[str, Json], where: str) -> list[Problem]:
-    """What is wrong with the type of ``hosts``; that it must not be empty is checked where hosts are needed."""
+    """Return what is wrong with the type of ``hosts``; that it must not be empty is checked where hosts are needed."""
     hosts = row.get("hosts")
     if hosts is None:
         return []

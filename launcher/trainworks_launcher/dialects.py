@@ -43,7 +43,7 @@ class Dialect:
     renamed_prefixes: tuple[tuple[str, str], ...] = field(default=())
 
     def canonical(self, name: str) -> str:
-        """The name of an MCA parameter as this dialect has it."""
+        """Return the name of an MCA parameter as this dialect has it."""
         if name in self.renamed:
             return self.renamed[name]
         for old, new in self.renamed_prefixes:
@@ -52,7 +52,7 @@ class Dialect:
         return name
 
     def option(self, name: str) -> str:
-        """The option that introduces the (canonical) parameter."""
+        """Return the option that introduces the (canonical) parameter."""
         return self.runtime_option if name.startswith(self.runtime_prefixes) else "--mca"
 
 
@@ -154,7 +154,7 @@ OPEN_MPI_5 = Dialect(
 
 
 def dialect_of(version: str) -> Dialect:
-    """The dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
+    """Return the dialect of an installed version such as "5.0.8"; an unknown version is taken for the older line."""
     major = version.split(".", 1)[0]
     return OPEN_MPI_5 if major.isdecimal() and int(major) >= OPEN_MPI_5.major else OPEN_MPI_4
 

@@ -56,14 +56,14 @@ class _Fields:
     problems: list[Problem] = field(default_factory=list)
 
     def text(self, name: str) -> str:
-        """A text; "" if it is absent or null."""
+        """Return a text; "" if it is absent or null."""
         value = self.document.get(name)
         if value is not None and not isinstance(value, str):
             self.wrong(name, value, "give a text, or leave it out")
         return "" if self._unusable(name, text(value)) else text(value).strip()
 
     def list(self, name: str) -> tuple[Json, ...]:
-        """A list of texts and numbers; () if it is absent or null."""
+        """Return a list of texts and numbers; () if it is absent or null."""
         value = self.document.get(name)
         if value is None:
             return ()
@@ -73,7 +73,7 @@ class _Fields:
         return tuple(entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry)))
 
     def _unusable(self, name: str, given: str) -> bool:
-        """Whether no program could be given this text; then it is a problem."""
+        """Return whether no program could be given this text; then it is a problem."""
         bad = unusable(given)
         if bad:
             self.problems.append(Problem(f"{name!r} {bad}", self.file, "leave it out"))
@@ -156,7 +156,10 @@ def read_drivers(
 
 
 def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> dict[str, Json]:
-    """The hyperparameters of Torchrun or MPI. The file does not say which; each has a field that the other has not."""
+    """Return the hyperparameters of Torchrun or MPI.
+
+    The file does not say which; each has a field that the other has not.
+    """
     if not distributed:
         return {}
     fields = _Fields(names.DISTRIBUTED_FILE, distributed)
@@ -178,5 +181,5 @@ def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> d
 
 
 def _inside(path: str) -> str:
-    """A path below the code directory, as the SDK takes it: with or without ``./`` in front."""
+    """Return a path below the code directory, as the SDK takes it: with or without ``./`` in front."""
     return path[2:] if path.startswith("./") else path

@@ -83,7 +83,7 @@ class _Reader:
         self.given: set[str] = set()
 
     def whole(self, hyperparameter: str, variable: str, least: int, most: int | None) -> int | None:
-        """The number; None if it is given nowhere, or wrong (then a problem)."""
+        """Return the number; None if it is given nowhere, or wrong (then a problem)."""
         found: dict[int, str] = {}
         for where, value in (
             (f"hyperparameter {hyperparameter}", self._reserved.get(hyperparameter)),
@@ -104,7 +104,7 @@ class _Reader:
 
 
 def _number(value: Json) -> float | None:
-    """The value as a finite number, None if it is none."""
+    """Return the value as a finite number, None if it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -115,7 +115,7 @@ def _number(value: Json) -> float | None:
 
 
 def _problem(value: Json, number: float | None, where: str, least: int, most: int | None) -> Problem:
-    """A number that is not possible, with the nearest that is."""
+    """Return the problem of a number that is not possible, with the nearest that is."""
     possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
     advice = f"give a whole number {possible}, or leave it out"
     if number is not None:

@@ -17,7 +17,7 @@ from trainworks_launcher.values import Json, text, texts
 
 
 def environment_of(environment: Environment, host: str) -> Environment:
-    """The environment of ``host``; unchanged for this host, and for a name that is none of the job's."""
+    """Return the environment of ``host``; unchanged for this host, and for a name that is none of the job's."""
     config = environment.resource_config
     current = text(config.get("current_host"))
     if not host or host == current or host not in texts(config.get("hosts")):

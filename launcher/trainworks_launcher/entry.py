@@ -90,12 +90,15 @@ class EntryPoint:
 
 
 def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """The entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (as sagemaker-training); "" if neither."""
+    """Return the entry point asked for: SAGEMAKER_PROGRAM, else the hyperparameter (as sagemaker-training).
+
+    ``""`` if neither is given.
+    """
     return (variables.get(names.PROGRAM_VARIABLE) or text(reserved.get(names.PROGRAM))).strip()
 
 
 def code_location(base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Where the code is said to be: the job's hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
+    """Return where the code is said to be: the job's hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """

@@ -186,7 +186,7 @@ def _read_object(base: str, name: str, problems: list[Problem]) -> Mapping[str, 
 
 
 def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Manifest:
-    """The image's manifest; the generic one if there is none at the default place."""
+    """Return the image's manifest; the generic one if there is none at the default place."""
     asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(asked or names.IMAGE_MANIFEST)
     try:
@@ -204,7 +204,7 @@ def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Mani
 
 
 def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[str, str]:
-    """Absolute path of each program that exists and can be executed."""
+    """Return the absolute path of each program that exists and can be executed."""
     search = f"{variables.get('PATH', os.defpath)}:{_SYSTEM_PATH}"
     found: dict[str, str] = {}
     for name in PROGRAMS:
@@ -218,7 +218,7 @@ def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[
 
 
 def _complete(manifest: Manifest, asked: Sequence[Mode], programs: Mapping[str, str]) -> Manifest:
-    """The manifest with what it does not say and the modes asked for need to know; nothing is looked for otherwise.
+    """Complete the manifest with what the modes that are asked for need to know, and it does not say.
 
     A user may have installed more into an image of ours, and a foreign image has no manifest at all.
     """
@@ -245,7 +245,7 @@ print(json.dumps(found))
 
 
 def _python_packages(python: str, packages: Sequence[str]) -> Mapping[str, str]:
-    """Which of the packages the image's Python has, and their versions ("" where unknown); none is imported."""
+    """Return which of the packages the image's Python has, and their versions ("" where unknown); none is imported."""
     import subprocess
 
     argv = (python, "-c", _ASK_FOR_PACKAGES, *packages)
@@ -258,7 +258,7 @@ def _python_packages(python: str, packages: Sequence[str]) -> Mapping[str, str]:
 
 
 def _open_mpi_version(mpirun: str) -> str:
-    """The version that mpirun itself reports, asked only where no manifest says it; "" if it says nothing."""
+    """Return the version that mpirun itself reports, asked only where no manifest says it; "" if it says nothing."""
     import subprocess
 
     try:
@@ -270,7 +270,10 @@ def _open_mpi_version(mpirun: str) -> str:
 
 
 def _can_be_path(location: str) -> bool:
-    """Whether the kernel can be asked for it; bytes of a variable that are not UTF-8 are a path like any other."""
+    """Return whether the kernel can be asked for it.
+
+    Bytes of a variable that are not UTF-8 are a path like any other.
+    """
     try:
         return "\0" not in location and bool(os.fsencode(location))
     except UnicodeEncodeError:
@@ -278,7 +281,7 @@ def _can_be_path(location: str) -> bool:
 
 
 def look_again(environment: Environment) -> Environment:
-    """The environment with the code that has been fetched and unpacked meanwhile."""
+    """Return the environment with the code that has been fetched and unpacked meanwhile."""
     directory = environment.code.directory
     reserved = split_reserved(environment.hyperparameters)[1]
     problems: list[Problem] = []
@@ -290,7 +293,7 @@ def look_again(environment: Environment) -> Environment:
 
 
 def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
-    """How AWS can be asked, looked up only where the job needs it: see ``Environment.aws_client``."""
+    """Return how AWS can be asked, looked up only where the job needs it: see ``Environment.aws_client``."""
     if needed and "python" in programs:
         import subprocess
 
@@ -333,7 +336,7 @@ def _names(directory: str, wanted: Callable[[str], object]) -> tuple[str, ...]:
 
 
 def _is_efa(device: str) -> bool:
-    """Whether an InfiniBand-class device is EFA: by its driver, or by the name the driver gives it."""
+    """Return whether an InfiniBand-class device is EFA: by its driver, or by the name the driver gives it."""
     try:
         driver = os.readlink(f"/sys/class/infiniband/{device}/device/driver")
     except OSError:
@@ -370,7 +373,7 @@ def network_interfaces() -> tuple[str, ...]:
 
 
 def interface_that_reaches(*hosts: str) -> str:
-    """The interface by which packets to the first of the hosts leave, else the one of the default route, else "".
+    """Return the interface that routes to the first of the hosts, else the one of the default route, else ``""``.
 
     A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where more hosts are
     given, loopback is the last resort.
@@ -382,7 +385,7 @@ def interface_that_reaches(*hosts: str) -> str:
 
 
 def _interface_towards(host: str) -> str:
-    """The interface by which packets to a host leave, "" if its name is not known.
+    """Return the interface by which packets to a host leave, "" if its name is not known.
 
     A connected datagram socket sends nothing; it only makes the kernel choose a source address.
     """
@@ -398,12 +401,12 @@ def _interface_towards(host: str) -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The interface with an address, "" if there is none."""
+    """Return the interface with an address, "" if there is none."""
     return next((name for name in network_interfaces() if _address_of(name) == address), "")
 
 
 def _address_of(interface: str) -> str | None:
-    """The first IPv4 address of an interface (ioctl SIOCGIFADDR, netdevice(7))."""
+    """Return the first IPv4 address of an interface (ioctl SIOCGIFADDR, netdevice(7))."""
     import fcntl
     import socket
 
@@ -416,7 +419,7 @@ def _address_of(interface: str) -> str | None:
 
 
 def _default_route_interface() -> str:
-    """The interface of the kernel's default route (proc(5), net/route), "" if there is none."""
+    """Return the interface of the kernel's default route (proc(5), net/route), "" if there is none."""
     try:
         lines = Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
     except (OSError, UnicodeDecodeError):

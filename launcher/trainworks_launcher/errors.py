@@ -51,7 +51,7 @@ class RefusalError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        """The text for a person: a count, then one line per problem."""
+        """Return the text for a person: a count, then one line per problem."""
         if len(self.problems) == 1:
             return f"cannot start the job: {self.problems[0]}"
         lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(self.problems, 1))

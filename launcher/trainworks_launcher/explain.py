@@ -148,7 +148,7 @@ def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
 
 
 def _value(reason: Reason) -> str:
-    """The words that are not the subject itself, as a shell would take them: ``--mca pml ob1`` has the value ob1."""
+    """Return the words that are not the subject itself, as a shell takes them: ``ob1`` of ``--mca pml ob1``."""
     subject = reason.subject.split(" ")
     if list(reason.words[: len(subject)]) == subject:
         return shlex.join(reason.words[len(subject) :])
@@ -159,7 +159,7 @@ def _value(reason: Reason) -> str:
 
 
 def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
-    """(origin, reason) of a variable: what the plan says of it, else what it always means."""
+    """Return (origin, reason) of a variable: what the plan says of it, else what it always means."""
     if name in about:
         return about[name].origin.word, about[name].why
     if name in _VARIABLES:
@@ -168,7 +168,7 @@ def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
 
 
 def to_json(plan: NodePlan, rows: Sequence[Row]) -> str:
-    """An explanation as JSON text."""
+    """Return an explanation as JSON text."""
     listed: list[Json] = [
         {"kind": row.kind, "name": row.name, "value": row.value, "origin": row.origin, "why": row.why} for row in rows
     ]
@@ -185,7 +185,7 @@ _HEADINGS = (
 
 
 def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
-    """An explanation as a table of ``width`` columns: long values of variables are shortened, long texts wrapped.
+    """Return an explanation as a table of ``width`` columns; long values are shortened, long texts wrapped.
 
     No word is broken, so that all can be copied: a name or a value with a word longer than its column has lines of its
     own, and a word longer than the table makes its line longer.
@@ -230,7 +230,7 @@ _BELOW = " " * 6
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The lines of a cell; words are never broken."""
+    """Return the lines of a cell; words are never broken."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
@@ -239,7 +239,7 @@ def _fits(lines: Sequence[str], width: int) -> bool:
 
 
 def _shortened(value: str) -> str:
-    """A value as far as the table shows it, and how long it is."""
+    """Return a value as far as the table shows it, and how long it is."""
     if len(value) <= _VALUE_LIMIT:
         return value
     return f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"

@@ -185,7 +185,7 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
 
 
 def _default_interface(environment: Environment) -> str:
-    """The platform's usual interface where none is named, if it exists on this host."""
+    """Return the platform's usual interface where none is named, if it exists on this host."""
     known = environment.devices.interfaces
     named = environment.resource_config.get("network_interface_name")
     return names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
@@ -198,7 +198,7 @@ def _neuron_cores(environment: Environment, instance_type: str) -> int:
 
 
 def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
-    """The hostname shim, only in jobs of several hosts where the platform's hostname is not the job's name of this one.
+    """Return the variables of the hostname shim, if the kernel's hostname is not this host's name in the job.
 
     Every container of a platform may answer the same word to gethostname(), and MPI then pairs the wrong processes.
     """

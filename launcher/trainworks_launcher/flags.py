@@ -95,7 +95,7 @@ class _Parser:
         self._warnings: list[str] = []
 
     def options(self) -> UserOptions:
-        """What was found."""
+        """Return what was found."""
         return UserOptions(
             parameters=tuple((name, value, self._classes.get(name, "")) for name, value in self._parameters.items()),
             exports=tuple(self._exports.items()),
@@ -153,7 +153,7 @@ class _Parser:
         del self.words[:values]
 
     def _values(self, word: str, count: int, example: str) -> tuple[str, ...] | None:
-        """The next ``count`` words; None, with a problem, if there are too few."""
+        """Return the next ``count`` words; None, with a problem, if there are too few."""
         if len(self.words) < count:
             self.words.clear()
             self._problem(f"{word} needs {'a name and a value' if count > 1 else 'a value'}", f"for example: {example}")
@@ -338,7 +338,7 @@ def _from_environment(variables: Mapping[str, str], dialect: Dialect) -> dict[st
 
 
 def _opposite(name: str) -> str:
-    """The parameter that excludes this one, "" if there is none."""
+    """Return the parameter that excludes this one, "" if there is none."""
     for one, other in (("_if_include", "_if_exclude"), ("_if_exclude", "_if_include")):
         if name.endswith(one):
             return name[: -len(one)] + other

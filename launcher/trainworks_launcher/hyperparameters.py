@@ -30,19 +30,19 @@ def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a hyperparameter is meant for the launcher and not for the script."""
+    """Return whether a hyperparameter is meant for the launcher and not for the script."""
     return name in names.RESERVED_NAMES or name.startswith(names.RESERVED_PREFIX)
 
 
 def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
-    """(the user's, the reserved ones)."""
+    """Return (the user's, the reserved ones)."""
     user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
     reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
     return MappingProxyType(user), MappingProxyType(reserved)
 
 
 def truth(value: Json) -> bool:
-    """Whether a switch is on; the SDK sends ``true``, hand-written files say "True" or "1"."""
+    """Return whether a switch is on; the SDK sends ``true``, hand-written files say "True" or "1"."""
     if isinstance(value, str):
         return value.strip().lower() in ("true", "1", "yes")
     return value is True or (isinstance(value, int) and value == 1)

@@ -96,7 +96,10 @@ class Manifest:
     wheel_index: str = ""
 
     def lacks(self, instance_type: str) -> bool:
-        """Whether the table has all types of the platform, and not this one; False for an older image's table."""
+        """Return whether the table has all types of the platform, and not this one.
+
+        It is False for an older image's table.
+        """
         return (
             bool(self.families)
             and instance_type.startswith(names.PLATFORM_TYPES)
@@ -163,7 +166,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
 
 
 def _texts_by_name(value: Json) -> Mapping[str, str]:
-    """The texts of an object, by name."""
+    """Return the texts of an object, by name."""
     return MappingProxyType({name: entry for name, entry in mapping(value).items() if isinstance(entry, str)})
 
 

@@ -48,7 +48,7 @@ _PAIR = re.compile(rf"{_KEY.pattern}({_ANY_VALUE})", re.DOTALL)
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a name says that its value is secret: ``WANDB_API_KEY``, ``dbPassword``; not ``max_tokens``."""
+    """Return whether a name says that its value is secret: ``WANDB_API_KEY``, ``dbPassword``; not ``max_tokens``."""
     if name in _NOT_SECRET:
         return False
     words = [word.lower() for word in _SPLIT.split(name) if word]
@@ -80,14 +80,16 @@ class Masker:
         self._value_of_pair = re.compile(rf"['\"]?(?:{quoted})|{_ANY_VALUE}" if known else _ANY_VALUE, re.DOTALL)
 
     def text(self, text: str) -> str:
-        """A text without known secret values and without credentials in URLs."""
+        """Return a text without known secret values and without credentials in URLs."""
         if self._values is not None:
             text = self._values.sub(MASK, text)
         return mask_urls(text)
 
     def value(self, name: str, value: str) -> str:
-        """The value of a name: masked whole if the name says so, else what is secret in it, by the keys of an object
-        and the options of a list too."""
+        """Mask the value of a name: all of it if the name says so, else what is secret in it.
+
+        The keys of an object and the options of a list count as names too.
+        """
         if value and is_secret_name(name):
             return MASK
         if value[:1] in ("{", "["):
@@ -100,7 +102,7 @@ class Masker:
         return self.text(value)
 
     def json(self, value: Json) -> Json:
-        """A decoded JSON value, masked; true, false, null and what is empty say nothing and stay."""
+        """Return a decoded JSON value, masked; true, false, null and what is empty say nothing and stay."""
         if isinstance(value, dict):
             return {
                 key: MASK if is_secret_name(key) and entry and entry is not True else self.json(entry)
@@ -112,7 +114,7 @@ class Masker:
         return self._line(value) if isinstance(value, str) else value
 
     def _pairs(self, text: str) -> str:
-        """A text in which an object may be written, as ``a=1,password=x`` or ``{'password': 'x'}``."""
+        """Return a text in which an object may be written, as ``a=1,password=x`` or ``{'password': 'x'}``."""
         shown: list[str] = []
         done = 0
         for key in _KEY.finditer(text):
@@ -123,7 +125,7 @@ class Masker:
         return self.text("".join([*shown, text[done:]]))
 
     def _line(self, text: str) -> str:
-        """A text that may be a command line's options."""
+        """Return a text that may be a command line's options."""
         if text.startswith("-"):
             try:
                 words = tuple(shlex.split(text))
@@ -135,11 +137,11 @@ class Masker:
         return self._pairs(text)
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """A mapping of variables, masked."""
+        """Return a mapping of variables, masked."""
         return {name: self.value(name, value) for name, value in variables.items()}
 
     def words(self, argv: Iterable[str]) -> tuple[str, ...]:
-        """A command line, masked: ``--token VALUE``, ``--token=VALUE``, ``TOKEN=VALUE`` and known values anywhere."""
+        """Mask a command line: ``--token VALUE``, ``--token=VALUE``, ``TOKEN=VALUE`` and known values anywhere."""
         masked: list[str] = []
         hide = False
         for word in argv:
@@ -163,7 +165,7 @@ class Masker:
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """A value as it is, inside a JSON text, and inside Python's own text of a list."""
+    """Return a value as it is, inside a JSON text, and inside Python's own text of a list."""
     return value, json.dumps(value)[1:-1], repr(value)[1:-1]
 
 

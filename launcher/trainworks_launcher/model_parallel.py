@@ -50,7 +50,7 @@ def check(value: Json, where: str) -> list[Problem]:
 
 
 def _wrong_values(value: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """(what is wrong, advice) of single parameters."""
+    """Return (what is wrong, advice) of single parameters."""
     found = [
         (f"{name} is {value[name]!r}", "give a whole number of at least 1")
         for name in _COUNTS
@@ -77,7 +77,7 @@ def _wrong_values(value: Mapping[str, Json]) -> list[tuple[str, str]]:
 
 
 def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """(what is wrong, advice) of parameters that need or exclude each other."""
+    """Return (what is wrong, advice) of parameters that need or exclude each other."""
     found: list[tuple[str, str]] = []
     # Required by the guide. Where the model is split in another way only, smp's own default of 1 is what is meant.
     ways = ("pipeline_parallel_degree", "partitions", "tensor_parallel_degree", "sharded_data_parallel_degree")
@@ -105,5 +105,5 @@ def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
 
 
 def _is_whole(value: Json, least: int) -> bool:
-    """Whether a value is a whole number of at least ``least``."""
+    """Return whether a value is a whole number of at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

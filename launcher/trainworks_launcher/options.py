@@ -64,7 +64,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def find_command(word: str) -> Command | None:
-    """The command of this name, None if it is none."""
+    """Return the command of this name, None if it is none."""
     return next((command for command in COMMANDS if command.name == word), None)
 
 
@@ -106,13 +106,13 @@ def parse(command: Command, words: Sequence[str]) -> Parsed:
 
 
 def value_of(parsed: Parsed, name: str, default: str = "") -> str:
-    """The value of an option that is given at most once."""
+    """Return the value of an option that is given at most once."""
     values = parsed.get(name)
     return values[0] if values else default
 
 
 def options_help(commands: Sequence[Command] = COMMANDS) -> str:
-    """The options of commands, for the help: aligned, at most 120 columns."""
+    """Return the options of commands, for the help: aligned, at most 120 columns."""
     lines: list[str] = []
     for command in commands:
         lines.append(f"Options of {command.name}:")

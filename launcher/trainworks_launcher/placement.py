@@ -131,7 +131,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
 
 
 def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tuple[tuple[str, ...], str]:
-    """(hosts, the host this job is made for). Without a resource config the job is one host: this one."""
+    """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
     where = names.RESOURCE_CONFIG_FILE
     config = environment.resource_config
     hosts = texts(config.get("hosts"))
@@ -158,7 +158,7 @@ def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tup
 
 
 def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
-    """The one mode that is switched on; a problem if there are several, or one that is not known.
+    """Return the one mode that is switched on; a problem if there are several, or one that is not known.
 
     Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
     with torch_distributed they are its second, which is only a library that reads them.
@@ -171,7 +171,7 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
                 f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
                 f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
             )
-            problems.append(Problem("nothing says how the model parallel processes are to be started", where, advice))
+            problems.append(Problem("no setting says how to start the model parallel processes", where, advice))
         problems.extend(model_parallel.check(parameters, where))
         asked.pop("mpi", None)
         asked[MODEL_PARALLEL] = where
@@ -206,7 +206,7 @@ def _check_version(environment: Environment, mode: Mode, problems: list[Problem]
 
 
 def version_of(environment: Environment, component: str) -> tuple[int, ...]:
-    """The leading numbers of the installed version of a component, for comparison; () if it is not known."""
+    """Return the leading numbers of the installed version of a component, for comparison; () if it is not known."""
     return _numbers(environment.manifest.components.get(component, ""))
 
 
@@ -217,7 +217,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
-    """The instance type of each host, as ``cluster`` tells that of one; the groups are gone through once for all."""
+    """Return the instance type of each host, as ``cluster`` tells that of one.
+
+    The groups are read once for all hosts.
+    """
     config = environment.resource_config
     grouped = {host: group.instance_type for group in cluster.instance_groups(config) for host in group.hosts}
     default = text(config.get("current_instance_type")) or "local"
@@ -232,7 +235,7 @@ def hosts_of(
     problems: list[Problem],
     warnings: list[str],
 ) -> tuple[str, ...]:
-    """The hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
+    """Return the hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
 
     The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
     host is refused.
@@ -270,7 +273,7 @@ def check_programs(environment: Environment, mode: Mode, hosts: int, problems: l
 
 
 def missing_program(environment: Environment, name: str, reason: str) -> Problem:
-    """The refusal of a job that needs a program that is not there."""
+    """Return the refusal of a job that needs a program that is not there."""
     declared = environment.manifest.programs.get(name)
     place = f"image {environment.manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
     return Problem(f"{name} is not installed, and {reason}", place, f"use an image that has {name}, or install it")
@@ -284,7 +287,7 @@ def slots(
     problems: list[Problem],
     warnings: list[str],
 ) -> tuple[tuple[int, ...], str]:
-    """(processes of each of the distribution's hosts, how their number was found).
+    """Return (processes of each of the distribution's hosts, how their number was found).
 
     Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get the same number, so
     every host of the job comes to the same result, whichever host it is made on.
@@ -326,7 +329,7 @@ def slots(
 
 
 def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tuple[int, int]:
-    """(GPUs, Neuron cores) of a host of an instance type.
+    """Return (GPUs, Neuron cores) of a host of an instance type.
 
     This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
     (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
@@ -348,14 +351,14 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
 
 
 def unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
-    """A warning for each instance type of the job that the image's table does not have."""
+    """Return a warning for each instance type of the job that the image's table does not have."""
     manifest = environment.manifest
     kinds = dict.fromkeys(instance_types(environment, hosts).values())
     return [unknown_type(kind, manifest.instances) for kind in kinds if manifest.lacks(kind)]
 
 
 def unknown_type(kind: str, known: Iterable[str]) -> str:
-    """The warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
+    """Return the warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
     return (
         f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs, Neuron cores and"
         " EFA devices are counted on the host itself; where that is not possible, none are assumed"
@@ -363,13 +366,13 @@ def unknown_type(kind: str, known: Iterable[str]) -> str:
 
 
 def is_type_of_this_host(environment: Environment, kind: str) -> bool:
-    """Whether hosts of an instance type are like the one that the environment was read on."""
+    """Return whether hosts of an instance type are like the one that the environment was read on."""
     config = environment.resource_config
     return cluster.instance_type_of(config, text(config.get("current_host"))) == kind
 
 
 def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
-    """Processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
+    """Return processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
     total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
     if total and total > sum(counts):
         reader.problems.append(
@@ -385,7 +388,7 @@ def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
 def _mpi_options(
     environment: Environment, reserved: Mapping[str, Json], mode: Mode, problems: list[Problem]
 ) -> tuple[str, ...]:
-    """The user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
+    """Return the user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
     where = f"hyperparameter {mode.options}"
     value = reserved.get(mode.options)
     if not mode.options or value is None or value == "":

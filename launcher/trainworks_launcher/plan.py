@@ -37,7 +37,7 @@ class Reason:
 
 
 def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
-    """The command line that a sequence of reasons accounts for."""
+    """Return the command line that a sequence of reasons accounts for."""
     return tuple(word for reason in line for word in reason.words)
 
 
@@ -135,12 +135,16 @@ class NodePlan:
     warnings: tuple[str, ...] = ()
 
     def to_json(self, masker: Masker | None = None) -> str:
-        """The plan as JSON text, the same bytes for the same plan. masker: hides what is secret; None shows it."""
+        """Return the plan as JSON text, the same bytes for the same plan.
+
+        Args:
+            masker: Hides what is secret; None shows it.
+        """
         plan = self if masker is None else self.masked(masker)
         return readable(json.dumps(plan.document(), indent=2, ensure_ascii=False)) + "\n"
 
     def masked(self, masker: Masker) -> NodePlan:
-        """The plan with its secrets hidden: to be shown, not to be run."""
+        """Return the plan with its secrets hidden: to be shown, not to be run."""
         return replace(
             self,
             argv=masker.words(self.argv),
@@ -158,7 +162,7 @@ class NodePlan:
         )
 
     def document(self) -> dict[str, Json]:
-        """The plan as a JSON object."""
+        """Return the plan as a JSON object."""
         return {
             "mode": self.mode,
             "host": self.host,
@@ -194,7 +198,7 @@ def role_of(job: Job) -> str:
 
 
 def control_of(job: Job) -> Control | None:
-    """Every job with more than one host has a control channel of all its hosts, whatever its mode; leader first."""
+    """Return the control channel of a job of several hosts, whatever its mode; None for a job of one host."""
     return _control(job.placement, job.network)
 
 
@@ -227,7 +231,7 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
 
 
 def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
-    """What the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
+    """Return what the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
     lines = [describe(job)]
     if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
@@ -236,7 +240,7 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
 
 
 def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """Variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
+    """Return variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
     variables: dict[str, str] = dict(job.network.fabric.variables)
     why = [Reason(subject, text, Origin.FABRIC) for subject, text in job.network.fabric.reasons]
     if job.network.interface:

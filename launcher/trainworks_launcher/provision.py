@@ -40,7 +40,7 @@ class Repository:
 
 
 def parse_repository(arn: str) -> Repository:
-    """The repository that an ARN names. Raises ValueError for anything else.
+    """Return the repository that an ARN names. Raises ValueError for anything else.
 
     Source: service authorization reference, resource types of AWS CodeArtifact.
 
@@ -54,7 +54,7 @@ def parse_repository(arn: str) -> Repository:
 
 
 def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Code:
-    """The code, with the command line that fetches it if it is remote."""
+    """Return the code, with the command line that fetches it if it is remote."""
     code = environment.code
     if not code.remote:
         return code
@@ -70,7 +70,7 @@ def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems:
 
 
 def installation(environment: Environment, code: Code, entry: EntryPoint, problems: list[Problem]) -> tuple[str, ...]:
-    """The command line that installs the project and its requirements with the image's own pip; () for none.
+    """Return the command line that installs the project and its requirements with the image's own pip; () for none.
 
     A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
     was installed with this code when the image was built is not installed again: the host may have no network.
@@ -115,7 +115,7 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
 
 
 def _kept(environment: Environment) -> tuple[str, ...]:
-    """Words for ``install.py``: what of the image stays as it is, and what only fits it if it was built for it."""
+    """Return words for ``install.py``: what of the image stays, and what must have been built for it."""
     manifest = environment.manifest
     words = ["--keep", *(f"{name}=={version}" for name, version in manifest.protected.items())]
     if manifest.companions:
@@ -126,7 +126,10 @@ def _kept(environment: Environment) -> tuple[str, ...]:
 
 
 def why_kept(environment: Environment) -> str:
-    """Which of the image's distributions an installation keeps, for a person; "" for an image that does not say."""
+    """Return which of the image's distributions an installation keeps, for a person.
+
+    ``""`` for an image that does not say.
+    """
     protected = [f"{name} {version}" for name, version in environment.manifest.protected.items()]
     if not protected:
         return ""
@@ -135,7 +138,7 @@ def why_kept(environment: Environment) -> str:
 
 
 def _program(environment: Environment, name: str, reason: str, problems: list[Problem]) -> tuple[str, ...]:
-    """How one of our programs that asks AWS is started: with the Python that has boto3, else with the launcher's."""
+    """Return how a program that asks AWS is started: with the Python that has boto3, else with the launcher's."""
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
         what = f"neither boto3 nor the aws command line is installed, and {reason}"
@@ -146,5 +149,5 @@ def _program(environment: Environment, name: str, reason: str, problems: list[Pr
 
 
 def _command_line(environment: Environment) -> str:
-    """The path of the aws command line, if that is what is used; else ""."""
+    """Return the path of the aws command line, if that is what is used; else ""."""
     return "" if environment.aws_client == BOTO3 else environment.aws_client

@@ -52,7 +52,7 @@ class Mode:
     library: str = ""
 
     def programs_for(self, hosts: int) -> tuple[str, ...]:
-        """The programs that a distribution over so many hosts needs on each of them."""
+        """Return the programs that a distribution over so many hosts needs on each of them."""
         return (*self.programs, *SSH) if self.over_ssh and hosts > 1 else self.programs
 
 

@@ -57,14 +57,14 @@ def look_at_code(base: str, location: str, program: str, problems: list[Problem]
 
 
 def _path_of(rest: str) -> str:
-    """The path of a ``file://`` address."""
+    """Return the path of a ``file://`` address."""
     from urllib.parse import unquote
 
     return unquote(rest[len("localhost") :] if rest.startswith("localhost/") else rest)
 
 
 def _unused(location: str, directory: str) -> tuple[str, ...]:
-    """A note, if the code comes from elsewhere and the image has some at the usual place."""
+    """Return a note, if the code comes from elsewhere and the image has some at the usual place."""
     if not Path(directory).is_dir() or Path(location).samefile(directory):
         return ()
     count = len(_look_at_directory(directory, "").entries)
@@ -72,7 +72,7 @@ def _unused(location: str, directory: str) -> tuple[str, ...]:
 
 
 def _look_at_directory(location: str, program: str) -> Code:
-    """The files of a directory, unsorted: at most a bounded number of them, and those that matter."""
+    """Return the files of a directory, unsorted: at most a bounded number of them, and those that matter."""
     entries: list[str] = []
     executable: list[str] = []
     for parent, directories, files in os.walk(location):
@@ -101,7 +101,7 @@ def _look_at_directory(location: str, program: str) -> Code:
 
 
 def _installed(location: str) -> tuple[str, ...]:
-    """What INSTALLED names, if every file of the code is as it was when the image was built; else ()."""
+    """Return what INSTALLED names, if every file of the code is as it was when the image was built; else ()."""
     marker = Path(location, INSTALLED)
     if not marker.is_file():
         return ()
@@ -120,7 +120,7 @@ def _installed(location: str) -> tuple[str, ...]:
 
 
 def _beginning(path: Path) -> bytes:
-    """The first bytes of a file; b"" if it cannot be read."""
+    """Return the first bytes of a file; b"" if it cannot be read."""
     try:
         with path.open("rb") as opened:
             return opened.read(_PROJECT_FILE_LIMIT)
@@ -129,7 +129,7 @@ def _beginning(path: Path) -> bytes:
 
 
 def _look_into_archive(archive: str, directory: str, program: str, problems: list[Problem]) -> Code:
-    """What will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
+    """Return what will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
     import tarfile
 
     from trainworks_launcher.programs.unpack import judge, members_of
@@ -169,7 +169,7 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
 
 
 def _laid_over(archive: str, directory: str, baked: tuple[str, ...], entries: set[str]) -> tuple[str, ...]:
-    """A note, if an archive meets files that are there already."""
+    """Return a note, if an archive meets files that are there already."""
     if not baked:
         return ()
     replaced = sorted(entries.intersection(baked))

@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def corrected(options: Sequence[str], missing: str, reaching: str) -> tuple[list[str], tuple[str, ...]]:
-    """(mpirun's words, what to say about them).
+    """Return (mpirun's words, what to say about them).
 
     ``missing`` is the platform's network interface if it does not exist, else ""; it becomes ``reaching``, by which
     this host reaches the leader ("" if unknown: nothing is replaced). The number of ranks is not changed: a job must
@@ -114,7 +114,7 @@ def _slots(host: str) -> int:
 
 
 def _called_by_the_driver() -> bool:
-    """Whether the parent process is the SDK's MPI driver."""
+    """Return whether the parent process is the SDK's MPI driver."""
     try:
         words = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -123,7 +123,7 @@ def _called_by_the_driver() -> bool:
 
 
 def _hosts(environment: Mapping[str, str]) -> list[str]:
-    """The job's hosts, as the SDK's script exports them."""
+    """Return the job's hosts, as the SDK's script exports them."""
     try:
         hosts = json.loads(environment.get("SM_HOSTS", "[]"))
     except ValueError:
@@ -132,7 +132,7 @@ def _hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def _known_by_its_name(environment: Mapping[str, str], shim: str) -> dict[str, str]:
-    """Variables that let mpirun find its own host among the job's, so that it needs no ssh to itself."""
+    """Return variables that let mpirun find its own host among the job's, so that it needs no ssh to itself."""
     if not shim or not Path(shim).is_file() or not environment.get("SM_CURRENT_HOST"):
         return {}
     preload = f"{shim}:{environment['LD_PRELOAD']}" if environment.get("LD_PRELOAD") else shim

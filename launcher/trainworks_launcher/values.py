@@ -49,7 +49,7 @@ def _depth(value: Json) -> int:
 
 
 def kind(value: Json) -> str:
-    """What a value is, in JSON's words and with an article: "a text", "a number", "an object"."""
+    """Return what a value is, in JSON's words and with an article: "a text", "a number", "an object"."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def kind(value: Json) -> str:
 
 
 def unusable(text: str) -> str:
-    """Why the kernel or a terminal cannot be given ``text`` as an argument or a variable; "" if they can.
+    """Return why the kernel or a terminal cannot be given ``text`` as an argument or a variable; "" if they can.
 
     >>> unusable("straße"), unusable("a\\0b")
     ('', 'has a NUL character')
@@ -75,8 +75,10 @@ def unusable(text: str) -> str:
 
 
 def readable(text: str) -> str:
-    """The text as UTF-8 can carry it: halves of surrogate pairs (bytes of variables and paths that are not UTF-8, as
-    Python holds them) as their escapes, which JSON reads back."""
+    """Return the text as UTF-8 can carry it: halves of surrogate pairs as their escapes, which JSON reads back.
+
+    Python has such halves for bytes of variables and paths that are not UTF-8.
+    """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -93,20 +95,20 @@ def text_form(value: Json) -> str:
 
 
 def text(value: Json, default: str = "") -> str:
-    """The value if it is a string, else ``default``."""
+    """Return the value if it is a string, else ``default``."""
     return value if isinstance(value, str) else default
 
 
 def texts(value: Json) -> tuple[str, ...]:
-    """The strings of a list, in order; empty for anything that is not a list."""
+    """Return the strings of a list, in order; empty for anything that is not a list."""
     return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
 
 
 def mapping(value: Json) -> Mapping[str, Json]:
-    """The value if it is an object, else an empty one."""
+    """Return the value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else NOTHING
 
 
 def number(value: Json) -> int:
-    """The value if it is a whole number, else 0."""
+    """Return the value if it is a whole number, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -89,7 +89,7 @@ class Situation:
 
 
 def advise(situation: Situation, facts: Facts, findings: Sequence[Finding] = ()) -> tuple[Advice, ...]:
-    """All advice for a job: its distribution, its figures, its data, and then its script by line."""
+    """Return all advice for a job: its distribution, its figures, its data, and then its script by line."""
     found = [
         *_distribution(situation, facts),
         *_scaling(situation),
@@ -105,7 +105,7 @@ def _distribution(job: Situation, facts: Facts) -> Iterator[Advice]:
     gpus = job.row.instance.gpus
     if job.mode == "none" and job.hosts > 1:
         why = f"no distribution is on, so each of the {job.hosts} hosts trains a whole model of its own"
-        yield Advice("no distribution", "switch one on, or take one host", why)
+        yield Advice("no distribution", "switch one on, or use one host", why)
     if job.mode in SMDDP_MODES:
         if job.hosts == 1:
             why = (
@@ -158,7 +158,7 @@ def _scaling(job: Situation) -> Iterator[Advice]:
 
 
 def _number(hyperparameters: Mapping[str, Json], names: Sequence[str]) -> tuple[str, float] | None:
-    """The first of several hyperparameters that is a number."""
+    """Return the first of several hyperparameters that is a number."""
     for name in names:
         value = hyperparameters.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
@@ -175,13 +175,13 @@ def _devices(job: Situation, facts: Facts) -> Iterator[Advice]:
     for count, noun in ((instance.gpus, "GPUs"), (instance.neuron_cores, "Neuron cores")):
         if not one_per_host and count > job.per_host:
             why = f"{job.per_host} process(es) per host, and each uses one of {count}"
-            text = f"{count - job.per_host} of {count} {noun} on each host do nothing: give {count} processes per host"
+            text = f"{count - job.per_host} of {count} {noun} on each host are idle: give {count} processes per host"
             yield Advice(f"idle {noun}", text, why)
     if job.mode == "none" and instance.gpus > 1:
         why = f"one process per host, and {instance.gpus} GPUs"
         yield Advice("idle GPUs", "switch torch_distributed on, unless the script uses them all by itself", why)
     if instance.gpus and not job.cuda:
-        why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {job.instance_type} would do nothing"
+        why = f"the image was built without CUDA: the {instance.gpus} GPU(s) of {job.instance_type} would be idle"
         yield Advice("image without CUDA", "take an image for CUDA, or an instance type without GPUs", why)
     gpu_modes = (*SMDDP_MODES, SMP_MODE, "torch_distributed", "pytorchxla")
     known = facts.find(job.instance_type) is not None
@@ -202,12 +202,12 @@ def _devices(job: Situation, facts: Facts) -> Iterator[Advice]:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many first letters two instance types share: types of one family, then of one generation, come first."""
+    """Return how many first letters two instance types share: those of one family come first."""
     return next((index for index, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def _storage(data: Data, hosts: int, memory_gib: int, storages: Sequence[Storage]) -> Iterator[Advice]:
-    """What a file system has to give, and what the hosts' memory changes."""
+    """Yield what a file system has to give, and what the hosts' memory changes."""
     needed = data.gigabytes / data.seconds
     each = f"each of {hosts} hosts reads its part" if hosts > 1 else "the host reads all of it"
     for storage in storages:
@@ -241,12 +241,12 @@ def _storage(data: Data, hosts: int, memory_gib: int, storages: Sequence[Storage
 
 
 def epoch_seconds(data: Data, cached: float) -> float:
-    """How long one epoch's reading takes at the file system's throughput, ``cached`` GB of it being in memory."""
+    """Return the seconds that reading one epoch takes at the file system's throughput, with ``cached`` GB in memory."""
     return max(data.gigabytes - cached, 0.0) / data.throughput
 
 
 def describe_size(needed: float, storage: Storage) -> str:
-    """The capacity that gives ``needed`` GB/s, by steps, as the file system is sold."""
+    """Return the capacity that gives ``needed`` GB/s, by steps, as the file system is sold."""
     steps = steps_for(needed, storage)
     gib = steps * storage.step_gib
     text = f"{steps} step(s) of {storage.step_gib / 1000:g} TiB, {storage.step_megabytes_per_second} MB/s each"

@@ -103,7 +103,7 @@ def check(parsed: Parsed) -> Result:
 
 
 def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
-    """What the platform would not take, for its number or its length."""
+    """Return what the platform would not take, for its number or its length."""
     found: list[str] = []
     if len(sent) + _SDK_OWN > names.HYPERPARAMETERS_LIMIT:
         text = f"{len(sent)} hyperparameters, and {_SDK_OWN} of the SDK's own: the platform takes"
@@ -128,7 +128,7 @@ def _plan(
     data: Data | None,
     script: Path,
 ) -> Result:
-    """The plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
+    """Return the plans of a leader and of one worker of each kind, and the advice; or the launcher's refusal."""
     try:
         job = make_job(environment)
         job = make_job(environment, job.placement.leader)
@@ -170,7 +170,7 @@ def _plan(
 
 
 def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
-    """The hosts of each group, numbered through as the platform does."""
+    """Return the hosts of each group, numbered through as the platform does."""
     made: list[tuple[str, ...]] = []
     number = 1
     for group in groups:
@@ -184,7 +184,7 @@ def _first_of_each(groups: Sequence[Group]) -> tuple[str, ...]:
 
 
 def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:
-    """What is known of an instance type: the image's own row counts before the launcher's."""
+    """Return what is known of an instance type: the image's own row counts before the launcher's."""
     known = facts.find(instance_type) or InstanceFacts(Instance())
     return replace(known, instance=manifest.instances.get(instance_type, known.instance))
 
@@ -192,7 +192,7 @@ def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:
 def _environment(
     parsed: Parsed, facts: Facts, groups: Sequence[Group], sent: Mapping[str, Json], folder: Path, entry: str
 ) -> Environment:
-    """The first host's environment, made up: read from files by the launcher's own reader, devices from the table."""
+    """Make the first host's environment: files read by the launcher's own reader, devices from the table."""
     hosts = _host_names(groups)
     everyone: list[Json] = [host for members in hosts for host in members]
     config: dict[str, Json] = {
@@ -247,7 +247,10 @@ def _environment(
 
 
 def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, str]]:
-    """(the image's manifest, its programs). Without a manifest, all that a mode may need is taken to be there."""
+    """Return (the image's manifest, its programs).
+
+    Without a manifest, the image is assumed to have all that a mode may need.
+    """
     component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
     version = value_of(parsed, "--framework-version")
     components = dict(manifest.components)
@@ -263,14 +266,14 @@ def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, s
 
 
 def _assumptions(parsed: Parsed, environment: Environment) -> tuple[str, ...]:
-    """What the answer rests on."""
+    """Return what the answer rests on."""
     if "--image-manifest" in parsed:
-        return (f"image {environment.manifest.name!r}, by its manifest; instance types by the launcher's table",)
-    return ("no --image-manifest is given: every program and library is taken to be in the image",)
+        return (f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table",)
+    return ("no --image-manifest is given: the image is assumed to have every program and library",)
 
 
 def _as_json(result: Result, masker: Masker | None) -> str:
-    """The whole result as JSON text."""
+    """Return the whole result as JSON text."""
     hidden = masker.text if masker else str
     sent = {
         name: value if not masker else _masked(name, value, masker) for name, value in result.hyperparameters.items()
@@ -295,14 +298,14 @@ def _as_json(result: Result, masker: Masker | None) -> str:
 
 
 def _masked(name: str, value: Json, masker: Masker) -> Json:
-    """A hyperparameter, its secrets hidden; its type is kept where there are none."""
+    """Return a hyperparameter, its secrets hidden; its type is kept where there are none."""
     text = value if isinstance(value, str) else json.dumps(value)
     shown = masker.value(name, text)
     return value if shown == text else shown
 
 
 def _as_text(result: Result, masker: Masker | None, width: int) -> str:
-    """The result for a person."""
+    """Return the result for a person."""
     width = min(max(width, 60), 120)
     hidden = masker.text if masker else str
     lines: list[str] = []

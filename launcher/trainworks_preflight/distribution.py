@@ -113,12 +113,12 @@ def translate(
 
 
 def _where(*keys: str) -> str:
-    """The place of a key as Python code."""
+    """Return the place of a key as Python code."""
     return "distribution" + "".join(f"[{key!r}]" for key in keys)
 
 
 def _inner(distribution: Mapping[str, Json]) -> list[tuple[str, Json]]:
-    """The strategies under smdistributed."""
+    """Return the strategies under smdistributed."""
     return list(mapping(distribution.get("smdistributed")).items())
 
 
@@ -178,7 +178,7 @@ class _Translator:
         self.warnings: list[str] = []
 
     def run(self) -> dict[str, Json]:
-        """The hyperparameters."""
+        """Return the hyperparameters."""
         given = self._given
         if self._framework == "pytorch" and "pytorchddp" in given:
             if "smdistributed" in given:
@@ -200,11 +200,11 @@ class _Translator:
         self.refused.append(Problem(what, where, advice))
 
     def _on(self, name: str) -> Json:
-        """The switch of a strategy, False if it is not there."""
+        """Return the switch of a strategy, False if it is not there."""
         return mapping(self._given.get(name)).get("enabled", False)
 
     def _instance_type(self) -> str | None:
-        """The estimator's own instance type; it has none where it has groups."""
+        """Return the estimator's own instance type; it has none where it has groups."""
         return None if self._named else self._groups[0].instance_type
 
     def _group_types(self) -> tuple[str, ...]:
@@ -259,7 +259,7 @@ class _Translator:
                 self._refuse(f"smdistributed has no {name!r}", _where("smdistributed"), advice)
 
     def _hyperparameters(self) -> dict[str, Json]:
-        """The SDK's ``_pytorch_distribution_configuration``; other frameworks have the general one."""
+        """Return the SDK's ``_pytorch_distribution_configuration``; other frameworks have the general one."""
         on = self._on("torch_distributed")
         if self._framework != "pytorch" or not on:
             return self._general()
@@ -278,7 +278,7 @@ class _Translator:
         return made
 
     def _general(self) -> dict[str, Json]:
-        """The SDK's ``Framework._distribution_configuration``."""
+        """Return the SDK's ``Framework._distribution_configuration``."""
         given = self._given
         made: dict[str, Json] = {}
         if GROUPS in given:
@@ -323,7 +323,7 @@ class _Translator:
         return made
 
     def _model_parallel(self, table: Mapping[str, Json]) -> Json:
-        """The parameters that are sent, {} if there are none or it is off."""
+        """Return the parameters that are sent, {} if there are none or it is off."""
         place = _where("smdistributed", "modelparallel")
         if table.get("enabled", False) is not True:
             return {}
@@ -363,7 +363,7 @@ class _Translator:
 
 
 def _check_parameters(parameters: Mapping[str, Json], where: str) -> list[Problem]:
-    """The SDK's ``validate_mp_config``, all complaints at once."""
+    """Return the SDK's ``validate_mp_config``, all complaints at once."""
     problems: list[Problem] = []
 
     def complain(name: str, what: str, advice: str = "") -> None:
@@ -408,7 +408,7 @@ def _check_parameters(parameters: Mapping[str, Json], where: str) -> list[Proble
 
 
 def _is_trainers(distribution: Mapping[str, Json]) -> bool:
-    """Whether these are fields of the third line's classes."""
+    """Return whether these are fields of the third line's classes."""
     fields = {key for key in mapping(distribution.get("mpi")) if key in _TRAINER_KEYS["mpi"]}
     return "torchrun" in distribution or bool(fields)
 

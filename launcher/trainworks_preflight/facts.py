@@ -1,6 +1,6 @@
 """Facts about instance types and file systems, for hosts that preflight cannot look at. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate`` writes them to
+The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate.py`` writes them to
 facts.json beside this file. Inside an image the image's own manifest says what a job needs.
 """
 
@@ -64,18 +64,21 @@ class Facts:
     storages: tuple[Storage, ...] = ()
 
     def find(self, instance_type: str) -> InstanceFacts | None:
-        """The row of a type; a row of zeros for a type of a family without accelerators; None if it is not known."""
+        """Return the row of a type.
+
+        A row of zeros for a type of a family without accelerators; None if it is not known.
+        """
         if instance_type.rpartition(".")[0] in self.families:
             return InstanceFacts(Instance())
         return self.instances.get(instance_type)
 
     def is_neuron(self, instance_type: str) -> bool:
-        """Whether its accelerators are Neuron devices."""
+        """Return whether its accelerators are Neuron devices."""
         row = self.instances.get(instance_type)
         return bool(row and row.instance.neuron_cores)
 
     def torchrun_only(self, instance_type: str) -> bool:
-        """Whether smdistributed needs torch_distributed there."""
+        """Return whether smdistributed needs torch_distributed there."""
         row = self.instances.get(instance_type)
         return bool(row and row.torchrun_only)
 

@@ -28,7 +28,7 @@ class Inputs:
         self.facts = parse_facts(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
 
     def text(self, path: Path, where: str) -> str:
-        """A file's text, "" if it cannot be read."""
+        """Return a file's text, "" if it cannot be read."""
         try:
             return path.read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
@@ -37,7 +37,10 @@ class Inputs:
             return ""
 
     def value(self, option: str) -> Json:
-        """A file with one value, as JSON or as Python writes it; {} without the option or if it cannot be read."""
+        """Return a file with one value, as JSON or as Python writes it.
+
+        {} without the option or if it cannot be read.
+        """
         name = value_of(self._parsed, option)
         text = self.text(Path(name), f"option {option}").strip() if name else ""
         if not text:
@@ -55,7 +58,7 @@ class Inputs:
             return {}
 
     def distribution(self) -> Json:
-        """The distribution, with model parallel parameters that stand in a file of their own in their place."""
+        """Return the distribution, with model parallel parameters that stand in a file of their own in their place."""
         value = self.value("--distribution")
         parallel = mapping(mapping(mapping(value).get("smdistributed")).get("modelparallel"))
         path = parallel.get("parameters")
@@ -71,7 +74,7 @@ class Inputs:
         return value
 
     def number(self, option: str) -> float | None:
-        """A number greater than 0; None if it is not given or wrong."""
+        """Return a number greater than 0; None if it is not given or wrong."""
         text = value_of(self._parsed, option)
         if not text:
             return None
@@ -85,7 +88,7 @@ class Inputs:
         return value
 
     def count(self, text: str, option: str) -> int:
-        """A number of hosts; 1 if it is wrong."""
+        """Return a number of hosts; 1 if it is wrong."""
         if text.isdecimal() and 1 <= int(text) <= _HOSTS_LIMIT:
             return int(text)
         advice = f"give a whole number from 1 to {_HOSTS_LIMIT}"
@@ -93,7 +96,7 @@ class Inputs:
         return 1
 
     def groups(self) -> tuple[Group, ...]:
-        """The cluster: its instance groups, or one nameless group."""
+        """Return the cluster: its instance groups, or one nameless group."""
         given = self._parsed.get("--instance-group", ())
         if not given:
             kind = value_of(self._parsed, "--instance-type")
@@ -142,7 +145,7 @@ class Inputs:
         return Data(size, seconds, cached, throughput or 0.0)
 
     def entry(self) -> tuple[Path, str]:
-        """(the code directory, the entry point in it). Without --source-dir the SDK sends the script alone."""
+        """Return (the code directory, the entry point in it). Without --source-dir the SDK sends the script alone."""
         script = Path(value_of(self._parsed, "--entry-point"))
         source = value_of(self._parsed, "--source-dir")
         if not source:

@@ -41,7 +41,7 @@ class Call:
         return self.name.rpartition(".")[2]
 
     def constant(self, keyword: str) -> object:
-        """The value of a keyword if it is a literal, else None."""
+        """Return the value of a keyword if it is a literal, else None."""
         value = self.keywords.get(keyword)
         return value.value if isinstance(value, ast.Constant) else None
 
@@ -61,11 +61,11 @@ class Script:
     problem: Finding | None = None
 
     def imports(self, module: str) -> bool:
-        """Whether a module, or something in it, is imported."""
+        """Return whether a module, or something in it, is imported."""
         return any(name == module or name.startswith(f"{module}.") for name in self.modules)
 
     def called(self, last: str) -> tuple[Call, ...]:
-        """The calls whose name ends with ``last``, a dotted tail: "dist.init_process_group" is "init_process_group"."""
+        """Return the calls whose dotted name ends with ``last``, as ``torch.save`` with ``save``."""
         return tuple(call for call in self.calls if call.name == last or call.name.endswith(f".{last}"))
 
 
@@ -135,7 +135,7 @@ _FRAMEWORKS = (
 
 
 def _sets_up_itself(script: Script) -> bool:
-    """Whether the script plainly has to do it: it uses torch, and none of the packages that would do it for it."""
+    """Return whether the script must do it itself: it uses torch, and no package that does it."""
     return script.imports("torch") and not any(script.imports(name) for name in _FRAMEWORKS)
 
 
@@ -231,7 +231,7 @@ def _data_parallel(script: Script) -> Iterator[Finding]:
 
 
 def _backend(call: Call) -> object:
-    """The backend of init_process_group: its first argument or keyword; None if it is not a literal."""
+    """Return the backend of init_process_group: its first argument or keyword; None if it is not a literal."""
     if call.arguments:
         first = call.arguments[0]
         return first.value if isinstance(first, ast.Constant) else None
@@ -239,7 +239,7 @@ def _backend(call: Call) -> object:
 
 
 def _torch_distributed(script: Script) -> Iterator[Finding]:
-    """Every process joins a group at its start and leaves it at its end.
+    """Yield every process joins a group at its start and leaves it at its end.
 
     Source of the abort: gloo's threads still run when the interpreter ends; of 25 runs of four
     processes 4 ended so, and none of 25 that left their group (torch 2.13, Linux).

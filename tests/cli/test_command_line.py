@@ -249,7 +249,7 @@ def test_the_current_folder_may_be_another(root: Path, tmp_path: Path) -> None:
         pytest.param(
             ("push", "pytorch-2.4.1", "--repository", "h.example/a"), 4, "did you mean pytorch-2.4.1-", id="push"
         ),
-        pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent/images is not a folder", id="no checkout"),
+        pytest.param(("--list", "--root", "/nonexistent"), 9, "/nonexistent is not a folder", id="no checkout"),
     ],
 )
 def test_errors(words: tuple[str, ...], status: int, said: str, call: Call) -> None:
@@ -311,7 +311,7 @@ def test_an_engine_that_was_asked_for_and_does_not_answer(engine: str, root: Pat
 def test_settings_that_pip_refuses(root: Path) -> None:
     done = run(root, *CPU, environment={"PIP_TIMEOUT": "soon"})
     assert (done.returncode, done.stdout) == (10, "")
-    assert "pip's time-out is 'soon'" in done.stderr
+    assert "pip's time-out must be a number of seconds, got 'soon'" in done.stderr
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])

@@ -87,7 +87,7 @@ def test_a_line_of_a_log_says_all_of_it() -> None:
         task.about = True
         ticks.now += 35
         task.reach(312_000_000)
-    assert stream.getvalue() == "  pushing: 312 MB of about 1.10 GB, 9 MB/s, 0:35, about 1:28 left\n"
+    assert stream.getvalue() == "  pushing: 312 MB of about 1.10 GB, 0:35, about 1:28 left, 9 MB/s\n"
 
 
 def test_a_file_tells_how_much_of_it_was_read() -> None:
@@ -172,8 +172,9 @@ def test_no_line_of_a_build_wraps(columns: int) -> None:
     assert lines[1].endswith("…")
 
 
-def test_ctrl_c_leaves_a_clean_terminal() -> None:
-    with Terminal((sys.executable, "-c", BUILD), echo=True) as mine:
+@pytest.mark.parametrize("columns", [40, 80], ids=["bars as wide as the terminal", "narrower bars"])
+def test_ctrl_c_leaves_a_clean_terminal(columns: int) -> None:
+    with Terminal((sys.executable, "-c", BUILD), columns=columns, echo=True) as mine:
         mine.read(lambda now: any("十年" in line for line in now.shown) and now.cursor_is_hidden())
         mine.type("\x03")
         assert mine.finish() != 0

@@ -93,7 +93,7 @@ def test_layers_that_are_not_read_are_passed_over(tmp_path: Path) -> None:
 
 def test_no_half_archive_is_left(tmp_path: Path) -> None:
     target = tmp_path / "folder" / "a.tar"
-    with pytest.raises(OutputError, match="cannot make"):
+    with pytest.raises(OutputError, match="cannot write"):
         write(rootfs(tmp_path / "a"), target)
     (tmp_path / "out").mkdir()
     with pytest.raises(OutputError, match="nothing-there"):
@@ -103,7 +103,7 @@ def test_no_half_archive_is_left(tmp_path: Path) -> None:
 
 def test_what_is_no_archive_says_so(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive")
-    with pytest.raises(BuildError, match="no image archive"):
+    with pytest.raises(BuildError, match="not an image archive"):
         images_in(tmp_path / "text")
     with pytest.raises(OutputError, match="cannot read"):
         images_in(tmp_path / "missing")

@@ -15,7 +15,7 @@ from trainworks.facts.ranges import satisfies
 from trainworks.facts.rows import Facts
 from trainworks.facts.schema import schemas
 from trainworks.plan.shares import python_patterns
-from trainworks.plan.versions import artifact_rows, versions_of
+from trainworks.plan.target import artifact_rows, context_of
 
 
 def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
@@ -57,7 +57,7 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
     for row in facts.targets:
         cuda = facts.cuda_by_name[row.cuda]
         for name, version in {**facts.stack_by_name[row.stack].components, **row.versions}.items():
-            component = facts.fitting_components(row).get(name)
+            component = context_of(row, facts).fitting.get(name)
             if component is None or not component.python:
                 continue
             pattern = python_patterns(component, cuda)[0]
@@ -67,7 +67,7 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
                 for package in packages
                 if fnmatchcase(package.name, pattern) and package.build is (name == "builder" or component.build_only)
             }
-            if artifact_rows(component, version, facts.sources_of(row), facts):
+            if artifact_rows(component, context_of(row, facts), facts):
                 # What is downloaded by itself has a build of its own; the lock has what the same version requires.
                 version = version.partition("+")[0]
             assert version in locked, f"{facts.name_of(row)}: {name} {version}, locked {locked}"
@@ -78,20 +78,21 @@ def test_rows_and_locks_have_the_same_versions(facts: Facts) -> None:
 @pytest.mark.parametrize("name", ["cuda", "nccl"])
 def test_every_cuda_target_declares_what_its_framework_pulls_in(name: str, facts: Facts) -> None:
     with_cuda = [row for row in facts.targets if facts.cuda_by_name[row.cuda].version]
-    assert [facts.name_of(row) for row in with_cuda if name not in versions_of(row, facts)] == []
+    assert [facts.name_of(row) for row in with_cuda if name not in context_of(row, facts).versions] == []
 
 
 def test_every_target_has_its_framework_in_the_version_that_it_is_named_after(facts: Facts) -> None:
     for row in facts.targets:
-        own = [component.name for component in facts.fitting_components(row).values() if component.frameworks]
-        declared = [versions_of(row, facts)[name].partition("+")[0] for name in own if name in versions_of(row, facts)]
+        target = context_of(row, facts)
+        own = [component.name for component in target.fitting.values() if component.frameworks]
+        declared = [target.versions[name].partition("+")[0] for name in own if name in target.versions]
         assert row.version in declared, facts.name_of(row)
 
 
 def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
     """From its base image, or as a wheel: its own component's, or what the framework requires."""
     for row in facts.targets:
-        if facts.cuda_by_name[row.cuda].version and "cudnn" not in versions_of(row, facts):
+        if facts.cuda_by_name[row.cuda].version and "cudnn" not in context_of(row, facts).versions:
             names = [package.name for package in facts.locks[facts.name_of(row)].packages]
             suffix = facts.cuda_by_name[row.cuda].wheel_suffix
             assert [name for name in names if name.startswith("nvidia-cudnn-")] == [f"nvidia-cudnn-{suffix}"]
@@ -100,7 +101,7 @@ def test_every_cuda_target_has_one_cudnn(facts: Facts) -> None:
 def test_the_cuda_of_a_target_is_that_of_its_cell(facts: Facts) -> None:
     for row in facts.targets:
         if cell := facts.cuda_by_name[row.cuda].version:
-            assert versions_of(row, facts)["cuda"].startswith(cell + ".")
+            assert context_of(row, facts).versions["cuda"].startswith(cell + ".")
 
 
 def test_every_dependency_in_a_lock_is_in_the_lock(facts: Facts) -> None:

@@ -49,7 +49,7 @@ EDITS = (
     ("size = 1", "sise = 1", "unknown key 'sise'"),
     ("build = true", "build = true\n[more]", "unknown key 'more'"),
     ('["b"]', '["b", "c d"]', "key 'requires': 'c d' is not a normalised name"),
-    ('name = "b"', 'name = "a"', "package 'a' stands in two rows"),
+    ('name = "b"', 'name = "a"', "package 'a' is in two rows"),
 )
 
 

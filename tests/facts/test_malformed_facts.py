@@ -47,7 +47,7 @@ DAMAGES = (
         "images/cuda.toml",
         'version = "12.1"',
         "version = 12.1",
-        "images/cuda.toml: cuda 9 (name = 'cu121', version = 12.1): key 'version': must be a string, got 12.1",
+        "images/cuda.toml: cuda 5 (name = 'cu121', version = 12.1): key 'version': must be a string, got 12.1",
     ),
     Damage(
         "a text for a number",
@@ -95,7 +95,7 @@ DAMAGES = (
     Damage(
         "a row without a source",
         "images/components.toml",
-        'source = "aws/deep-learning-containers: its training Dockerfiles with smp install its wheel by URL"',
+        'source = "https://docs.aws.amazon.com/sagemaker/latest/dg/model-parallel.html"',
         "",
         "(name = 'smp'): key 'source' is missing",
     ),
@@ -179,20 +179,20 @@ DAMAGES = (
         "two rows of one name",
         "images/cuda.toml",
         '[[cuda]]\nname = "cu124"\nsource = "copied by mistake"\n',
-        "images: cuda 'cu124' stands in two rows",
+        "images: cuda 'cu124' is in two rows",
     ),
     appended(
         "two targets of one name",
         "images/pytorch.toml",
         '[[target]]\nversion = "2.4.1"\ncuda = "cu121"\nbase = "debian12"\nstack = "packages-2026.11"\n'
         'versions = {}\nsize_budget_megabytes = 1\nsource = "copied by mistake"\n',
-        "images: target pytorch-2.4.1-cu121-py311-debian12 stands in two rows",
+        "images: target pytorch-2.4.1-cu121-py311-debian12 is in two rows",
     ),
     appended(
         "two files of one distribution",
         LOCK,
         f'[[package]]\nname = "torch"\nversion = "2.4.1"\nfile = "torch.whl"\nsha256 = "{"0" * 64}"\n',
-        f"{LOCK}: package 'torch' stands in two rows",
+        f"{LOCK}: package 'torch' is in two rows",
     ),
     Damage(
         "a lock of no target",
@@ -248,21 +248,21 @@ DAMAGES = (
         "images/compatibility.toml",
         'when = { gdrcopy = "<2.2" }',
         'when = { gdrcopi = "<2.2" }',
-        "compatibility.toml: rule 'gdrcopy-prefix': key 'when': unknown subject 'gdrcopi'; did you mean gdrcopy?",
+        "compatibility.toml: rule 'gdrcopy-prefix': key 'when': unknown property 'gdrcopi'; did you mean gdrcopy?",
     ),
     Damage(
         "a rule that refers to nothing that exists",
         "images/compatibility.toml",
         'require = { "image.base" = "{base}" }',
         'require = { "image.base" = "{bass}" }',
-        "rule 'image-is-of-base': key 'require': unknown subject 'bass'; did you mean base?",
+        "rule 'image-is-of-base': key 'require': unknown property 'bass'; did you mean base?",
     ),
     Damage(
         "a range that cannot be read",
         "images/compatibility.toml",
         'require = { nccl = ">=2.4.8" }',
         'require = { nccl = "=>2.4.8" }',
-        "rule 'aws-ofi-nccl-nccl-2.4.8': key 'require': nccl: '=>2.4.8' is no condition; there is: >= <=",
+        "rule 'aws-ofi-nccl-nccl-2.4.8': key 'require': nccl: '=>2.4.8' is not a condition; write one of: >= <=",
     ),
     Damage(
         "a rule about every plan",
@@ -282,7 +282,7 @@ url = "https://example.com/bost"
 requires = { python = "3.8 or 3.9" }
 source = "test"
 """,
-        "images/artifacts.toml: artifact bost 1: key 'requires': python: '3.8 or 3.9' is no condition",
+        "images/artifacts.toml: artifact bost 1: key 'requires': python: '3.8 or 3.9' is not a condition",
     ),
     appended(
         "an artifact whose file is in another folder",

@@ -73,7 +73,7 @@ METIS = Source(
 )
 SOURCES = (OPEN_MPI, METIS)
 
-# The version that AWS's images pin, from the package index (components.md section 8).
+# The version that AWS's images pin, from the package index.
 CMAKE = """
 [[package]]
 name = "cmake"

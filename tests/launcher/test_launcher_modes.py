@@ -88,7 +88,7 @@ def test_parameters_of_smp_may_come_as_a_variable() -> None:
         ({**SMP, **DDP}, "smp is not supported together with smddp"),
         ({**TORCH, **XLA}, "torch_distributed and pytorchxla are both switched on"),
         ({**MIRRORED, **MPI}, "mpi and multi_worker_mirrored_strategy are both switched on"),
-        ({"mp_parameters": {"partitions": 2}}, "nothing says how the model parallel processes are to be started"),
+        ({"mp_parameters": {"partitions": 2}}, "no setting says how to start the model parallel processes"),
         ({"sagemaker_parameter_serve_enabled": True}, "switches on a mode that this launcher does not know"),
     ],
 )

@@ -263,7 +263,7 @@ def test_an_image_manifest_says_what_is_not_there(tmp_path: Path) -> None:
     made = run(words(tmp_path, TORCH, *option))
     assert made.problems == ()
     assert any("NCCL talks TCP between hosts" in warning for warning in made.warnings)
-    assert "8 GPU(s) of ml.p4d.24xlarge would do nothing" in advice_of(made)["image without CUDA"]
+    assert "8 GPU(s) of ml.p4d.24xlarge would be idle" in advice_of(made)["image without CUDA"]
     assert "mpirun is not installed" in str(run(words(tmp_path, {"mpi": {"enabled": True}}, *option)).problems[0])
 
 
@@ -309,7 +309,7 @@ def test_batch_and_learning_rate_follow_the_number_of_replicas(tmp_path: Path) -
 
 def test_devices_that_do_nothing_and_devices_that_are_not_there(tmp_path: Path) -> None:
     four: Json = {"mpi": {"enabled": True, "processes_per_host": 4}}
-    assert "4 of 8 GPUs on each host do nothing" in advice_of(run(words(tmp_path, four)))["idle GPUs"]
+    assert "4 of 8 GPUs on each host are idle" in advice_of(run(words(tmp_path, four)))["idle GPUs"]
     assert "8 GPUs" in advice_of(run(words(tmp_path, {}, count=1)))["idle GPUs"]
     servers: Json = {"parameter_server": {"enabled": True}}
     tensorflow = ("--framework", "tensorflow")

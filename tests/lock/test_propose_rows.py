@@ -24,7 +24,6 @@ from lock.servers import Request, Server
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.plan.shares import python_patterns
-from trainworks.plan.versions import components_of
 
 
 def wheel(name: str, version: str, requires: tuple[str, ...] = ()) -> bytes:
@@ -54,9 +53,11 @@ class Index:
         self._server = server
         self._links: dict[str, list[str]] = {}
         (row,) = facts.targets
-        versions = {**facts.stack_by_name[row.stack].components, **row.versions}
-        for component in components_of(row, facts).values():
-            for number, name in enumerate(python_patterns(component, facts.cuda_by_name[row.cuda])):
+        stack, cuda = facts.stack_by_name[row.stack], facts.cuda_by_name[row.cuda]
+        versions = {**stack.components, **row.versions}
+        for component in facts.components:
+            fits = component.fits(row.framework, stack.sources, cuda, row.base)
+            for number, name in enumerate(python_patterns(component, cuda) if fits else ()):
                 if "*" not in name and name != "torch":
                     self.add(name, versions.get(component.name, "1.0") if number == 0 else "1.0")
         self.add_torch(row.version, row.versions["cuda"])

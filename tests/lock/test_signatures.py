@@ -120,7 +120,7 @@ def test_what_is_no_key_and_no_signature(folder: Path, file: Path, content: byte
     vendor = make_vendor(folder, "vendor")
     rubbish = folder / "rubbish"
     rubbish.write_bytes(content)
-    with pytest.raises(LockError, match="not an OpenPGP key: rubbish"):
+    with pytest.raises(LockError, match="rubbish is not an OpenPGP key"):
         check_signature(file, vendor.sign(file), rubbish, vendor.fingerprint)
     with pytest.raises(LockError, match="the signature is not valid"):
         check_signature(file, rubbish, vendor.key, vendor.fingerprint)
@@ -128,5 +128,5 @@ def test_what_is_no_key_and_no_signature(folder: Path, file: Path, content: byte
 
 def test_without_the_program(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nothing")
-    with pytest.raises(LockError, match=r"GnuPG is not installed\nhint: `apt-get install gpg`"):
+    with pytest.raises(LockError, match=r"GnuPG is not installed\nhint: install it with `apt-get install gpg`"):
         check_signature(file, file, file, "0" * 40)

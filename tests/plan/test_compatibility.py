@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from trainworks.errors import CompatibilityError
-from trainworks.facts.ranges import SUBJECTS, Subjects, Value, references, satisfies
+from trainworks.facts.ranges import PROPERTIES, Properties, Value, references, satisfies
 from trainworks.facts.rows import Artifact, BaseImage, Facts, Rule
 from trainworks.plan.compatibility import all_hold, conflicts
-from trainworks.plan.model import Request
-from trainworks.plan.parts import parts_of, subjects_of, subjects_of_artifacts
-from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components
+from trainworks.plan.parts import parts_of, properties_of, properties_of_artifacts
+from trainworks.plan.resolve import plan_row, plan_target, usual_components
+from trainworks.plan.target import context_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Case:
     """The smallest plan that breaks a rule, and what to change in it to keep the rule."""
 
     rule: str
-    broken: Subjects
+    broken: Properties
     change: Mapping[str, Value | None]
 
 
@@ -136,7 +135,7 @@ CASES = (
 )
 
 
-def kept(each: Case) -> Subjects:
+def kept(each: Case) -> Properties:
     changed = {**each.broken, **each.change}
     return {name: value for name, value in changed.items() if value is not None}
 
@@ -172,8 +171,8 @@ def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
 
 
 def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
-    subjects: Subjects = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
-    found = {conflict.rule for conflict in conflicts(facts.rules, subjects)}
+    properties: Properties = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
+    found = {conflict.rule for conflict in conflicts(facts.rules, properties)}
     assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
 
 
@@ -189,7 +188,7 @@ def test_no_artifact_says_again_what_a_rule_says(facts: Facts) -> None:
     assert again == []
 
 
-# From rows to subjects.
+# From rows to properties.
 
 
 @pytest.fixture
@@ -234,9 +233,10 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
     components = [
         each for each in row_facts.components if each.name in {"efa-installer", "libfabric", "torch", "metis"}
     ]
-    parts = parts_of(row, components, row_facts)
-    subjects = subjects_of(row, components, parts.versions, row_facts) | subjects_of_artifacts(parts.artifacts)
-    assert subjects == {
+    target = context_of(row, row_facts)
+    parts = parts_of(target, components, row_facts)
+    properties = properties_of(target, components) | properties_of_artifacts(parts.artifacts)
+    assert properties == {
         "framework": "pytorch",
         "pytorch": "1.10.2",
         "torch": "1.10.2+cu113",
@@ -263,13 +263,14 @@ def test_what_a_target_can_be_asked_about(row_facts: Facts) -> None:
         "builder.base": "ubuntu20.04",
         "builder.cuda": "11.3.1",
     }
-    assert subjects.keys() >= SUBJECTS.keys(), "every subject that the documentation names is one"
+    assert properties.keys() >= PROPERTIES.keys(), "every property that the documentation names is one"
 
 
-def test_a_target_without_cuda_has_none_of_its_subjects(facts: Facts) -> None:
+def test_a_target_without_cuda_has_none_of_its_properties(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.cuda == "cpu")
-    subjects = subjects_of(row, (), {"cudnn": "9"}, facts)
-    assert not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"} & subjects.keys()
+    target = replace(context_of(row, facts), versions={"cudnn": "9"})
+    properties = properties_of(target, ())
+    assert not {"cuda", "cell.cuda", "cudnn", "driver", "architectures", "image.base"} & properties.keys()
 
 
 def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts) -> None:
@@ -285,7 +286,7 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
     )
     components = [each for each in spoiled.components if each.name == "efa-installer"]
     with pytest.raises(CompatibilityError) as caught:
-        plan_row(row, components, spoiled)
+        plan_target(context_of(row, spoiled), components, spoiled)
     unfit, broken = caught.value.problems
     assert unfit == "efa-installer 1.15.2: requires base ubuntu22.04; this target has base ubuntu20.04 (source: test)"
     assert broken.startswith("image: image.base ubuntu20.04: why")
@@ -293,8 +294,8 @@ def test_an_artifact_that_does_not_fit_is_said_beside_the_rules(row_facts: Facts
 
 def test_every_target_of_the_matrix_fits(facts: Facts) -> None:
     for row in facts.targets:
-        components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
-        parts = parts_of(row, components, facts)
+        target = context_of(row, facts)
+        parts = parts_of(target, usual_components(target, facts), facts)
         assert (parts.unfit, parts.broken) == ((), ()), facts.name_of(row)
 
 
@@ -302,5 +303,4 @@ def test_advice_is_part_of_the_plan_and_refuses_nothing(facts: Facts) -> None:
     row = next(row for row in facts.targets if row.framework == "pytorch")
     rule = Rule(name="hint", when={"sources": "packages"}, reason="r", instead="i", source="s", severity="advise")
     advised = replace(facts, rules=(rule,))
-    components = select_components(Request(framework=row.framework, cuda=row.cuda), row, advised)
-    assert plan_row(row, components, advised).advice == ("hint: sources packages: r; instead: i (source: s)",)
+    assert plan_row(row, advised).advice == ("hint: sources packages: r; instead: i (source: s)",)

@@ -10,7 +10,6 @@ import pytest
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan, plan_row
-from trainworks.plan.select import select_components
 
 DEBIANS_RDMA_CORE = {"ibverbs-providers", "libibverbs1", "librdmacm1"}
 PLUGIN = {"cuda-headers", "gdrcopy", "aws-ofi-nccl"}
@@ -21,7 +20,7 @@ def packages_rows(facts: Facts) -> list[TargetRow]:
 
 
 def plan_of(row: TargetRow, facts: Facts) -> ImagePlan:
-    return plan_row(row, select_components(Request(framework=row.framework, cuda=row.cuda), row, facts), facts)
+    return plan_row(row, facts)
 
 
 def parts(plan: ImagePlan) -> set[str]:

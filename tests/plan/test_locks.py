@@ -9,6 +9,7 @@ import pytest
 from trainworks.errors import LockError
 from trainworks.facts.rows import Facts, Lock
 from trainworks.plan.locks import check_lock, lock_problems
+from trainworks.plan.target import context_of
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 NEURON = "pytorch-2.9.0-neuron-py312-ubuntu24.04-vendor"
@@ -30,11 +31,12 @@ def spoiled(facts: Facts, target: str, name: str, *, build: bool = False, **valu
 
 
 def problems(facts: Facts, target: str) -> tuple[str, ...]:
-    return lock_problems(next(row for row in facts.targets if facts.name_of(row) == target), facts)
+    row = next(row for row in facts.targets if facts.name_of(row) == target)
+    return lock_problems(context_of(row, facts), facts)
 
 
 def test_every_lock_of_this_repository_can_be_built_from(facts: Facts) -> None:
-    assert [problem for row in facts.targets for problem in lock_problems(row, facts)] == []
+    assert [problem for row in facts.targets for problem in lock_problems(context_of(row, facts), facts)] == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_a_component_that_names_its_packages_by_a_pattern_is_looked_at_too(facts
 def test_the_error_has_all_problems_and_the_command_that_mends_them(facts: Facts) -> None:
     broken = spoiled(spoiled(facts, CPU, "bcrypt"), CPU, "urllib3")
     with pytest.raises(LockError) as caught:
-        check_lock(next(row for row in facts.targets if facts.name_of(row) == CPU), broken)
+        check_lock(context_of(next(row for row in facts.targets if facts.name_of(row) == CPU), broken), broken)
     first, *others = caught.value.message.splitlines()
     assert first == f"images/lock/{CPU}.toml does not fit its rows:"
     assert "  paramiko requires bcrypt, which is missing" in others

@@ -24,6 +24,7 @@ from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.shares import companion_distributions
+from trainworks.plan.target import context_of
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
@@ -185,7 +186,7 @@ def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
     without = [missing.component for missing in plan.missing]
     assert without == ["metis", "libgl"], "nothing for GPUs is missing without one"
     row = next(row for row in facts.targets if row.framework == "pytorch")
-    assert plan.missing[0].cost == facts.fitting_components(row)["metis"].without
+    assert plan.missing[0].cost == context_of(row, facts).fitting["metis"].without
     assert "libmetis5" not in next(step.debian for step in plan.steps if step.component == "system")
     assert [check for check in plan.checks if check.component == "metis"] == []
 
@@ -232,7 +233,7 @@ def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (CheckRow(kind="pathh", values={}), "check 1 (kind = 'pathh'): unknown kind; there is: path, command"),
+        (CheckRow(kind="pathh", values={}), "check 1 (kind = 'pathh'): unknown kind (available: path, command"),
         (CheckRow(kind="path", values={"path": "/x"}), "check 1 (kind = 'path'): "),
         (CheckRow(kind="import", values={"modul": "torch"}), "check 1 (kind = 'import'): "),
     ],

@@ -11,6 +11,7 @@ from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
 from trainworks.plan.names import nearest
 from trainworks.plan.select import request_for, select_components, select_row, version_key
+from trainworks.plan.target import context_of
 
 
 def ask(cuda: str, *, version: str | None = None, python: str | None = None) -> Request:
@@ -117,13 +118,15 @@ def test_unknown_names_get_the_nearest_and_all_there_is(
 
 
 def chosen(request: Request, facts: Facts) -> list[str]:
-    return [component.name for component in select_components(request, select_row(request, facts), facts)]
+    return [
+        component.name for component in select_components(request, context_of(select_row(request, facts), facts), facts)
+    ]
 
 
 def test_defaults_of_a_cuda_target_in_the_order_of_their_layers(facts: Facts) -> None:
     assert chosen(ask("cu121"), facts) == [
         row.name
-        for row in facts.fitting_components(select_row(ask("cu121"), facts)).values()
+        for row in context_of(select_row(ask("cu121"), facts), facts).fitting.values()
         if row.required or row.default
     ]
 
@@ -166,11 +169,13 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
             id="only at its vendor",
         ),
         pytest.param(
-            with_and_without("cpu", added="rmm"), ["--with rmm: needs CUDA, and cpu has none"], id="CUDA on cpu"
+            with_and_without("cpu", added="rmm"),
+            ["--with rmm: needs CUDA, and the cell cpu has no CUDA"],
+            id="CUDA on cpu",
         ),
         pytest.param(
             with_and_without("cu121", removed="torch"),
-            ["--without torch: no image works without it", "it is PyTorch"],
+            ["--without torch: every image needs it", "it is PyTorch"],
             id="required",
         ),
         pytest.param(
@@ -192,7 +197,7 @@ def test_with_adds_in_its_place_and_without_takes_away(facts: Facts) -> None:
                 "unknown component in --with: 'nonsense'",
                 "--with rmm: needs CUDA",
                 "--with smp: needs CUDA",
-                "--without torch: no image",
+                "--without torch: every image",
                 "unknown component in --without: 'nothing'",
             ],
             id="several at once",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage
 from trainworks.plan.shares import python_patterns, share_packages
-from trainworks.plan.versions import components_of
+from trainworks.plan.target import context_of
 
 CUDA = Cuda(name="cu121", version="12.1", wheel_suffix="cu12", source="made up")
 
@@ -146,7 +146,7 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
     targets_with_it = 0
     for row in facts.targets:
         lock = facts.locks[facts.name_of(row)].packages
-        components = list(components_of(row, facts).values())
+        components = list(context_of(row, facts).components.values())
         replaced = [pattern for component in components for pattern in component.replaces]
         shares = share_packages(components, facts.cuda_by_name[row.cuda], lock)
         installed = {package.name: package for packages in shares.values() for package in packages if not package.build}
@@ -160,7 +160,7 @@ def test_no_real_target_lacks_what_torch_needs(distribution: str, facts: Facts) 
 def test_cuda_libraries_are_in_no_layer_of_a_framework(facts: Facts) -> None:
     """A bump of torch or tensorflow must not carry gigabytes of NVIDIA's libraries with it."""
     for row in facts.targets:
-        components = list(components_of(row, facts).values())
+        components = list(context_of(row, facts).components.values())
         lock = facts.locks[facts.name_of(row)].packages
         shares = names_of(share_packages(components, facts.cuda_by_name[row.cuda], lock))
         for component in components:

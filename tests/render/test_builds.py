@@ -17,6 +17,7 @@ from trainworks.cli import main
 from trainworks.errors import FactsError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Built, Facts
+from trainworks.inspect.current import remembered_builds
 from trainworks.inspect.listing import list_text, summary_markdown
 from trainworks.proof.provable_image import read_checkout
 from trainworks.render.builds import current_builds, inputs_of_target
@@ -72,13 +73,19 @@ def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.Captur
     ],
     ids=["recipe", "launcher", "instance", "lock", "comment"],
 )
-def test_builds_of_other_inputs_do_not(file: str, old: str, new: str, still: set[str], built_today: Path) -> None:
+def test_builds_of_other_inputs_do_not(
+    file: str, old: str, new: str, still: set[str], built_today: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    assert remembered_builds(load(built_today), built_today, environment).keys() == {CPU, CU121}
     path = built_today / file
     text, changes = re.subn(old, new, path.read_text(encoding="utf-8"), count=1)
     path.write_text(text, encoding="utf-8")
     facts = load(built_today)
     assert changes == 1
     assert current_builds(facts).keys() == still
+    for turn in ("found out", "remembered"):
+        assert remembered_builds(facts, built_today, environment).keys() == still, turn
     older = 2 - len(still)
     assert list_text(facts).count("  built from an older recipe (2026-11-22)\n") == older
     said = f"{len(still) or 'none'}, and {older} from an older recipe" if older else "2"

@@ -92,7 +92,7 @@ def render_with(facts: Facts, component: str, text: str) -> Rendering:
         pytest.param(
             "metis",
             HEAD + STAGE.replace("BODY", "{% include '../../../../../etc/passwd' %}"),
-            "templates/components/metis.j2: line 5: there is no template '../../../../../etc/passwd' to include",
+            "templates/components/metis.j2: line 5: template not found: '../../../../../etc/passwd'",
             "",
             id="a file that cannot be included",
         ),

@@ -60,7 +60,7 @@ NOT_PORTABLE = {
     "COPY --link, --parents, --exclude": re.compile(r"^COPY .*--(link|parents|exclude)", re.MULTILINE),
     "network or security modes": re.compile(r"--(network|security)="),
 }
-"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2 (design.md section 5)."""
+"""What an engine lacks, or has only since a later Dockerfile syntax than 1.2."""
 
 
 def test_only_instructions_that_every_engine_knows(renderings: Mapping[str, Rendering]) -> None:
@@ -193,6 +193,13 @@ def test_no_address_and_no_setting_of_this_machine(
             ),
         ]
         assert [text for text in texts if re.search(r"https?://|file://|/root/\.(config|pip)|/home/", text)] == []
+
+
+def test_every_image_has_the_launcher_without_preflight(renderings: Mapping[str, Rendering]) -> None:
+    for rendering in renderings.values():
+        paths = [file.path for file in rendering.files if file.path.startswith("launcher/")]
+        assert "launcher/trainworks_launcher/cli.py" in paths
+        assert [path for path in paths if "preflight" in path] == []
 
 
 def test_the_manifest_says_what_the_launcher_reads(

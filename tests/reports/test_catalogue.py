@@ -16,11 +16,11 @@ import pytest
 from reports.browser import Browser, browser
 from trainworks.cli import main
 from trainworks.cli.commands import build
-from trainworks.facts.rows import Facts
+from trainworks.facts.rows import Built, Facts
 from trainworks.inspect.catalogue import catalogue_of, features_of, render_catalogue
 from trainworks.plan.model import Missing, Request
 from trainworks.plan.resolve import make_plan
-from trainworks.render.builds import current_builds
+from trainworks.render.builds import current_builds, inputs_of_target
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"
@@ -59,13 +59,21 @@ def test_what_is_said_of_an_image_is_its_plan(facts: Facts) -> None:
 
 
 def test_built_targets_come_first(facts: Facts) -> None:
-    current = current_builds(facts)
-    entries = catalogue_of(facts)
-    assert current
-    assert {entry.name for entry in entries[: len(current)]} == set(current)
-    assert all(entry.built for entry in entries[: len(current)])
-    for entry in entries[len(current) :]:
-        assert entry.built is None
+    rows = {facts.name_of(row): row for row in facts.targets}
+    built = tuple(
+        Built(
+            target=name,
+            inputs=inputs_of_target(rows[name], facts),
+            engine="docker",
+            date="2026-11-22",
+            megabytes=1,
+            seconds=1,
+        )
+        for name in (CPU, CU121)
+    )
+    entries = catalogue_of(replace(facts, built=built))
+    assert {entry.name for entry in entries[:2]} == {CPU, CU121}
+    assert [entry.built is not None for entry in entries] == [True, True, *[False] * (len(entries) - 2)]
 
 
 def test_filters_are_for_what_tells_images_apart(facts: Facts) -> None:

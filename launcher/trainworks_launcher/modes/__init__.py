@@ -17,13 +17,13 @@ from trainworks_launcher.registry import MODES
 
 
 def planner(mode: str) -> Callable[[Job], NodePlan]:
-    """The planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
+    """Return the planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
     found: Callable[[Job], NodePlan] = import_module(f"{__name__}.{MODES[mode].file}").plan
     return found
 
 
 def plan_host(job: Job) -> NodePlan:
-    """The plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
+    """Return the plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
 
     A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training).
     """

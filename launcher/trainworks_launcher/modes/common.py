@@ -37,7 +37,7 @@ class Variable:
 
 
 def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
-    """(variables to set, why); what the container's environment already sets is the user's choice and is kept.
+    """Return (variables to set, why); what the container's environment already sets is the user's choice and is kept.
 
     Raises RefusalError for one of ours that is too long for the kernel: what reads it looks for no file.
     """
@@ -55,7 +55,7 @@ def variables(job: Job, rows: Sequence[Variable]) -> tuple[Mapping[str, str], tu
 
 
 def counts_and_why(job: Job) -> str:
-    """How many processes run on how many hosts, and who decided it."""
+    """Return how many processes run on how many hosts, and who decided it."""
     hosts = len(job.placement.distribution_hosts)
     if len(set(job.placement.slots)) == 1:
         return f"{job.placement.slots[0]} process(es) on each of {hosts} host(s): {job.placement.processes_why}"
@@ -63,7 +63,7 @@ def counts_and_why(job: Job) -> str:
 
 
 def warn_of_library(job: Job) -> tuple[str, ...]:
-    """What will not work without the mode's own library, in the words of the image; () where it is there.
+    """Return what will not work without the mode's own library, in the words of the image; () where it is there.
 
     A warning and no refusal: a job may install it with its requirements.txt.
     """
@@ -77,7 +77,7 @@ def warn_of_library(job: Job) -> tuple[str, ...]:
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
-    """A problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
+    """Return a problem if the image has none of the Python packages, () if a requirements.txt may still install one."""
     components = job.environment.manifest.components
     if (
         any(name in components for name in packages)
@@ -133,7 +133,7 @@ def programs_of_mode(job: Job) -> Mapping[str, str]:
 
 
 def program(job: Job, name: str, reason: str) -> str:
-    """Absolute path of one more program. Raises RefusalError if it is missing."""
+    """Return the absolute path of one more program. Raises RefusalError if it is missing."""
     path = job.environment.programs.get(name, "")
     if not path:
         raise RefusalError([missing_program(job.environment, name, reason)])
@@ -141,19 +141,19 @@ def program(job: Job, name: str, reason: str) -> str:
 
 
 def shell_of(job: Job) -> str:
-    """The shell for .sh files without the execute bit: bash where there is one, else sh."""
+    """Return the shell for .sh files without the execute bit: bash where there is one, else sh."""
     available = job.environment.programs
     return available.get("bash") or available.get("sh") or "/bin/sh"
 
 
 def command(job: Job) -> tuple[Reason, ...]:
-    """The user's program with its arguments, as it is started on its own."""
+    """Return the user's program with its arguments, as it is started on its own."""
     python = job.environment.programs.get("python", "python3")
     return explained_program(job, program_words(job.program.entry, job.program.code, python, shell_of(job)))
 
 
 def explained_program(job: Job, words: tuple[str, ...], why: str = "") -> tuple[Reason, ...]:
-    """The end of a command line: ``words`` start the user's program, the script's arguments follow."""
+    """Return the end of a command line: ``words`` start the user's program, the script's arguments follow."""
     program = Reason("program", why or f"the entry point, a {job.program.entry.kind}", Origin.USER, words)
     arguments = Reason("arguments", "the job's hyperparameters, sorted by name", Origin.USER, job.program.arguments)
     return (program, arguments) if job.program.arguments else (program,)

@@ -169,7 +169,7 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
 
 
 def _parameter(setting: Setting, dialect: Dialect) -> Reason:
-    """The words of an MCA parameter."""
+    """Return the words of an MCA parameter."""
     option = setting.option or dialect.option(setting.name)
     words = (option, setting.name, setting.value)
     return Reason(f"{option} {setting.name}", setting.why, setting.origin, words)
@@ -234,7 +234,7 @@ def _exports(
 
 
 def _program(job: Job) -> tuple[Reason, ...]:
-    """The program; Python programs under mpi4py where the image has it."""
+    """Return the program; Python programs under mpi4py where the image has it."""
     python = job.environment.programs.get("python", "python3")
     words = program_words(job.program.entry, job.program.code, python, common.shell_of(job))
     if "mpi4py" not in job.environment.manifest.components or not job.program.entry.in_python:

@@ -49,7 +49,7 @@ def _tensorflow(job: Job) -> NodePlan:
             "a single host shares parameters with no other host, so it runs only the program",
         )
         return common.own_process(job, common.command(job), [choice])
-    python = common.program(job, "python", "TensorFlow's parameter server is to be started")
+    python = common.program(job, "python", "TensorFlow's parameter server needs it")
     first = job.placement.host == job.placement.leader
     row = Variable(
         "TF_CONFIG",
@@ -80,8 +80,8 @@ def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
 
 
 def _mxnet(job: Job) -> NodePlan:
-    """The first host has the scheduler; every host has a server and the program, which is the worker."""
-    python = common.program(job, "python", "MXNet's servers are to be started")
+    """Plan MXNet: a scheduler on the first host, and on every host a server and the program, which is the worker."""
+    python = common.program(job, "python", "MXNet's servers need it")
     count = str(len(job.placement.distribution_hosts))
     user = job.environment.hyperparameters
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
@@ -115,7 +115,7 @@ _SCHEDULER = "DMLC_PS_ROOT_URI"
 
 
 def _look_up(job: Job) -> tuple[str, ...]:
-    """Words in front of a program that replace the scheduler's name by its address where the program is started."""
+    """Return words in front of a program that replace the scheduler's name by its address on the host."""
     environment = job.environment
     program = f"{environment.launcher_directory}/programs/resolve.py"
     return (environment.launcher_python, "-I", program, _SCHEDULER, "--")

@@ -104,7 +104,7 @@ def plan(job: Job) -> NodePlan:
 
 
 def _hosts(count: int, fewest: int) -> Reason:
-    """How many hosts torchrun wants."""
+    """Return how many hosts torchrun wants."""
     if fewest == count:
         return Reason("--nnodes", "the hosts of the job", Origin.PLATFORM, (f"--nnodes={count}",))
     text = f"all {count} hosts of the job, and at least {fewest} when others are lost"
@@ -112,7 +112,7 @@ def _hosts(count: int, fewest: int) -> Reason:
 
 
 def _warnings(job: Job) -> tuple[str, ...]:
-    """What a job that may restart has to know."""
+    """Return what a job that may restart has to know."""
     first = min(job.placement.distribution_hosts)
     if not job.placement.elastic.asked or job.placement.leader == first:
         return ()
@@ -122,7 +122,7 @@ def _warnings(job: Job) -> tuple[str, ...]:
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
-    """The words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
+    """Return the words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
 
     Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
     """
@@ -163,7 +163,7 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
 
 
 def _program(job: Job) -> tuple[Reason, ...]:
-    """The program as torchrun takes it: it would add Python itself, if the first word were not a program of ours."""
+    """Return the program as torchrun takes it: without ``--no-python`` it would add a Python of its own."""
     return (
         Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
         common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),

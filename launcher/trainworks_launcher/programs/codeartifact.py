@@ -27,7 +27,7 @@ class CodeArtifactError(Exception):
 
 
 def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[str, str]:
-    """(token, address of the repository)."""
+    """Return (token, address of the repository)."""
     import boto3  # type: ignore[import-not-found, unused-ignore]
     from botocore.config import Config  # type: ignore[import-not-found, unused-ignore]
     from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-not-found, unused-ignore]
@@ -43,7 +43,7 @@ def ask_boto3(region: str, owner: str, domain: str, repository: str) -> tuple[st
 
 
 def ask_cli(region: str, owner: str, domain: str, repository: str, program: str) -> tuple[str, str]:
-    """(token, address of the repository); the token comes through a pipe."""
+    """Return (token, address of the repository); the token comes through a pipe."""
     place = ("--domain", domain, "--domain-owner", owner, "--region", region)
     common = (*place, "--output", "text", "--cli-connect-timeout", str(_CONNECT_SECONDS))
     token = _answer(program, "codeartifact", "get-authorization-token", "--query", "authorizationToken", *common)
@@ -52,7 +52,7 @@ def ask_cli(region: str, owner: str, domain: str, repository: str, program: str)
 
 
 def _answer(*words: str) -> str:
-    """What a command prints."""
+    """Return what a command prints."""
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:

@@ -32,7 +32,7 @@ _SHOWN = 4
 
 
 def installed_version(name: str) -> str:
-    """The version that this Python has of a distribution, "" for none."""
+    """Return the version that this Python has of a distribution, "" for none."""
     try:
         return metadata.version(name) or ""
     except metadata.PackageNotFoundError:
@@ -40,9 +40,9 @@ def installed_version(name: str) -> str:
 
 
 def lines_of(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[str, int, str]]:
-    """(file as pip names it, number, text) of each line, without comments, continued ones joined; ``-r`` is followed.
+    """Yield (file as pip names it, number, text) of each line, without comments.
 
-    What cannot be read is left to pip.
+    ``-r`` is followed, and a backslash joins lines. What cannot be read is left to pip.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -80,7 +80,7 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
-    """The lines of a requirements file that contradict what is kept (name -> version).
+    """Return the lines of a requirements file that contradict what is kept (name -> version).
 
     Judged with pip's own copy of ``packaging``; where pip has none, pip judges alone.
     """
@@ -104,9 +104,12 @@ def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
 
 
 def _asked_for(line: str) -> tuple[str, str, str, Callable[[str], bool]]:
-    """(name, requirement, version, whether a version fits) of a line; where it names an address, the requirement is ""
-    and the version that of the wheel, "" for another kind of file. The name is "" where the line does not apply to this
-    machine, or has none. Raises ValueError for what is not a requirement."""
+    """Return (name, requirement, version, whether a version fits) of a line.
+
+    Where it names an address, the requirement is "" and the version that of the wheel, "" for another kind of file. The
+    name is "" where the line does not apply to this machine, or has none. Raises ValueError for what is not a
+    requirement.
+    """
     from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
 
     wanted = re.sub(r"\s--?[a-z].*$", "", line).strip()  # --hash and other options of a line
@@ -141,7 +144,7 @@ def refusal(found: Sequence[Contradiction]) -> str:
 
 
 def import_error(name: str) -> str:
-    """What a module says when it is imported, "" for nothing: in a process of its own, as a script would do it."""
+    """Import a module in a process of its own, as a script would, and return its last words; ``""`` for success."""
     words = (sys.executable, "-I", "-c", f"import {name}")
     try:
         done = subprocess.run(
@@ -156,7 +159,7 @@ def import_error(name: str) -> str:
 
 
 def misfit(name: str, framework: str, index: str) -> str:
-    """Why a companion does not fit the framework of this image, in one line; "" if it does."""
+    """Return why a companion does not fit the framework of this image, in one line; "" if it does."""
     error = import_error(name.replace("-", "_"))
     if not error:
         return ""

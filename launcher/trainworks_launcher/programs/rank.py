@@ -102,7 +102,7 @@ def _report(directory: str) -> None:
 
 
 def _number(variables: tuple[str, ...]) -> int:
-    """The number in the first of the variables that is set; -1 if none is."""
+    """Return the number in the first of the variables that is set; -1 if none is."""
     for name in variables:
         value = os.environ.get(name, "")
         if value.isdecimal():

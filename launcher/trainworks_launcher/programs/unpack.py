@@ -39,7 +39,7 @@ class Contents:
 
 
 def members_of(opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
-    """All members of an archive that is whole: it is read to its end, where its checksum is."""
+    """Return all members of an archive that is whole: it is read to its end, where its checksum is."""
     members = opened.getmembers()
     while opened.fileobj.read(1 << 20):
         pass
@@ -90,7 +90,7 @@ def _refused(member: tarfile.TarInfo, reason: str) -> ValueError:
 
 
 def _path(member: tarfile.TarInfo, name: str) -> tuple[str, ...]:
-    """A path of the archive in parts; () for the archive's root."""
+    """Return a path of the archive in parts; () for the archive's root."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if name.startswith("/") or ".." in parts:
         raise _refused(member, "its path leaves the directory")
@@ -126,7 +126,7 @@ def _leads_out(
     kinds: dict[tuple[str, ...], str],
     directory: str,
 ) -> bool:
-    """Whether a link's target, from the directory ``start``, leaves the root, over what will be there in the end."""
+    """Return whether a link's target leaves the root, seen from the directory ``start`` once all is unpacked."""
     if not target or target.startswith("/") or len(os.fsencode(target)) > _PATH_LIMIT:
         return True
     way = list(start)
@@ -159,7 +159,7 @@ def _leads_out(
 def _file_of(
     path: tuple[str, ...], linked: dict[tuple[str, ...], str], files: dict[tuple[str, ...], tarfile.TarInfo]
 ) -> tuple[str, ...]:
-    """The regular file of the archive that a hard link stands for."""
+    """Return the regular file of the archive that a hard link stands for."""
     seen = {path}
     target = path
     while target in linked:
@@ -187,7 +187,7 @@ class _Tree:
         os.close(self._root)
 
     def open_directory(self, parts: tuple[str, ...]) -> int:
-        """A descriptor of a directory, made if need be; valid until the next call."""
+        """Return a descriptor of a directory, made if need be; valid until the next call."""
         if parts != self._parts:
             current = os.dup(self._root)
             for part in parts:

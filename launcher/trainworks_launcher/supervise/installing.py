@@ -83,7 +83,7 @@ def _normalised(name: str) -> str:
 
 
 def _build(words: str) -> str:
-    """A package that has no wheel for this machine, and could not be built."""
+    """Return a package that has no wheel for this machine, and could not be built."""
     before, _, output = words.rpartition(_BUILD_END)[0].rpartition(_BUILD_BEGIN)
     doing = (_DOING.findall(before) or [""])[-1]
     lines = [line.strip() for line in output.splitlines() if line.strip()]

@@ -34,7 +34,7 @@ class Outcome:
 
 
 def exit_status(wait_status: int) -> int:
-    """The status to exit with, from a wait status: the program's own, or 128 + signal as a shell has it."""
+    """Return the status to exit with, from a wait status: the program's own, or 128 + signal as a shell has it."""
     if wait_status >= 0:
         return wait_status
     return 128 - wait_status
@@ -59,7 +59,7 @@ def describe_status(returncode: int, oom_kills: int | None = None) -> str:
 
 
 def lack_of_memory(oom_kills: int | None) -> str:
-    """The end of a sentence."""
+    """Return the end of a sentence."""
     return f"; out of memory: the kernel killed {oom_kills} process(es) of this host" if oom_kills else ""
 
 
@@ -79,14 +79,17 @@ class Suspect:
 
 
 def first_suspect(suspects: Sequence[Suspect], rank: int = -1) -> Suspect | None:
-    """What is known of ``rank``, the process that had it last; without a rank the first one that surely failed."""
+    """Return what is known of ``rank``, the process that had it last.
+
+    Without a rank, it is the first one that surely failed.
+    """
     if rank >= 0:
         return next((suspect for suspect in reversed(suspects) if suspect.outcome.rank == rank), None)
     return min((suspect for suspect in suspects if suspect.certain), key=lambda suspect: suspect.at, default=None)
 
 
 def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
-    """The failure of another host's rank, if it came before the one that was reported; else the reported one.
+    """Return the failure of another host's rank, if it came before the one that was reported; else the reported one.
 
     Each torchrun knows the ranks of its own host only, and the one that reports first may have been the second to fail.
     """
@@ -102,7 +105,7 @@ UNKNOWN_END = "it failed"
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """The outcome of a rank whose host did not know its status, with the status that another host knows."""
+    """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
     text = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1)
     return replace(outcome, status=exit_status(returncode), text=shorten(text))
 

@@ -65,7 +65,7 @@ class Tail:
                 self._pieces = list(self._last())
 
     def read(self) -> bytes:
-        """What is kept; a line of one stream never goes on with the other one's."""
+        """Return what is kept; a line of one stream never goes on with the other one's."""
         kept = b""
         with self._lock:
             for _, data in self._last():
@@ -73,7 +73,7 @@ class Tail:
         return kept
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
-        """The pieces with the last bytes of each stream, in order; what they leave out is dropped."""
+        """Yield the pieces with the last bytes of each stream, in order; what they leave out is dropped."""
         excess = [size - self._limit for size in self._sizes]
         for stream, data in self._pieces:
             if excess[stream] > 0:
@@ -272,7 +272,10 @@ class Copier:
         return b""
 
     def _may_start(self, stream: Stream | None, pieces: list[bytes]) -> bool:
-        """Whether a stream (None: ourselves) may write a line now; another's line that is open too long is broken."""
+        """Return whether a stream (None: ourselves) may write a line now.
+
+        Another's line that is open too long is broken.
+        """
         owner = self._open
         if owner is stream and stream is not None:
             return True
@@ -386,7 +389,7 @@ class Output:
 
 
 def _same_file(first: int, second: int) -> bool:
-    """Whether two descriptors are one open pipe, terminal or file."""
+    """Return whether two descriptors are one open pipe, terminal or file."""
     try:
         return os.path.samestat(os.fstat(first), os.fstat(second))
     except OSError:

@@ -47,7 +47,7 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
 
 
 def installation(plan: NodePlan) -> tuple[Step, ...]:
-    """The step that installs what the code needs, if anything: the last one, once the code is there."""
+    """Return the step that installs what the code needs, if anything: the last one, once the code is there."""
     if not plan.requirements:
         return ()
     what = plan.code.requirements if "-r" in plan.requirements else f"the project ({plan.code.project})"

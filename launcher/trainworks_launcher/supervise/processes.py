@@ -54,7 +54,7 @@ class Child:
         return self._process.returncode or 0
 
     def has_just_ended(self) -> bool:
-        """Whether it has ended since it was last looked at; its status is taken then."""
+        """Return whether it has ended since it was last looked at; its status is taken then."""
         return self._process.returncode is None and self._process.poll() is not None
 
     def signal(self, number: int) -> None:
@@ -85,7 +85,7 @@ class Child:
 
 
 def why_not_started(program: str, cwd: str, error: OSError) -> str:
-    """Why the kernel could not start a program, in its own words and, where they mislead, with what is wrong.
+    """Return why the kernel could not start a program, in its own words and, where they mislead, with what is wrong.
 
     ``No such file`` is also said of a script whose interpreter does not exist (execve(2), ENOENT).
     """
@@ -116,7 +116,7 @@ def send(pid: int, number: int) -> None:
 
 
 def stat(pid: int) -> tuple[int, str]:
-    """(parent, start time) of a process from proc(5); (0, "") if it is gone."""
+    """Return (parent, start time) of a process from proc(5); (0, "") if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -131,7 +131,7 @@ def children_of(parent: int) -> tuple[int, ...]:
 
 
 def exit_status_of_zombie(pid: int, started: str) -> int | None:
-    """The exit status (negative after a signal) of another's child that has ended and was not waited for yet.
+    """Return the exit status (negative after a signal) of another's child that has ended and was not waited for yet.
 
     proc(5), field ``exit_code``: readable for the short time until the parent has taken it. None if that has passed.
     """
@@ -146,7 +146,7 @@ def exit_status_of_zombie(pid: int, started: str) -> int | None:
 
 
 def belonging_to(name: str, value: str) -> tuple[int, ...]:
-    """Every process, except this one, that was started with the environment variable ``name=value``."""
+    """Return every process, except this one, that was started with the environment variable ``name=value``."""
     wanted = f"{name}={value}".encode()
     found: list[int] = []
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)

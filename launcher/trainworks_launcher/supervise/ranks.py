@@ -45,13 +45,13 @@ class Rank:
         return self.tail.traced_at if self.tail.traced_at and self.has_traceback() else self.ended_at
 
     def has_traceback(self) -> bool:
-        """Whether it died of an exception."""
+        """Return whether it died of an exception."""
         from trainworks_launcher.supervise.reports import ends_with_traceback  # only a failure needs it
 
         return ends_with_traceback(self.tail.read())
 
     def is_running(self) -> bool:
-        """Whether the process is there, and is still the one that reported."""
+        """Return whether the process is there, and is still the one that reported."""
         return not self.ended_at and processes.stat(self.pid)[1] == self.started != ""
 
 
@@ -96,11 +96,11 @@ class Ranks:
         return tuple(rank.pid for rank in self._all if rank.is_running())
 
     def begin_again(self, rank: Rank) -> bool:
-        """Whether the number of a rank that has just reported was another process's before."""
+        """Return whether the number of a rank that has just reported was another process's before."""
         return any(other.number == rank.number for other in self._all if other is not rank)
 
     def latest(self, number: int) -> Rank | None:
-        """The process that had this rank last."""
+        """Return the process that had this rank last."""
         return next((rank for rank in reversed(self._all) if rank.number == number), None)
 
     def take(self) -> None:

@@ -20,7 +20,7 @@ _PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch.distributed marks the lines of
 
 
 def find_traceback(tail: str, processes: int = 1) -> tuple[str, str]:
-    """(last line, whole text) of the traceback that explains a failure; ("", "") if there is none.
+    """Return (last line, whole text) of the traceback that explains a failure; ("", "") if there is none.
 
     One process: its last traceback. Several: the first in the tail, for when one rank dies the others die of that. A
     traceback of torchrun itself only says that some process failed, so it is passed over.
@@ -56,7 +56,7 @@ def find_traceback(tail: str, processes: int = 1) -> tuple[str, str]:
 
 
 def _without_runner(block: list[str]) -> list[str]:
-    """A traceback without the frames of the program that ran the script (``python -m mpi4py``): they say nothing."""
+    """Return a traceback without the frames of the program that ran the script (``python -m mpi4py``)."""
     kept: list[str] = []
     dropping = False
     for line in block:
@@ -70,12 +70,12 @@ def _without_runner(block: list[str]) -> list[str]:
 
 
 def _goes_on(following: list[str]) -> bool:
-    """Whether a traceback goes on below a line that does not belong to it: other ranks print in between."""
+    """Return whether a traceback goes on below a line that does not belong to it: other ranks print in between."""
     return any(line.startswith('  File "') or _EXCEPTION.match(line) for line in following)
 
 
 def _is_chained(lines: list[str], start: int) -> bool:
-    """Whether the traceback that starts at a line continues the one before it."""
+    """Return whether the traceback that starts at a line continues the one before it."""
     before = [line for line in lines[max(0, start - 3) : start] if line.strip()]
     return bool(before) and before[-1].startswith(_CHAINED)
 
@@ -84,7 +84,7 @@ _TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(
 
 
 def torchrun_report(tail: bytes) -> tuple[int, int]:
-    """(rank, return code) of the process that failed first, as torchrun reports it at its end; else (-1, 0)."""
+    """Return (rank, return code) of the process that failed first, as torchrun reports it at its end; else (-1, 0)."""
     found = _TORCHRUN_REPORT.findall(tail.decode("utf-8", "replace"))
     return (int(found[-1][0]), int(found[-1][1])) if found else (-1, 0)
 
@@ -100,7 +100,10 @@ _MPIRUN_REPORTS = (
 
 
 def mpirun_report(tail: bytes) -> tuple[int, int]:
-    """(rank, return code) of the process that failed first, in mpirun's own words (4.x and 5.x); else (-1, 0)."""
+    """Return (rank, return code) of the process that failed first, in mpirun's own words (4.x and 5.x).
+
+    Without such a report: (-1, 0).
+    """
     words = tail.decode("utf-8", "replace")
     found = [match for match in (pattern.search(words) for pattern in _MPIRUN_REPORTS) if match]
     if not found:
@@ -111,7 +114,7 @@ def mpirun_report(tail: bytes) -> tuple[int, int]:
 
 
 def ends_with_traceback(tail: bytes) -> bool:
-    """Whether a traceback is the last that a process said: it died of it, and did not only log it."""
+    """Return whether a traceback is the last that a process said: it died of it, and did not only log it."""
     text = tail[-_LAST_BYTES:].decode("utf-8", "replace")
     cause, _ = find_traceback(text)
     lines = [line for line in text.splitlines() if line.strip()]

@@ -43,7 +43,7 @@ def make_key(ssh_keygen: str, path: Path) -> str:
 
 
 def check_public_key(key: str, host: str) -> str:
-    """The key, if it is one; it goes into a file that sshd and ssh obey. Raises RefusalError otherwise."""
+    """Return the key, if it is one; it goes into a file that sshd and ssh obey. Raises RefusalError otherwise."""
     if not _PUBLIC_KEY.fullmatch(key):
         raise RefusalError([Problem(f"host {host} sent no usable ssh key", "control channel", "")], names.EXIT_HOSTS)
     return key
@@ -113,7 +113,7 @@ class Server:
         raise RefusalError([Problem(f"sshd did not start: {words}", sshd, "")], names.EXIT_HOSTS)
 
     def fileno(self) -> int:
-        """The descriptor of sshd's own log, which has to be read so that it never blocks."""
+        """Return the descriptor of sshd's own log, which has to be read so that it never blocks."""
         return self._process.stderr.fileno() if self._process.stderr is not None else -1
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Server:
 
 
 def _free_port(address: str) -> int:
-    """A port that is free on the address now; sshd cannot choose one itself."""
+    """Return a port that is free on the address now; sshd cannot choose one itself."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))

@@ -311,9 +311,11 @@ class _Supervisor:
         self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail.read()))
 
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
-        """The environment of a command. mpirun's own files go to the runtime directory and are removed with it: what a
-        killed job leaves in /tmp makes the next one fail if process ids repeat, as they do in containers. The ranks
-        keep the user's TMPDIR (rank.py)."""
+        """Return the environment of a command.
+
+        mpirun's own files go to the runtime directory and are removed with it. What a killed job leaves in /tmp makes
+        the next one fail if process ids repeat, as they do in containers. The ranks keep the user's TMPDIR (rank.py).
+        """
         if self._plan.ranks_by == "mpirun" and argv == self._plan.argv:
             return {**self._runtime.env, "TMPDIR": str(self._runtime.path)}
         return self._runtime.env
@@ -343,7 +345,7 @@ class _Supervisor:
 
     # ---------------------------------------------------------------------------------------------------------- ranks
     def _prefix_of(self, rank: int) -> bytes:
-        """What the lines of a rank start with."""
+        """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
 
     def _rank_started(self, rank: Rank) -> None:

@@ -42,7 +42,10 @@ class Verdict:
 
     # ---------------------------------------------------------------------------------------------- before the end
     def of_rank(self, rank: Rank) -> Suspect | None:
-        """What to tell the other hosts about a rank that has just ended; None if it ended well or was told to end."""
+        """Return what to tell the other hosts about a rank that has just ended.
+
+        None if it ended well or was told to end.
+        """
         if rank.status in (0, -signal.SIGTERM):
             return None
         certain = rank.status is not None or rank.has_traceback()
@@ -61,13 +64,16 @@ class Verdict:
         self._suspects.clear()
 
     def knows(self, rank: int) -> bool:
-        """Whether this host has the output of a rank, or its host has reported it."""
+        """Return whether this host has the output of a rank, or its host has reported it."""
         local = self.ranks is not None and self.ranks.latest(rank) is not None
         return local or first_suspect(self._suspects, rank) is not None
 
     # ------------------------------------------------------------------------------------------------------ the end
     def reported_rank(self, tail: bytes) -> tuple[int, int]:
-        """(rank, return code) of the process that failed first, in the words of the command; (-1, 0) without any."""
+        """Return (rank, return code) of the process that failed first, in the words of the command.
+
+        (-1, 0) if it does not say.
+        """
         from trainworks_launcher.supervise import reports  # only a failure needs it
 
         if self._plan.ranks_by == "mpirun":
@@ -101,7 +107,7 @@ class Verdict:
         return replace(found, kind=kind, status=exit_status(code), text=text)
 
     def judge(self, outcome: Outcome) -> Outcome:
-        """The leader's last word on a failure that some host reported."""
+        """Return the leader's last word on a failure that some host reported."""
         if outcome.kind == FAILED and outcome.rank >= 0 and self._plan.ranks_by == "torchrun":
             return earlier_failure(outcome, self._suspects)
         return outcome
@@ -125,12 +131,12 @@ class Verdict:
 
 
 def name_of_program(plan: NodePlan) -> str:
-    """The user's program for a sentence."""
+    """Return the user's program for a sentence."""
     return plan.env.get("SM_USER_ENTRY_POINT") or (plan.argv[0] if plan.argv else "the program")
 
 
 def last_words(outcome: Outcome) -> str:
-    """The log line that ends a job."""
+    """Return the log line that ends a job."""
     if outcome.kind not in (FAILED, STOPPED):
         return "job succeeded on every host"
     first = outcome.text.partition("\n")[0] or f"exit status {outcome.status}"

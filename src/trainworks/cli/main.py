@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     if "_ARGCOMPLETE" in os.environ and arguments is None:
         from trainworks.cli.complete import complete
 
-        complete(root or Path.cwd())
+        complete(root or default_root(Path.cwd()))
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = _wants_json(words)
     previous: Any = signal.signal(signal.SIGTERM, _interrupt)

@@ -1,4 +1,4 @@
-"""Image archives in ``docker save`` form: written from a folder, and read layer by layer, always as a stream."""
+"""Write image archives in ``docker save`` form from a folder, and read them layer by layer, as streams."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def write_archive(
             partial.unlink(missing_ok=True)
     except OSError as error:
         where = error.filename or destination
-        raise OutputError(f"cannot make {destination}: {where}: {error.strerror or error}") from error
+        raise OutputError(f"cannot write {destination}: {where} ({error.strerror or error})") from error
     return identifier
 
 
 def _write(
     rootfs: Path, file: IO[bytes], *, name: str, environment: Mapping[str, str], command: tuple[str, ...], created: int
 ) -> str:
-    # The layer's size stands before its bytes and is known after them: a blank header now, the true one at the end.
+    # The header with the layer's size comes before its bytes: write a blank one, and replace it at the end.
     file.write(bytes(_BLOCK))
     digesting = _Digesting(file)
     with tarfile.open(fileobj=digesting, mode="w|", format=tarfile.PAX_FORMAT) as layer:
@@ -163,21 +163,21 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _extended_attributes(path: Path) -> dict[str, str]:
-    """Return what a layer must keep: file capabilities (``ping`` has one); the rest belongs to this machine."""
+    """Return the extended attributes that a layer keeps: file capabilities only (``ping`` has one)."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
         values = {
             name: os.getxattr(path, name, follow_symlinks=False) for name in names if name == "security.capability"
         }
     except (OSError, AttributeError):
-        # A file system without them, or a kernel other than Linux.
+        # A file system or kernel without extended attributes.
         return {}
     # PAX values are text to tarfile; surrogate escapes carry the bytes through.
     return {_EXTENDED + name: value.decode("utf-8", "surrogateescape") for name, value in values.items()}
 
 
 class _Digesting(io.RawIOBase):
-    """Passes bytes on to a file, and counts and hashes them on the way."""
+    """Writes bytes to a file, and counts and hashes them."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def images_in(archive: Path) -> tuple[tuple[str, ...], ...]:
     except OSError as error:
         raise OutputError(f"cannot read {archive}: {error.strerror or error}") from error
     except (tarfile.TarError, KeyError, ValueError) as error:
-        raise BuildError(f"{archive} is no image archive of `docker save`: {error}") from error
+        raise BuildError(f"{archive} is not an image archive of `docker save` ({error})") from error
 
 
 def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
@@ -232,7 +232,7 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
 
 
 def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
-    """Yield each file of such an archive: name, content, whether it is a layer; read it before you ask for the next."""
+    """Yield each file of an archive: name, content, and whether it is a layer. Read it before the next one."""
     with tarfile.open(fileobj=stream, mode="r|") as outer:
         for member in outer:
             if not member.isreg():
@@ -243,7 +243,7 @@ def files_of(stream: IO[bytes]) -> Iterator[tuple[str, IO[bytes], bool]]:
             head = peeking.peek(_BLOCK)[:_BLOCK]
             is_layer = head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or _empty_tar(member, head)
             yield member.name, peeking, is_layer
-    # tarfile stops at the end mark; what the engine pads after it must be read, or it dies of a broken pipe.
+    # tarfile stops at the end mark. The engine's padding after it must be read, or the engine gets a broken pipe.
     while stream.read(1 << 16):
         pass
 
@@ -257,7 +257,7 @@ def _empty_tar(member: tarfile.TarInfo, head: bytes) -> bool:
 
 
 class _Raw(io.RawIOBase):
-    """A member of a streamed archive as a raw file: tarfile's own object seeks when it is wrapped, a stream cannot."""
+    """A member of a streamed archive as a raw file. tarfile's own object would seek, which a stream cannot."""
 
     def __init__(self, content: IO[bytes]) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from typing import Final
 from trainworks.errors import BuildError
 
 ARGUMENT: Final = "TRAINWORKS_MOUNTED_CONTENT"
-"""Name of the build argument; a step sees it in its environment and has no use for it."""
+"""Name of the build argument. Steps see it in their environment and ignore it."""
 
 _MOUNT: Final = re.compile(r"--mount=(\S+)")
 _STAGE: Final = re.compile(r"FROM\s.*\sAS\s+(?P<stage>\S+)\s*$", re.IGNORECASE)
@@ -116,7 +116,7 @@ def _instructions(lines: list[str]) -> Iterator[_Instruction]:
 def _mounted(
     instruction: _Instruction, context: Path, stages: set[str], identify: Callable[[str], str]
 ) -> Iterator[str]:
-    """Yield one text for each thing with a content that a RUN instruction mounts."""
+    """Yield a text for each file or folder that a RUN instruction mounts."""
     for mount in _MOUNT.findall(instruction.text):
         options = dict(option.partition("=")[::2] for option in mount.split(","))
         kind = options.get("type", "bind")
@@ -135,6 +135,6 @@ def _mounted(
 
 
 def _content(context: Path, source: str) -> str:
-    """Return the hash of what a source names; a missing one is for the engine to complain about."""
+    """Return the hash of a source. The engine reports a missing one."""
     path = context / (source.lstrip("/") or ".")
     return content_hash(path) if path.exists() else ""

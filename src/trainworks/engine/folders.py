@@ -21,11 +21,11 @@ class LayerFolder:
     """One layer's folder, with the members that the layer's archive has: whiteouts by their names in an archive."""
 
     def __init__(self, folder: Path) -> None:
-        """Remember the folder, the ``diff`` of an overlay file system."""
+        """Store the folder, the ``diff`` of an overlay file system."""
         self._folder = folder
 
     def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        """Yield every member, folders before what is in them; raises ``OSError`` where one cannot be read."""
+        """Yield every member, folders before their content; raises ``OSError`` if one cannot be read."""
         pending = [self._folder]
         while pending:
             folder = pending.pop()
@@ -34,7 +34,7 @@ class LayerFolder:
                 path = Path(entry.path)
                 name = path.relative_to(self._folder).as_posix()
                 if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
-                    # How the file system writes down that lower layers' entry of this name is deleted.
+                    # The file system's mark for a deleted entry of a lower layer.
                     yield tarfile.TarInfo(str(Path(name).with_name(f"{_WHITEOUT}{entry.name}")))
                     continue
                 member = tarfile.TarInfo(name)
@@ -49,7 +49,7 @@ class LayerFolder:
                         yield tarfile.TarInfo(f"{name}/.wh..wh..opq")
 
     def extractfile(self, member: tarfile.TarInfo) -> IO[bytes] | None:
-        """Open a plain file, which the caller closes; a whiteout is an empty one."""
+        """Open a plain file, which the caller closes; a whiteout is empty."""
         if not member.isreg():
             return None
         path = self._folder / member.name
@@ -72,5 +72,5 @@ def _is_opaque(folder: Path) -> bool:
 
 
 def readable(folders: list[Path]) -> bool:
-    """Say whether this user may read all of these folders; they are root's."""
+    """Whether this user can read all of these folders, which belong to root."""
     return bool(folders) and all(os.access(folder, os.R_OK | os.X_OK) and folder.is_dir() for folder in folders)

@@ -23,7 +23,7 @@ from types import FrameType, TracebackType
 from typing import IO, Final
 
 GRACE: Final = 10.0
-"""Seconds that a child has between the first polite signal and SIGKILL."""
+"""Seconds between the first signal to a child and SIGKILL."""
 
 _POLL: Final = 0.1
 """Seconds between two looks of a waiting thread at whether it was interrupted."""
@@ -53,7 +53,7 @@ class Finished:
 
     @property
     def words(self) -> str:
-        """What it said, for a message: stderr, else stdout, without empty lines at the ends."""
+        """Its output, for a message: stderr, else stdout, without empty lines at the ends."""
         return (self.errors or self.output).decode(errors="replace").strip()
 
 
@@ -83,7 +83,7 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         for each, handler in before.items():
-            # None is a handler that was not installed from Python; it cannot be put back, the default is the nearest.
+            # None is a handler that was not installed from Python. It cannot be restored; the default is the nearest.
             signal.signal(each, signal.SIG_DFL if handler is None else handler)
         for number in dict.fromkeys(held):
             signal.raise_signal(number)
@@ -177,13 +177,13 @@ class _OneInterrupt:
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
-            # A signal that Python does not handle ends the process or does nothing: there is nothing to hold back.
+            # A signal that Python does not handle ends the process or does nothing.
             if callable(handler):
                 self._before[number] = handler
                 signal.signal(number, self._first_only)
 
     def take_off(self) -> None:
-        """Give the handlers back."""
+        """Restore the handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -194,7 +194,7 @@ class _OneInterrupt:
 
 
 class Child:
-    """A child process in a session of its own; leaving the ``with`` block ends it, whatever happened inside."""
+    """A child process in its own session. Leaving the ``with`` block ends it."""
 
     def __init__(
         self,
@@ -224,10 +224,10 @@ class Child:
         self._interrupts = _OneInterrupt()
 
     def __enter__(self) -> Child:
-        """Start the child; ``OSError`` when there is no such program."""
+        """Start the child; raises ``OSError`` if there is no such program."""
         self._interrupts.put_on()
         try:
-            # An interrupt between fork and assignment would lose the child, hence none is taken here.
+            # An interrupt between fork and assignment would lose the child.
             with uninterrupted():
                 self._process = subprocess.Popen(
                     self._argv,
@@ -246,7 +246,7 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the child and everything of its group; who reads the pipes closes them."""
+        """End the child and its process group; the reader of a pipe closes it."""
         self._end()
 
     def _end(self) -> None:
@@ -257,7 +257,7 @@ class Child:
 
     @property
     def identifier(self) -> int:
-        """The process id, which is the group's and the session's too."""
+        """The process id, which is also that of the group and the session."""
         return self._started.pid
 
     @property
@@ -269,7 +269,7 @@ class Child:
 
     @property
     def errors(self) -> IO[bytes] | None:
-        """The reading end of stderr; ``None`` when merged."""
+        """The reading end of stderr; ``None`` if merged into stdout."""
         return self._started.stderr
 
     @property
@@ -292,7 +292,7 @@ class Child:
         if process is None:
             return
         with uninterrupted():
-            # Held by descriptor, not by number: a number may be another process's by the time of the kill.
+            # Descriptors, not numbers: a number may belong to another process by the time of the kill.
             descriptors = [] if self._exited.is_set() else list(_opened(self._strays()))
             deadline = time.monotonic() + self._grace
             for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
@@ -306,7 +306,7 @@ class Child:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 os.close(descriptor)
-            # Bounded although SIGKILL was sent: a process in uninterruptible sleep must not wedge us.
+            # Bounded, because a process in uninterruptible sleep does not end after SIGKILL.
             self._exited.wait(self._grace)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
@@ -327,7 +327,7 @@ def run(
     merge: bool = False,
     strays: Callable[[], Iterable[int]] = tuple,
 ) -> Finished:
-    """Run a command to its end, or stop it when its time is up, and return everything it printed.
+    """Run a command to its end, or stop it after a time-out, and return its output.
 
     Raises:
         OSError: There is no such program.
@@ -338,7 +338,7 @@ def run(
         timed_out = status is None
         if timed_out:
             child.stop()
-        # A daemonised grandchild may hold the pipe: what was printed by then is the answer.
+        # A daemonised grandchild may hold the pipe: return the output so far.
         for reader in readers:
             reader.join(_LINGER)
         texts = [reader.content() for reader in readers]
@@ -379,7 +379,7 @@ def stream(
 
         def watch() -> None:
             child.wait()
-            # After the end the pipe normally closes by itself; where a daemonised grandchild holds it, stop waiting.
+            # The pipe normally closes at the end. If a daemonised grandchild holds it, stop waiting.
             reader.join(_LINGER)
             arrivals.put(None)
 
@@ -404,10 +404,10 @@ def _next(arrivals: queue.SimpleQueue[bytes | None]) -> bytes | None:
 
 
 class LineSplitter:
-    """Cuts a byte stream into clean lines of text: no terminal escapes, of a redrawn line only the last state."""
+    """Splits a byte stream into lines of text, without terminal escapes, and with the last state of redrawn lines."""
 
     def __init__(self) -> None:
-        """Start with nothing read."""
+        """Start with an empty buffer."""
         self._rest = b""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
@@ -415,31 +415,31 @@ class LineSplitter:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             yield clean(line)
-        # A tool that redraws one line for ever, or writes binary data, must not fill the memory.
+        # A tool may redraw one line endlessly, or write binary data: limit the memory.
         while len(self._rest) > _LONGEST_LINE:
             head, self._rest = self._rest[:_LONGEST_LINE], self._rest[_LONGEST_LINE:]
             yield clean(head)
 
     def finish(self) -> Iterator[str]:
-        """Yield what is left after the last newline."""
+        """Yield the text after the last newline."""
         rest, self._rest = self._rest, b""
         if rest:
             yield clean(rest)
 
 
 def clean(line: bytes) -> str:
-    """Return a line as text: escapes removed, and after carriage returns what a terminal would show last."""
+    """Return a line as text, without escapes, and with the text that a terminal would show after carriage returns."""
     text = _ESCAPE.sub("", line.decode(errors="replace"))
     pieces = [piece for piece in text.split("\r") if piece]
     return pieces[-1] if pieces else ""
 
 
 def programs(name: str, path: str | None) -> tuple[str, ...]:
-    """Return every executable of this name on ``path`` (a ``PATH`` text), first one first, each real file once."""
+    """Return every executable of this name on ``path`` (the value of ``PATH``), in order, each file once."""
     found: dict[Path, str] = {}
     for folder in (path or "").split(os.pathsep):
         candidate = Path(folder or ".") / name
-        # A folder that may not be read (root's own, after `su` without `-`) has nothing for us; `Path.is_file` raises.
+        # `Path.is_file` raises for a folder that cannot be read (root's, after `su` without `-`): skip it.
         if os.path.isfile(candidate) and os.access(candidate, os.X_OK):  # noqa: PTH113
             found.setdefault(candidate.resolve(), str(candidate.absolute()))
     return tuple(found.values())
@@ -465,7 +465,7 @@ class _Reader:
 
 
 def _chunks(pipe: IO[bytes]) -> Iterator[bytes]:
-    """Yield what arrives, as soon as it arrives, and close the pipe at its end."""
+    """Yield bytes as they arrive, and close the pipe at its end."""
     with pipe:
         while chunk := os.read(pipe.fileno(), _CHUNK):
             yield chunk

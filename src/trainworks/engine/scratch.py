@@ -1,4 +1,4 @@
-"""Private folders for the time of one build: readable by us alone, gone afterwards whatever happens.
+"""Private folders for the time of one build: readable by this user alone, and removed afterwards.
 
 A process that is killed (SIGKILL, the machine's memory is full) removes nothing, and such folders hold passwords. So
 each has a lock for as long as its process lives, and whoever makes one removes those that nobody holds any more.
@@ -22,12 +22,12 @@ from trainworks.errors import OutputError
 PREFIX = "trainworks-private-"
 
 YOUNG = 60.0
-"""Seconds in which a folder without a lock may belong to a process that is just about to take it."""
+"""Seconds for which a folder without a lock may belong to a process that is about to lock it."""
 
 
 @contextlib.contextmanager
 def private_folder(parent: str | None = None) -> Iterator[Path]:
-    """Make a folder of mode 0700 with a name of its own, and remove it and all in it at the end.
+    """Create a folder of mode 0700 with a random name, and remove it with its content at the end.
 
     Raises:
         OutputError: The folder cannot be made, filled (inside the block) or removed.
@@ -43,7 +43,7 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
     except OSError as error:
         where = folder.name if folder is not None else parent or tempfile.gettempdir()
         raise OutputError(
-            f"cannot write below {where}: {error.strerror or error}", hint="set TMPDIR to a folder with space"
+            f"cannot write below {where} ({error.strerror or error})", hint="set TMPDIR to a folder with space"
         ) from error
     finally:
         if folder is not None:
@@ -54,7 +54,7 @@ def private_folder(parent: str | None = None) -> Iterator[Path]:
 
 
 def _lock(folder: str | Path) -> int:
-    """Lock a folder for as long as the returned descriptor is open; -1 where another holds it, or none can be."""
+    """Lock a folder while the returned descriptor is open; -1 if it is locked, or cannot be."""
     descriptor = -1
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ def _remove_left(parent: Path) -> None:
 
 
 def write_secrets(folder: Path, secrets: tuple[Secret, ...]) -> tuple[tuple[str, Path], ...]:
-    """Write each secret to a file of mode 0600 and return identifier and file, in the same order."""
+    """Write each secret to a file of mode 0600; return identifiers and files, in the same order."""
     files = []
     for number, secret in enumerate(secrets):
         # The identifier may hold a slash or a comma, neither of which may reach a file name or a ``src=`` option.

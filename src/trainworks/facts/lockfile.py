@@ -77,7 +77,7 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
     for path in sorted((images / LOCK).glob("*.toml")):
         if path.name not in {ARTIFACTS, BASE_IMAGES}:
             packages = tuple(_read_packages(reader, path))
-            reader.problems += [f"{reader.name(path)}: {name} stands in two rows" for name in _repeated(packages)]
+            reader.problems += [f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)]
             locks[path.stem] = Lock(target=path.stem, packages=packages)
     return locks
 
@@ -101,7 +101,7 @@ def _as_written(text: str) -> list[LockedPackage] | None:
     """Return the packages of a lock that is exactly as it was written, None of any other.
 
     Locks are most of what every command reads: one expression takes a fifth of the time of a TOML parser and a check
-    of each value. A lock that was edited is read as TOML, and what is wrong with it is said.
+    of each value. A lock that was edited is read as TOML, and its mistakes are reported.
     """
     header = HEADER.format(what=WHAT[LockedPackage])
     if not text.startswith(header):

@@ -1,4 +1,4 @@
-"""Versions, and the ranges that rows hold them against: a small language for what vendors really call their releases.
+"""Ranges of versions in rows: a small language that fits the names that vendors give their releases.
 
 A *range* says what a value may be: ``,`` is "and", ``|`` is "or", and "and" binds closer.
 
@@ -8,7 +8,7 @@ A *range* says what a value may be: ``,`` is "and", ``|`` is "or", and "and" bin
 ``11.3``                 this text, or one that continues it behind a dot
 ``!ubuntu20.04``         not this text, nor one that continues it
 ``--disable-ngc``        where the value is a set: it is in there; ``!--disable-ngc``: it is not
-``{cell}``               the value of another subject, put in its place before anything is compared
+``{cell}``               the value of another property, put in its place before anything is compared
 ``present``              there, in whatever version
 ``absent``               not there
 =======================  ==============================================================================================
@@ -23,12 +23,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 Value = str | frozenset[str]
-"""What a subject is: a version, a name, or a set of words."""
+"""What a property is: a version, a name, or a set of words."""
 
-Subjects = Mapping[str, Value]
+Properties = Mapping[str, Value]
 """Everything that ranges can be asked about, by name; what is not in it is absent."""
 
-SUBJECTS: Mapping[str, str] = {
+PROPERTIES: Mapping[str, str] = {
     "framework": "the framework's name",
     "cell": "the CUDA cell's name: `cu121`, `cpu`",
     "cell.cuda": "the CUDA release that the cell is for: 12.1",
@@ -42,7 +42,7 @@ SUBJECTS: Mapping[str, str] = {
     "base.pythons": "every Python that the operating system has packages of, a set",
     "glibc": "the newest C library level that wheels are chosen for",
     "sources": "`packages` or `vendor`",
-    "image.base": "the operating system of the target's base image, where it has one of its own",
+    "image.base": "the operating system of the target's base image, if it names one",
     "builder.base": "the operating system of its builder image, where it has one",
     "builder.cuda": "the CUDA of its builder image",
 }
@@ -68,32 +68,34 @@ BOUND = re.compile(r"v?\d+(\.\d+)*([+-]?[a-z]*\d+(\.\d+)*)?\Z")
 WORD = re.compile(r"!?-{0,2}[A-Za-z0-9][A-Za-z0-9._+/:=-]*\Z")
 REFERENCE = re.compile(r"\{([a-z0-9.-]+)\}")
 
-GRAMMAR = f"there is: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{subject}}; {PRESENT}; {ABSENT}"
+GRAMMAR = (
+    f"write one of: {' '.join(COMPARATORS)} and a version; a version or name; !name; {{property}}; {PRESENT}; {ABSENT}"
+)
 """What a condition can be, for people."""
 
 Order = tuple[tuple[int, ...], tuple[int, ...]]
 """What versions are compared by: the release's numbers, then the vendor's own behind them."""
 
 
-def satisfies(value: Value | None, allowed: str, subjects: Subjects) -> bool:
-    """Return whether a subject's value is in a range; ``None`` is the value of what is absent.
+def satisfies(value: Value | None, allowed: str, properties: Properties) -> bool:
+    """Return whether a property's value is in a range; ``None`` is the value of what is absent.
 
     Args:
-        value: The subject's value.
+        value: The property's value.
         allowed: The range; ``problem_of`` has found nothing wrong with it.
-        subjects: Where references to other subjects are looked up; one to what is absent holds for nothing.
+        properties: Where references to other properties are looked up; one to what is absent holds for nothing.
     """
     return any(
-        all(_holds(value, condition.strip(), subjects) for condition in alternative.split(","))
+        all(_holds(value, condition.strip(), properties) for condition in alternative.split(","))
         for alternative in allowed.split("|")
     )
 
 
-def _holds(value: Value | None, condition: str, subjects: Subjects) -> bool:
+def _holds(value: Value | None, condition: str, properties: Properties) -> bool:
     if condition in {PRESENT, ABSENT}:
         return (value is not None) is (condition == PRESENT)
     for name in REFERENCE.findall(condition):
-        other = subjects.get(name)
+        other = properties.get(name)
         if not isinstance(other, str):
             return False
         condition = condition.replace(f"{{{name}}}", other)
@@ -134,7 +136,7 @@ def _numbers(dotted: str | None) -> tuple[int, ...]:
 
 
 def references(allowed: str) -> tuple[str, ...]:
-    """Return the names of the other subjects that a range speaks of."""
+    """Return the names of the other properties that a range speaks of."""
     return tuple(REFERENCE.findall(allowed))
 
 
@@ -147,7 +149,7 @@ def problem_of(allowed: str) -> str:
         if not condition:
             return "a condition is empty; write what must hold on both sides of ',' and '|'"
         if comparator and not BOUND.match(bound):
-            return f"{condition!r}: behind {comparator} stands a version, for example {comparator}1.22"
+            return f"{condition!r}: {comparator} needs a version, for example {comparator}1.22"
         if not comparator and not WORD.match(plain):
-            return f"{condition!r} is no condition; {GRAMMAR}"
+            return f"{condition!r} is not a condition; {GRAMMAR}"
     return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 from difflib import get_close_matches
 
 from trainworks.facts.patterns import FILE
-from trainworks.facts.ranges import SUBJECTS, problem_of, references
+from trainworks.facts.ranges import PROPERTIES, problem_of, references
 from trainworks.facts.rows import TABLES, Component, Facts
 from trainworks.facts.shapes import short
 
@@ -19,7 +19,7 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
 
     for field, table in TABLES.items():
         names = [name for row in getattr(facts, field) for name in table.names(row)]
-        problems.extend(f"images: {table.key} {name!r} stands in two rows" for name in _repeated(names))
+        problems.extend(f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
     component_names = {component.name for component in facts.components}
     known = names_of("component", component_names)
     problems.extend(
@@ -75,16 +75,16 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
         # A malformed base is in its file, and has no Python to name the target by; nor has a stack its sources.
         if not broken and target.base in facts.base_by_name and target.stack in facts.stack_by_name:
             target_names.append(facts.name_of(target))
-    problems.extend(f"images: target {name} stands in two rows" for name in _repeated(target_names))
+    problems.extend(f"images: target {name} is in two rows" for name in _repeated(target_names))
     if len(target_names) == len(facts.targets) and not names_of("target", ()):
-        # A lock of a target that does not exist is a leftover; one that is missing is said when the target is planned.
+        # A lock without a target is a leftover. A target without a lock is reported when it is planned.
         problems.extend(
             f"images/lock/{name}.toml: no target of this name" for name in sorted(set(facts.locks) - set(target_names))
         )
 
 
 def _circle(name: str, components: Iterable[Component]) -> tuple[str, ...]:
-    """Return the way from a component back to itself by ``builds_with``, ``()`` if there is none.
+    """Return the way from a component back to itself by ``builds_with``, ``()`` without one.
 
     Of the components of a circle only the first one by name has it: it is one problem.
     """
@@ -128,7 +128,7 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
     """Check that rules, artifacts and variables ask about what there is, in ranges that can be read."""
     provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
     versions = {*parts, *(name for each in provided for name in each)}
-    known = {*SUBJECTS, *versions, *(row.framework for row in facts.targets)}
+    known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
     known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
     ranges = [
         (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
@@ -146,7 +146,7 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
                 if asked not in known:
                     near = get_close_matches(asked, sorted(known), n=1)
                     advice = f"; did you mean {near[0]}?" if near else ""
-                    problems.append(f"{where}: unknown subject {asked!r}{advice}")
+                    problems.append(f"{where}: unknown property {asked!r}{advice}")
             if problem := problem_of(allowed):
                 problems.append(f"{where}: {name}: {problem}")
     problems.extend(

@@ -87,7 +87,7 @@ class Artifact:
         key: Where the key that signs is.
         fingerprint: That key's fingerprint, 40 hexadecimal digits.
         provides: Versions of what it installs besides itself, by component.
-        requires: What must hold for it: subject to range (``plan.compatibility``).
+        requires: What must hold for it: property to range (``plan.compatibility``).
         flags: What its recipe has to pass on, for example ``--disable-ngc``.
         together: Further artifacts that its recipe needs: name to exact version.
         requires_dist: Of a wheel, what it requires (``Requires-Dist`` of its metadata), where the
@@ -140,7 +140,7 @@ class LockedBaseImage:
 
 
 Severity = Literal["refuse", "advise"]
-"""What a rule that does not hold does: the plan is refused, or says so and is built."""
+"""What happens when a rule does not hold: the plan is refused, or shows the rule as advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,8 @@ class Rule:
 
     Attributes:
         name: What an error calls it.
-        when: Subject to range: the rule speaks about plans for which all of these hold.
-        require: Subject to range: all of these must hold then; with none the combination itself is meant.
+        when: Property to range: the rule speaks about plans for which all of these hold.
+        require: Property to range: all of these must hold then; with none the combination itself is meant.
         reason: Why.
         instead: What to do.
         severity: Whether a plan that breaks it is refused.
@@ -355,7 +355,7 @@ class TargetRow:
     """One cell of the matrix: an image that can be asked for.
 
     Attributes:
-        framework: Name of the file it stands in.
+        framework: Name of its file.
         version: The framework's version.
         cuda: Name of a CUDA row.
         base: Name of a base row.
@@ -365,7 +365,7 @@ class TargetRow:
         python: ``MAJOR.MINOR``; default: the base's own.
         image: Name of a base image row; default: the base's own image.
         builder_image: The one that its build stages stand on, where that has more (compilers, headers).
-        wheel_index: A vendor's own index, used when the host names none of its own.
+        wheel_index: The vendor's package index, used if the host names none.
         limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's own metadata allow what breaks it.
     """
 
@@ -574,11 +574,6 @@ class Facts:
         """Digests of base images by name: those of the lock, and those that rows themselves say."""
         rows = {row.name: row.digest for row in self.base_images if row.digest}
         return {row.name: row.digest for row in self.locked_base_images} | rows
-
-    def fitting_components(self, row: TargetRow) -> Mapping[str, Component]:
-        """Return the components for a target's framework, sources and cell, by name, in the order of their layers."""
-        sources, cuda = self.sources_of(row), self.cuda_by_name[row.cuda]
-        return {each.name: each for each in self.components if each.fits(row.framework, sources, cuda, row.base)}
 
     def sources_of(self, row: TargetRow) -> Source:
         """Return the sources of a target: those of its stack."""

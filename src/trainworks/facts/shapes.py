@@ -93,7 +93,7 @@ def _fields(row_type: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _default_of(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """Return what a schema says of a default; an empty one goes without saying."""
+    """Return what a schema says of a default; an empty one is left out."""
     if field.default is dataclasses.MISSING or not field.default:
         return {}
     return {"default": list(field.default) if isinstance(field.default, tuple) else field.default}

@@ -1,4 +1,4 @@
-"""Files of facts as text, or one sentence that says why a file is none; never waits for a pipe."""
+"""Read files of facts as text. The error for an unreadable file is one sentence; a pipe is never waited for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import tomli
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What no text of a row may hold: in a Dockerfile a line break begins an instruction of its own."""
+"""What no text of a row may hold: in a Dockerfile a line break begins another instruction."""
 
 MAY_HOLD_CONTROL = re.compile("[\\\\\t\x7f-\x9f\u2028\u2029]|\"\"\"|'''")
 """What a TOML file has somewhere if one of its texts holds such a character: most files need no closer look."""
@@ -31,7 +31,7 @@ def read_text(path: Path) -> str:
         UnreadableError: It is something else, it cannot be read, or it is empty.
     """
     try:
-        # A pipe that nobody writes to would be waited for; opening it would already wait.
+        # Opening a pipe without a writer would wait for ever.
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise UnreadableError(f"cannot be read: it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}")

@@ -1,4 +1,4 @@
-"""apt's settings on this machine, and how an apt inside a build of another suite is told the same."""
+"""Read apt's settings on this machine, and write them for apt inside a build of another suite."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ KEPT_SETTINGS = re.compile(
     r"Acquire::(http|https|ftp)(::[\w.*-]+)?::(Timeout|Dl-Limit|Verify-Peer|Verify-Host|Pipeline-Depth)"
     r"|Acquire::(http|https|ftp)::Proxy(::[\w.*-]+)?|Acquire::(Retries|ForceIPv4|ForceIPv6|Check-Valid-Until)"
 )
-"""Settings of apt that say how to reach an archive; everything else (hooks, paths) stays on this machine."""
+"""Settings about reaching an archive. All others (hooks, paths) are not passed to builds."""
 
 ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AptSource:
-    """One archive that this machine installs from; ``trusted``: it said to skip the signature check."""
+    """One archive that this machine installs from; ``trusted``: its signature is not checked."""
 
     uri: str
     suite: str
@@ -32,16 +32,16 @@ class AptSource:
 
 @dataclass(frozen=True, kw_only=True)
 class AptSettings:
-    """apt's settings: lines ``Name "value";`` and the archives, empty on a machine that has no apt."""
+    """apt's settings: lines ``Name "value";``, and the archives; empty on a machine without apt."""
 
     lines: tuple[str, ...] = ()
     sources: tuple[AptSource, ...] = ()
 
 
 def read_apt_settings(root: Path = Path("/")) -> AptSettings:
-    """Read this machine's apt configuration and sources; empty where there is no apt."""
+    """Read this machine's apt configuration and sources; empty on a machine without apt."""
     try:
-        # Not subprocess.run: an interrupt between its fork and its return would leave the child behind.
+        # subprocess.run would leave the child behind after an interrupt between fork and return.
         dump = processes.run(("apt-config", "dump"), timeout=_PROBE_SECONDS).output.decode(errors="replace")
     except OSError:
         dump = ""
@@ -113,11 +113,11 @@ def host_suite(release: str) -> str:
 
 
 def sources_for(suite: str, sources: Iterable[AptSource], own_suite: str) -> tuple[str, ...]:
-    """Return the lines of a ``sources.list`` that serve ``suite`` from the archives that this machine uses.
+    """Return the lines of a ``sources.list`` for ``suite``, with the archives that this machine uses.
 
-    Only archives of the machine's own Debian suite are taken (``bookworm``, ``bookworm-updates``, ...), with the suite
-    replaced; vendors' archives that a machine may have besides say nothing about Debian. Empty where none fits, and
-    for another distribution (``suite`` is ``""``): then the bootstrap tool's and the base image's own defaults hold.
+    Only archives of the machine's own Debian suite are used (``bookworm``, ``bookworm-updates``, ...), with the suite
+    replaced; other vendors' archives are not Debian's. The result is empty if there is none, and for another
+    distribution (``suite`` is ``""``): then the defaults of the bootstrap tool and of the base image apply.
     """
     if not suite:
         return ()
@@ -135,9 +135,9 @@ def apt_configuration(settings: AptSettings, *, sources_path: str = "", ca_path:
     """Return an ``apt.conf`` for inside a build.
 
     Args:
-        settings: This machine's.
-        sources_path: Where the ``sources.list`` for the build is, ``""`` to keep the image's own.
-        ca_path: Where the CA bundle is, ``""`` for none.
+        settings: This machine's settings.
+        sources_path: Path of the ``sources.list`` for the build; ``""`` to keep the image's own.
+        ca_path: Path of the CA bundle; ``""`` for none.
     """
     lines = list(settings.lines)
     if sources_path:

@@ -1,7 +1,7 @@
-"""Makes a base image from the distribution's package archive, where no image registry can be reached.
+"""Make a base image from the distribution's package archive, without an image registry.
 
-The same archive state gives the same bytes: times are clamped to one moment, logs and this machine's names are taken
-out. The archive used is the one that this machine's apt uses, and the image is left with the distribution's default.
+The same state of the archive gives the same bytes: times are set to one moment, logs and this machine's names are
+removed. Packages come from the archive of this machine's apt. The image has the distribution's default archive.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from trainworks.host.settings import HostSettings
 TOOL = "mmdebstrap"
 
 MERGED_USR_HOOKS = Path("/usr/share/mmdebstrap/hooks/merged-usr")
-"""Lays out /bin, /lib and /sbin as links, as Debian's own images do, without pulling in the converter and its Perl."""
+"""Makes /bin, /lib and /sbin links, as in Debian's own images, without the conversion package and its Perl."""
 
 EPOCH = 1_700_000_000
-"""Time of all files and of the image, in seconds since 1970: any fixed moment before the packages were installed."""
+"""Time of all files and of the image, in seconds since 1970: a fixed moment before the packages are installed."""
 
 SLIM = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
-    # Default archives, from which the image's own list is made below.
+    # Default archives; CLEAN makes the image's own list of them.
     "path-include=/usr/share/doc/apt/examples/*.list",
     "path-include=/usr/share/doc/apt/examples/*.sources",
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
     "path-exclude=/usr/share/locale/*",
 )
-"""dpkg options, kept in the image: manuals and translations are left out, licences stay (as in ``debian:*-slim``)."""
+"""dpkg options, kept in the image: no manuals and translations, but licences (as in ``debian:*-slim``)."""
 
 CLEAN = r"""
 set -eu
@@ -59,31 +59,31 @@ chmod 755 "$root"/usr/sbin/policy-rc.d
 echo localhost > "$root"/etc/hostname
 : > "$root"/etc/resolv.conf
 """
-"""Run by the tool when everything is installed: this machine's mirror, names and logs go, the defaults come."""
+"""Runs after the installation: replaces this machine's mirror and names by defaults, and removes logs."""
 
 
 def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_line: Callable[[str], None]) -> str:
     """Make a base image and write it as a ``docker save`` archive.
 
     Args:
-        base: Which distribution.
+        base: The distribution.
         name: The image's name with its tag.
         archive: The file to write.
         settings: This machine's settings: its mirror, proxies and CA are used.
-        on_line: Called with each line that the tool prints.
+        on_line: Receives each line that the tool prints.
 
     Returns:
         The image's identifier.
 
     Raises:
-        HostError: The tool is missing, may not make file systems, or fails; with its last lines.
+        HostError: The tool is not installed, or fails; has its last lines.
         OutputError: The archive cannot be written.
     """
     tool = shutil.which(TOOL)
     if tool is None:
         raise HostError(
-            f"the base image {base.image} is not there and {TOOL} is not installed to make it",
-            hint=f"`make engine` installs it (`apt-get install {TOOL}` on Debian and Ubuntu)",
+            f"the engine does not have the base image {base.image}, and {TOOL} is not installed to make it",
+            hint=f"install it with `make engine` (`apt-get install {TOOL}` on Debian and Ubuntu)",
         )
     sources = sources_for(base.suite, settings.apt.sources, settings.suite)
     last: deque[str] = deque(maxlen=15)
@@ -93,7 +93,7 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
         on_line(line)
 
     with private_folder() as folder:
-        # apt drops its rights when it downloads, and must then still reach the folders below.
+        # apt drops its privileges for downloads, and must still reach the folders below.
         folder.chmod(0o755)
         root = folder / "root"
         hook = folder / "clean"
@@ -122,7 +122,7 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
                 root, archive, name=name, environment={"PATH": IMAGE_PATH}, command=("bash",), created=EPOCH
             )
         finally:
-            # A killed tool may leave its mounts of /dev behind; removing files through one would remove this machine's.
+            # A killed tool may leave mounts of /dev; removing files through one would remove this machine's.
             unmount_below(root)
 
 
@@ -130,7 +130,7 @@ IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def unmount_below(root: Path) -> None:
-    """Detach everything that is mounted below a folder, deepest first; nothing where nothing is."""
+    """Detach everything that is mounted below a folder, deepest first."""
     mounts = Path("/proc/self/mounts")
     if not mounts.is_file():
         return

@@ -1,4 +1,4 @@
-"""Git repositories of vendors: where a tag points, and bundles for a mirror. Git verifies content by the commit."""
+"""Resolve tags of git repositories, and write bundles for a mirror. Git verifies content by the commit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainworks.host.bootstrap import EPOCH
 from trainworks.host.downloads import UnreachableError, without_credentials
 
 SECONDS = 3600.0
-"""How long one call may take: whole histories are fetched."""
+"""Time-out of one call; whole histories are fetched."""
 
 
 def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float = SECONDS) -> str:
-    """Return the commit that a tag points at; ``""`` where the repository has no such tag.
+    """Return the commit that a tag points at; ``""`` if the repository has no such tag.
 
     Args:
         repository: Its address.
@@ -36,23 +36,23 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
     for line in listing.output.decode().splitlines():
         commit, _, name = line.partition("\t")
         found[name] = commit
-    # An annotated tag has an object of its own, and the commit behind it is listed with ^{}.
+    # An annotated tag is an object of its own; its commit is listed with ^{}.
     return found.get(f"refs/tags/{tag}^{{}}", found.get(f"refs/tags/{tag}", ""))
 
 
 def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path: str = "") -> None:
-    """Write a bundle of a commit and its whole history: a file that git fetches from as from a repository.
+    """Write a bundle of a commit and its whole history: a file that git can fetch from.
 
     Args:
         repository: Its address.
-        tag: A tag that points at the commit; ``""`` where there is none.
-        commit: What must come.
-        target: The file; it appears when it is complete.
+        tag: A tag that points at the commit; ``""`` if there is none.
+        commit: The commit.
+        target: The file to write; it appears when it is complete.
         ca_path: CA bundle.
 
     Raises:
-        UnreachableError: The repository does not answer, or does not have it.
-        LockError: The tag points elsewhere.
+        UnreachableError: The repository does not answer, or does not have the commit.
+        LockError: The tag points at another commit.
     """
     name = f"refs/tags/{tag}" if tag else "refs/heads/pinned"
     part = target.with_name(f"{target.name}.part").absolute()
@@ -69,7 +69,7 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
 
 
 def bundle_holds(bundle: Path, commit: str) -> bool:
-    """Whether a bundle is whole and has a commit."""
+    """Whether a bundle is intact and has a commit."""
     with private_folder() as folder:
         _git(("init", "--quiet", "--bare", str(folder)), str(bundle), "")
         fetch = ("fetch", "--quiet", "--no-tags", str(bundle.absolute()), "+refs/*:refs/bundle/*")
@@ -82,21 +82,21 @@ def bundle_holds(bundle: Path, commit: str) -> bool:
 
 
 def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
-    """Return the commit that a reference means, and a tar of its files below ``source/``: the same bytes each time.
+    """Return the commit of a reference, and a reproducible tar of its files below ``source/``, with submodules.
 
-    Submodules are in it. ``.git_archival.txt`` tells setuptools_scm the version that it would ask git for.
+    ``.git_archival.txt`` gives setuptools_scm the version that it would ask git for.
 
     Args:
         repository: Its address.
         reference: A branch, a tag or a commit; ``""`` for the default branch.
 
     Raises:
-        UnreachableError: The repository does not answer, or does not have it.
+        UnreachableError: The repository does not answer, or does not have the reference.
         LockError: Git is not installed.
     """
     with private_folder() as parent:
         folder = parent / "source"
-        # Files are fetched when they are checked out: the history comes without them.
+        # The history is fetched without files; a checkout fetches them.
         _git(("clone", "--quiet", "--no-checkout", "--filter=blob:none", "--", repository, str(folder)), repository, "")
 
         def git(*words: str) -> str:
@@ -108,7 +108,7 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
             with contextlib.suppress(UnreachableError):
                 commit = commit or git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
         if not commit:
-            # A commit that is in no branch, as of a pull request; anything else is not there.
+            # A commit outside of all branches, such as a pull request's; git rejects anything else.
             git("fetch", "--quiet", "origin", reference)
             commit = git("rev-parse", "FETCH_HEAD^{commit}")
         git("checkout", "--quiet", "--detach", commit)
@@ -123,7 +123,7 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Return a member without what differs from clone to clone; nothing for git's own files."""
+    """Return a member without what differs between clones; ``None`` for git's own files."""
     if member.name.rsplit("/", 1)[-1] == ".git":
         return None
     member.uid = member.gid = 0
@@ -134,7 +134,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def moved(repository: str, tag: str, commit: str, there: str) -> LockError:
-    """Return the error for a tag that is not where it was."""
+    """Return the error for a tag that moved."""
     now = f"points at {there}" if there else "does not exist"
     return LockError(f"tag {tag} of {without_credentials(repository)} {now}, its row says {commit}")
 
@@ -147,7 +147,7 @@ def _git(words: tuple[str, ...], repository: str, ca_path: str, seconds: float =
     try:
         done = run(("git", *words), timeout=seconds, environment=environment)
     except FileNotFoundError as error:
-        raise LockError("git is not installed", hint="`apt-get install git` brings it") from error
+        raise LockError("git is not installed", hint="install it with `apt-get install git`") from error
     if done.timed_out:
         raise UnreachableError(f"{without_credentials(repository)} does not answer within {seconds:.0f} s")
     if done.status != 0:

@@ -1,4 +1,4 @@
-"""Finds locked Python files in the package indexes that this machine's pip uses (the simple API, PEP 503)."""
+"""Find locked Python files in the package indexes that this machine's pip uses (the simple API, PEP 503)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HREF = re.compile(r"""href\s*=\s*["']([^"']+)""", re.IGNORECASE)
 
 
 def file_addresses(package: LockedPackage, settings: PipSettings, vendor_index: str, client: Client) -> Iterator[str]:
-    """Yield where a locked file may be had, in pip's order; an address that says another hash is left out.
+    """Yield the addresses of a locked file, in pip's order; an address with another hash is left out.
 
     Args:
         package: The file.
-        settings: pip's.
-        vendor_index: A framework vendor's own index; asked only where the user named no source of packages.
-        client: Asks.
+        settings: pip's settings.
+        vendor_index: A framework vendor's own index; used only if the user configured no source of packages.
+        client: Sends the requests.
 
     Raises:
-        UnreachableError: No page that was asked answers, and the file was not found in another one.
+        UnreachableError: An index does not answer, and no other one has the file.
     """
     failures: list[UnreachableError] = []
     for page in _pages(package, settings, vendor_index):

@@ -1,4 +1,4 @@
-"""pip's settings on this machine, and how uv is told the same (https://pip.pypa.io/en/stable/topics/configuration)."""
+"""Read pip's settings on this machine, and write them for uv (https://pip.pypa.io/en/stable/topics/configuration)."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from trainworks.errors import HostError
 from trainworks.facts.rows import LockedPackage
 
 FILE_SECTIONS = ("global", "install")
-"""Sections of a pip.conf that hold for installs; the later one wins, whichever files they stand in."""
+"""Sections of a pip.conf that apply to installs; the later one wins, whichever file it is in."""
 
 OTHER_NAMES = {"default-timeout": "timeout", "pypi-url": "index-url"}
-"""Second names of pip's options, and the first ones."""
+"""Alternative names of pip's options, to their main names."""
 
 TRUE_WORDS = ("y", "yes", "t", "true", "on", "1")
-"""What pip takes for a set flag."""
+"""The values that pip accepts as true."""
 
 HREF = re.compile(r"""href\s*=\s*["']([^"'#]+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipSettings:
-    """What the user's pip would do.
+    """Settings of the user's pip.
 
     Attributes:
-        index_url: The main index, ``""`` for pip's default.
+        index_url: The main index; ``""`` for pip's default.
         extra_index_urls: Further indexes, web addresses or local ``file://`` ones.
         find_links: Folders or pages with files.
         trusted_hosts: Hosts whose certificate is not checked.
-        certificate: CA bundle, ``""`` for the default.
-        timeout_seconds: Time-out of a connection, 0 for the default.
-        no_index: Only ``find_links`` count.
+        certificate: CA bundle; ``""`` for the default.
+        timeout_seconds: Time-out of a connection; 0 for the default.
+        no_index: Whether only ``find_links`` are used.
     """
 
     index_url: str = ""
@@ -62,13 +62,13 @@ class PipSettings:
 
     @property
     def names_a_source(self) -> bool:
-        """Whether the user said where packages come from, beyond pip's default index."""
+        """Whether the user configured another source of packages than pip's default index."""
         own_index = self.index_url.rstrip("/") not in ("", default_index())
         return bool(own_index or self.extra_index_urls or self.find_links or self.no_index)
 
 
 def default_index() -> str:
-    """Return pip's own default, as the pip beside this Python knows it (``""`` without one): naming it says nothing."""
+    """Return the default index of the pip that this Python has; ``""`` without pip."""
     try:
         known = importlib.import_module("pip._internal.models.index")
     except ImportError:
@@ -77,7 +77,7 @@ def default_index() -> str:
 
 
 def local_path(address: str) -> Path | None:
-    """Return the folder or file that an address of this machine means, ``None`` for one on the network."""
+    """Return the folder or file of a local address; ``None`` for an address on the network."""
     parts = urlsplit(address)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -92,7 +92,7 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
         files: The configuration files; default: those that pip reads on this platform.
 
     Raises:
-        HostError: When a file cannot be parsed, or the time-out is no number; pip itself refuses it too.
+        HostError: A file cannot be parsed, or the time-out is not a number. pip itself rejects these too.
     """
     sections: dict[str, dict[str, str]] = {section: {} for section in FILE_SECTIONS}
     for path in pip_files(environment) if files is None else files:
@@ -101,7 +101,7 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError) as error:
             raise HostError(
-                f"{path} cannot be read: {error}", hint="`pip config debug` shows what pip makes of it"
+                f"cannot read {path} ({error})", hint="`pip config debug` shows pip's view of it"
             ) from error
         for section in FILE_SECTIONS:
             if parser.has_section(section):
@@ -109,14 +109,14 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
     variables = {_option(name[4:]): value for name, value in environment.items() if name.startswith("PIP_")}
     values: dict[str, str] = {}
     for group in (*sections.values(), variables):
-        # An empty value takes back what stands in the same section of a more general file, not in other sections.
+        # An empty value removes the value of the same section in a more general file, not of other sections.
         values |= {name: value for name, value in group.items() if value}
     timeout = values.get("timeout", "0")
     try:
         timeout_seconds = float(timeout)
     except ValueError as error:
         raise HostError(
-            f"pip's time-out is {timeout!r}, which is not a number of seconds",
+            f"pip's time-out must be a number of seconds, got {timeout!r}",
             hint="`pip config debug` shows where it is set; PIP_TIMEOUT and PIP_DEFAULT_TIMEOUT set it too",
         ) from error
     return PipSettings(
@@ -131,7 +131,7 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
 
 
 def _option(name: str) -> str:
-    """Return pip's first name of an option, however a file or a variable spells it."""
+    """Return the main name of a pip option, from its spelling in a file or variable."""
     plain = name.lower().replace("_", "-")
     return OTHER_NAMES.get(plain, plain)
 
@@ -142,7 +142,7 @@ def pip_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
     if chosen == "/dev/null":
         return ()
     home = Path.home()
-    # As pip has it: a file named by the environment stands in for the user's own, not for the machine's.
+    # As in pip: a file named by the environment replaces the user's own, not the machine's.
     named = [Path(chosen)] if chosen and Path(chosen).exists() else []
     config_home = Path(environment.get("XDG_CONFIG_HOME", "") or home / ".config")
     users = (
@@ -169,15 +169,15 @@ def _quoted(text: str) -> str:
 
 
 def uv_configuration(settings: PipSettings, *, vendor_index: str = "", folders: Iterable[str] = ()) -> str:
-    """Return a ``uv.toml`` that makes uv look where the user's pip looks.
+    """Return a ``uv.toml`` with the sources of the user's pip.
 
-    Every candidate is judged by its locked hash, so which index answers first decides nothing: all are asked, as pip
-    does (``unsafe-best-match`` is uv's name for that).
+    All indexes are asked, as pip does (uv's name for that is ``unsafe-best-match``). That is safe: files are checked
+    against their locked hashes.
 
     Args:
-        settings: pip's settings; addresses on this machine are left out, they do not exist inside a build.
-        vendor_index: A framework vendor's own index; used only where the user named no source of packages.
-        folders: Folders with files, as seen from where uv runs.
+        settings: pip's settings. Local addresses are left out: they do not exist inside a build.
+        vendor_index: A framework vendor's own index; used only if the user configured no source of packages.
+        folders: Folders with files, as paths inside the build.
     """
     lines = ['index-strategy = "unsafe-best-match"']
     links = [*folders, *(link for link in settings.find_links if local_path(link) is None)]
@@ -199,7 +199,7 @@ def uv_configuration(settings: PipSettings, *, vendor_index: str = "", folders: 
 
 
 def pip_configuration(settings: PipSettings) -> str:
-    """Return a ``pip.conf`` with the settings that mean something inside a build."""
+    """Return a ``pip.conf`` with the settings that apply inside a build."""
     lines = ["[global]"]
     if settings.index_url and local_path(settings.index_url) is None:
         lines.append(f"index-url = {settings.index_url}")
@@ -219,7 +219,7 @@ def pip_configuration(settings: PipSettings) -> str:
 
 
 def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | None:
-    """Return this machine's own copy of a locked file: same name and same hash, from the user's folders and indexes."""
+    """Return this machine's copy of a locked file, with the same name and hash, from the user's folders and indexes."""
     candidates = [folder / package.file for folder in settings.local_folders]
     for index in settings.local_indexes:
         page = index / package.name / "index.html"

@@ -1,4 +1,4 @@
-"""Everything of this machine that a build needs, read once, as one value that turns into secrets and arguments."""
+"""This machine's settings that a build needs, read once, and passed to builds as secrets and arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainworks.host.pip import PipSettings, default_index, pip_configuration, r
 from trainworks.host.trust import ca_bundle, proxy_arguments
 
 SECRETS_FOLDER = "/run/secrets"
-"""Where a build step sees its secrets, under every engine."""
+"""Where a build step finds its secrets, with every engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +20,15 @@ class HostSettings:
     """This machine's settings.
 
     Attributes:
-        pip: pip's.
-        apt: apt's.
-        suite: Code name of the machine's Debian, ``""`` on another system.
-        ca: Content of the CA bundle, empty where there is none.
-        netrc: Content of ``~/.netrc`` (credentials of private indexes), empty where there is none.
+        pip: Settings of pip.
+        apt: Settings of apt.
+        suite: Code name of the machine's Debian; ``""`` on another system.
+        ca: Content of the CA bundle; empty if there is none.
+        netrc: Content of ``~/.netrc`` (logins of private indexes); empty if there is none.
         proxies: Proxy variables as build arguments.
-        mirror: Address below which the files of components lie by their names, ``""`` where each is asked for where
-            its row says. It may have a password in it.
-        mirror_only: Whether nothing else may be asked for those files.
+        mirror: Address of a mirror with the files of components; ``""``: they are downloaded from the addresses of
+            their rows. It may contain a password.
+        mirror_only: Whether the mirror is the only source of those files.
     """
 
     pip: PipSettings
@@ -41,7 +41,7 @@ class HostSettings:
     mirror_only: bool = False
 
     def secrets(self, suite: str, vendor_index: str) -> dict[str, bytes]:
-        """Return the secrets of a build: file name below ``/run/secrets`` to content, all present, some empty."""
+        """Return the secrets of a build: file name below ``/run/secrets`` to content. Some may be empty."""
         sources = sources_for(suite, self.apt.sources, self.suite)
         return {
             "apt.conf": apt_configuration(
@@ -59,10 +59,9 @@ class HostSettings:
         }
 
     def forbidden_texts(self, vendor_index: str) -> tuple[str, ...]:
-        """Return texts of this machine that must not be found in any image: proxies, private indexes.
+        """Return texts that must not be in any image: this machine's proxies and private indexes.
 
-        Public indexes are no secret, and pip and torch themselves name them; ``no_proxy`` names networks that any
-        program may name.
+        Public indexes are not secret: pip and torch name them too. ``no_proxy`` has common network names.
         """
         proxies = (value for name, value in self.proxies.items() if name.lower() != "no_proxy")
         addresses = (self.pip.index_url, *self.pip.extra_index_urls, *self.pip.find_links, self.mirror)
@@ -72,7 +71,7 @@ class HostSettings:
 
 
 def read_host_settings(environment: Mapping[str, str]) -> HostSettings:
-    """Read this machine's settings; raises ``HostError`` for a configuration that pip would refuse too."""
+    """Read this machine's settings; raises ``HostError`` for a configuration that pip would reject too."""
     pip = read_pip_settings(environment)
     bundle = ca_bundle(environment, pip.certificate)
     netrc = Path(environment.get("NETRC", "") or Path.home() / ".netrc")

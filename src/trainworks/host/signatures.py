@@ -37,8 +37,8 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
     """
     program = shutil.which("gpg")
     if program is None:
-        raise LockError("GnuPG is not installed", hint="`apt-get install gpg` (or gnupg2) installs it")
-    # Short: the path of a socket has 108 bytes at most, and GnuPG refuses a home with a longer one.
+        raise LockError("GnuPG is not installed", hint="install it with `apt-get install gpg` (or gnupg2)")
+    # Short: a socket's path has 108 bytes at most, and the program refuses a home with a longer one.
     with private_folder() as home:
 
         def gpg(*words: str) -> Finished:
@@ -48,7 +48,7 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
 
         imported = gpg("--import", str(key))
         if imported.status != 0:
-            raise LockError(f"not an OpenPGP key: {key.name} ({_last_line(imported)})")
+            raise LockError(f"{key.name} is not an OpenPGP key ({_last_line(imported)})")
         keys = _fingerprints(gpg("--with-colons", "--list-keys"))
         if fingerprint not in keys:
             raise LockError(f"the key has fingerprint {', '.join(keys)}, expected {fingerprint}")

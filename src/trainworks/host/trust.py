@@ -1,4 +1,4 @@
-"""Whom this machine trusts, and through whom it talks: CA bundle and proxies."""
+"""This machine's CA bundle and proxies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUND
 """Variables that name a CA bundle, the most specific to package downloads first."""
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
-"""Proxy variables that Docker and buildah know as predefined arguments: kept out of history and of cache keys."""
+"""Proxy variables that Docker and buildah know as predefined arguments, outside of history and cache keys."""
 
 
 def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path | None:
-    """Return the CA bundle that this machine's clients use, or ``None`` where none can be found.
+    """Return the CA bundle that this machine's clients use; ``None`` if there is none.
 
     Args:
         environment: The process's environment.

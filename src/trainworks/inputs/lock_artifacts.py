@@ -15,6 +15,7 @@ from trainworks.host.git import moved, tag_commit
 from trainworks.host.signatures import check_signature
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
+from trainworks.plan.target import context_of
 from trainworks.registry.client import Registries, RegistryUnreachableError, image_digest, split_reference
 
 Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
@@ -149,7 +150,7 @@ def lock_base_images(
     before = dict(locked)
     problems: list[str] = []
     silent: set[str] = set()
-    for name in dict.fromkeys(name for row in rows for name in images_of(row, facts)):
+    for name in dict.fromkeys(name for row in rows for name in images_of(context_of(row, facts))):
         host = split_reference(name)[0]
         if _row_digest(name, facts):
             continue
@@ -192,14 +193,15 @@ def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], lis
     problems: list[str] = []
     unlocked: list[str] = []
     for row in rows:
-        name = facts.name_of(row)
-        if name in facts.locks:
-            problems += [f"images/lock/{name}.toml: {problem}" for problem in lock_problems(row, facts)]
+        target = context_of(row, facts)
+        name = target.name
+        if target.lock is not None:
+            problems += [f"images/lock/{name}.toml: {problem}" for problem in lock_problems(target, facts)]
         else:
             unlocked.append(f"{name}: its Python files")
         unlocked += [
             f"{name}: base image {image}"
-            for image in images_of(row, facts)
+            for image in images_of(target)
             if not (_row_digest(image, facts) or facts.digest_by_image.get(image))
         ]
     for artifact in _artifacts(rows, facts):

@@ -24,6 +24,7 @@ from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.sizes import file_sizes
 from trainworks.plan.locks import own_wheels, requirements_of
+from trainworks.plan.target import context_of
 
 SECONDS = 600.0
 """How long one resolution may take."""
@@ -37,11 +38,12 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
     Raises:
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
     """
-    platform = _Platform(glibc=facts.base_by_name[row.base].glibc, python=facts.python_of(row))
+    target = context_of(row, facts)
+    platform = _Platform(glibc=target.base.glibc, python=target.python)
     packages: list[LockedPackage] = []
     for build in (False, True):
-        wanted = [str(requirement) for requirement in requirements_of(row, facts) if requirement.build == build]
-        wheels = () if build else own_wheels(row, facts)
+        wanted = [str(requirement) for requirement in requirements_of(target, facts) if requirement.build == build]
+        wheels = () if build else own_wheels(target, facts)
         packages += _resolve(wanted, wheels, platform, row, settings, environment, build=build)
     return lockfile.as_toml(LockedPackage, packages)
 

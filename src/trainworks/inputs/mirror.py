@@ -24,19 +24,19 @@ INDEX = "index.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """Where ``--mirror`` takes files from: a folder, or an address, never both; ``offline``: from nowhere else."""
+    """The mirror of ``--mirror``: a folder or an address, never both. ``offline``: nothing else is contacted."""
 
     folder: Path | None = None
     address: str = ""
     offline: bool = False
 
     def folders(self, cache: Path) -> tuple[Path, ...]:
-        """Return the folders that may have the sources of components, the nearest first; ``cache`` is this user's."""
+        """Return the folders to search for the sources of components, in order; ``cache`` is this user's."""
         mirror = (self.folder,) if self.folder else ()
         return mirror if mirror and self.offline else (*mirror, cache)
 
     def places(self, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> Places:
-        """Return where the sources of components are looked for."""
+        """Return where to look for the sources of components."""
         return Places(
             folders=self.folders(sources_folder(environment)),
             address=self.address,
@@ -45,12 +45,12 @@ class Mirror:
         )
 
     def settings(self, settings: HostSettings) -> HostSettings:
-        """Return this machine's settings with the mirror asked first, or alone, for Python files and components."""
+        """Return this machine's settings with the mirror as the first, or only, source of files."""
         if not (self.address or self.folder):
             return settings
         link = f"{self.address}/{INDEX}" if self.address else str(self.folder)
         parts = urlsplit(self.address)
-        # pip asks servers without TLS only if told to; a file is judged by its hash either way.
+        # pip contacts servers without TLS only if they are trusted hosts. Each file's hash is checked anyway.
         trusted = (*settings.pip.trusted_hosts, *([parts.netloc.rpartition("@")[2]] if parts.scheme == "http" else []))
         pip = replace(settings.pip, find_links=(link, *settings.pip.find_links), trusted_hosts=trusted)
         if self.offline:
@@ -59,7 +59,7 @@ class Mirror:
 
 
 def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
-    """Return what ``--mirror`` and ``--offline`` mean; raises ``OutputError`` for a folder that is not there."""
+    """Return the mirror of ``--mirror`` and ``--offline``; raises ``OutputError`` if the folder does not exist."""
     if not value:
         return Mirror()
     if urlsplit(value).scheme in ("http", "https"):
@@ -71,17 +71,17 @@ def read_mirror(value: str | None, *, offline: bool = False) -> Mirror:
 
 
 def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
-    """Check a mirror's folder before an engine is asked.
+    """Check a mirror's folder before the engine is started.
 
-    A component's own downloads are looked for here and verified in the build, where they are unpacked.
+    Only the presence of components' downloads is checked; the build checks their hashes before it unpacks them.
 
     Args:
-        plan: What is built.
+        plan: The plan to build.
         folder: The mirror.
         complete: Whether it must have every file.
 
     Raises:
-        LockError: With every Python file that has another hash and, where it must be complete, every missing file.
+        LockError: Lists every Python file with another hash and, if it must be complete, every missing file.
     """
     # Only here: a plan reads a mirror too, and loads no HTTP client.
     from trainworks.host.downloads import content_of

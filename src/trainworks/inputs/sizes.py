@@ -1,4 +1,4 @@
-"""How large files of package indexes are: asked of the servers, because simple indexes do not say it."""
+"""Ask servers for the sizes of package index files, which simple indexes do not list."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainworks.host.downloads import Client
 from trainworks.host.settings import HostSettings
 
 AT_ONCE = 8
-"""Questions asked side by side: one server answers most of them."""
+"""Simultaneous requests; most go to one server."""
 
 
 def file_sizes(urls: Iterable[str], settings: HostSettings) -> dict[str, int]:
-    """Return the sizes of files in bytes, by URL; a file whose server does not say it is left out.
+    """Return the sizes of files in bytes, by URL; unknown sizes are left out.
 
-    Sizes are for estimates only (``--until plan``), so nothing fails here.
+    Sizes are for estimates only (``--until plan``), so errors are ignored.
     """
     addresses = list(dict.fromkeys(urls))
     with Client(settings) as client, ThreadPoolExecutor(AT_ONCE) as pool:

@@ -1,4 +1,4 @@
-"""What a build does about sources that are not on this machine: download them, or leave out what is made of them."""
+"""Download the sources of a build, or leave out the components whose sources cannot be downloaded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from trainworks.inputs.sources import Places, Unreachable, download_sources, dro
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
+from trainworks.plan.target import context_of
 from trainworks.terminal.output import say
 
-TO_GET_IT = "on a connected machine `python build.py mirror DIR` fills a folder, then build with `--mirror DIR`"
+TO_GET_IT = "run `python build.py mirror DIR` on a connected machine, then build with `--mirror DIR`"
 
 
 def reachable_plan(
@@ -27,29 +28,30 @@ def reachable_plan(
     strict: bool,
     mirror: str | None = None,
 ) -> tuple[ImagePlan, tuple[Unreachable, ...]]:
-    """Download the sources of a plan; return the plan of what can be built of them, and what was left out.
+    """Download the sources of a plan; return the plan of what can be built with them, and what was left out.
 
     Args:
-        request: What was asked for.
+        request: The request.
         plan: Its plan.
         facts: The rows.
-        places: Where sources are looked for.
-        settings: This machine's.
-        strict: Whether a source that cannot be reached is an error.
-        mirror: What ``--mirror`` named, for the error.
+        places: Where to look for sources.
+        settings: This machine's settings.
+        strict: Whether a source that cannot be downloaded is an error.
+        mirror: The value of ``--mirror``, for the error.
 
     Raises:
-        HostError: A source cannot be reached, and the image cannot or must not be built without it.
-        LockError: A source is not what its row says.
+        HostError: A source cannot be downloaded, and the image cannot or must not be built without it.
+        LockError: A source does not have the hash of its row.
     """
     row = select_row(request, facts)
-    needed = {component.name for component in facts.fitting_components(row).values() if component.required or strict}
+    target = context_of(row, facts)
+    needed = {component.name for component in target.fitting.values() if component.required or strict}
     left_out = download_missing(plan, places, settings, needed={*needed, *request.with_components}, mirror=mirror)
     if not left_out:
         return plan, ()
     names = dict.fromkeys(each.component for each in left_out)
     less = make_plan(leave_out(request, names, row, facts), facts)
-    chosen = select_components(request, row, facts)
+    chosen = select_components(request, target, facts)
     implied = {name for name in names if name in dependents_of([each for each in names if each != name], chosen)}
     marked = (replace(each, implied=each.component in implied) for each in left_out)
     return less, tuple(sorted(marked, key=lambda each: each.implied))
@@ -63,18 +65,18 @@ def download_missing(
     needed: Container[str] | None = None,
     mirror: str | None = None,
 ) -> tuple[Unreachable, ...]:
-    """Download the sources of a plan that are not on this machine; return those that cannot be reached.
+    """Download the sources of a plan that are not on this machine; return those that cannot be downloaded.
 
     Args:
-        plan: Whose sources.
-        places: Where they are looked for.
-        settings: This machine's.
+        plan: The plan.
+        places: Where to look for its sources.
+        settings: This machine's settings.
         needed: Components that the image cannot be built without; default: all.
-        mirror: What ``--mirror`` named, for the error.
+        mirror: The value of ``--mirror``, for the error.
 
     Raises:
-        HostError: With every source of a needed component that cannot be reached.
-        LockError: A source is not what its row says.
+        HostError: Lists every source of a needed component that cannot be downloaded.
+        LockError: A source does not have the hash of its row.
     """
     drop_spoiled(plan, places)
     missing = missing_sources(plan, places)
@@ -86,13 +88,13 @@ def download_missing(
         unreachable = download_sources(missing, places, client, say)
     if problems := [each for each in unreachable if needed is None or each.component in needed]:
         lines = "".join(f"\n  {each.component}: {each.file}: {each.reason}" for each in problems)
-        where = f"{mirror} has not and that " if mirror else ""
+        where = f"are not in {mirror} and " if mirror else ""
         raise HostError(f"{plan.target.name} needs sources that {where}cannot be downloaded:{lines}", hint=TO_GET_IT)
     return unreachable
 
 
 def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:
-    """Return the line that says what an image lacks because a source could not be reached, and what that costs."""
+    """Return the warning about components that are left out of an image, with the reasons and what does not work."""
     names = ", ".join(dict.fromkeys(each.component for each in left_out))
     costs = {missing.component: missing.cost for missing in plan.missing}
     telling = [each.component for each in left_out if not each.implied and costs.get(each.component)]

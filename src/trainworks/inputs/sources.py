@@ -1,7 +1,7 @@
 """Source code that components of a ``packages`` target are compiled from: found or downloaded before the build starts.
 
-Files come from a mirror folder, from the cache of this user, or from where their rows say, in this order. They are
-handed to the build, which checks hash or commit before it unpacks anything. A build step itself contacts no code host.
+Files come from a mirror folder, from this user's cache, or from the addresses of their rows, in this order. The build
+checks hash or commit before it unpacks them. Build steps do not contact code hosts.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from trainworks.host.downloads import Client
 
 PROBE_SECONDS = 20.0
-"""How long a git server may take for its first answer; one that drops packets would be waited for much longer."""
+"""Time-out of a git server's first answer. Git itself waits much longer for a server that drops packets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where sources are looked for.
+    """Where to look for sources.
 
     Attributes:
-        folders: Folders that may have a file already, the first one that has it wins. The last one takes downloads.
-        address: Address of a mirror, asked before a file's own origin; ``""`` for none.
-        offline: Whether nothing may be downloaded but from ``address``.
-        archives: Prefix of an address to the addresses that stand in for it: this machine's mirrors of Debian.
+        folders: Folders that may have a file already; the first one that has it wins. Downloads go to the last one.
+        address: Address of a mirror, tried before a file's own address; ``""`` for none.
+        offline: Whether ``address`` is the only server to download from.
+        archives: Address prefix to the addresses of its mirrors: this machine's mirrors of Debian.
     """
 
     folders: tuple[Path, ...]
@@ -44,7 +44,7 @@ class Places:
     archives: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def find(self, artifact: Artifact) -> Path | None:
-        """Return the file of an artifact on this machine, or ``None``. Its content is checked in the build."""
+        """Return the file of an artifact on this machine, or ``None``. The build checks its content."""
         return next((folder / artifact.file for folder in self.folders if (folder / artifact.file).is_file()), None)
 
     def origins(self, artifact: Artifact) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ class Unreachable:
     Attributes:
         component: Its name.
         file: What is missing, as a mirror names it.
-        reason: Why it cannot be downloaded, in the words of the program that tried.
-        implied: Whether it would be left out anyway, because another one that it needs is.
+        reason: Why it cannot be downloaded: the program's own error.
+        implied: Whether it would be left out anyway, because it needs another one that is.
     """
 
     component: str
@@ -81,23 +81,23 @@ def sources_folder(environment: Mapping[str, str]) -> Path:
     try:
         return cache_folder(environment, "sources")
     except RuntimeError as error:
-        raise HostError("no folder for downloads: the user has no home", hint="set XDG_CACHE_HOME") from error
+        raise HostError("no folder for downloads: the user has no home folder", hint="set XDG_CACHE_HOME") from error
 
 
 def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str, tuple[str, ...]]:
-    """Return the mirrors of distributions' archives that this machine's own apt uses, by the archive's address.
+    """Return the mirrors of distributions' archives that this machine's apt uses, by the archive's address.
 
     Args:
         bases: Rows of ``images/bases.toml``.
         apt: This machine's settings.
-        suite: Code name of the machine's own Debian, ``""`` on another system, which has no such mirror.
+        suite: Code name of the machine's Debian; ``""`` on another system, which has no such mirror.
     """
     own = tuple(dict.fromkeys(source.uri.rstrip("/") for source in apt.sources if suite and source.suite == suite))
     return {base.archive: own for base in bases if base.archive}
 
 
 def sources_of(plan: ImagePlan) -> Iterator[tuple[str, Artifact]]:
-    """Yield each component of a ``packages`` plan with each source that it is compiled from."""
+    """Yield each component of a ``packages`` plan with each of its sources."""
     if plan.target.sources == "packages":
         for step in plan.steps:
             for artifact in step.artifacts:
@@ -105,9 +105,9 @@ def sources_of(plan: ImagePlan) -> Iterator[tuple[str, Artifact]]:
 
 
 def drop_spoiled(plan: ImagePlan, places: Places) -> None:
-    """Remove sources of a plan from the cache that are not what their rows say, so that they are downloaded again.
+    """Remove sources with a wrong hash or commit from the cache, so that they are downloaded again.
 
-    A file of a mirror stays as it is: it is the user's, and the build refuses it by name.
+    Files of a mirror are the user's and stay; the build rejects a wrong one by name.
     """
     if places.offline:
         return
@@ -123,7 +123,7 @@ def drop_spoiled(plan: ImagePlan, places: Places) -> None:
 
 
 def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:
-    """Return the sources of a plan that are not on this machine yet, each with its component."""
+    """Return the sources of a plan that are not on this machine, each with its component."""
     return tuple((component, artifact) for component, artifact in sources_of(plan) if places.find(artifact) is None)
 
 
@@ -134,12 +134,12 @@ def download_sources(
 
     Args:
         missing: See ``missing_sources``.
-        places: Where they are asked for.
-        client: Downloads.
-        report: Told each file that is downloaded.
+        places: Where to look for them.
+        client: Downloads files.
+        report: Receives a line of text for each file.
 
     Raises:
-        LockError: A file is not what its row says, or a tag points at another commit.
+        LockError: A file does not have the hash of its row, or a tag points at another commit.
         OutputError: The folder cannot be written.
     """
     from trainworks.host.downloads import UnreachableError
@@ -180,7 +180,7 @@ def fetch_source(artifact: Artifact, target: Path, places: Places, client: Clien
     if places.offline:
         raise UnreachableError(f"{places.folders[0]} has no {artifact.file}")
     if artifact.git:
-        # A quick question first: bringing a whole history has a limit of its own, which is long.
+        # A quick request first: fetching a whole history has a long time-out.
         tag_commit(artifact.git, artifact.tag, ca_path=client.ca_path, seconds=PROBE_SECONDS)
         make_bundle(artifact.git, artifact.tag, artifact.commit, target, ca_path=client.ca_path)
         return
@@ -196,5 +196,5 @@ def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise OutputError(f"cannot make {folder}: {error.strerror or os.strerror(error.errno or 0)}") from error
+        raise OutputError(f"cannot create {folder} ({error.strerror or os.strerror(error.errno or 0)})") from error
     return folder

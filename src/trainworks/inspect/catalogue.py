@@ -14,10 +14,10 @@ from jinja2 import Environment, StrictUndefined
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.inspect.listing import sorted_rows
-from trainworks.plan.model import ImagePlan, Missing, Request
+from trainworks.plan.model import ImagePlan, Missing
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components, version_key
-from trainworks.plan.versions import components_of
+from trainworks.plan.select import version_key
+from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 
 
@@ -101,13 +101,13 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
     plan: ImagePlan | None = None
     problem = ""
     try:
-        plan = plan_row(row, select_components(Request(framework=row.framework, cuda=row.cuda), row, facts), facts)
+        plan = plan_row(row, facts)
     except (CompatibilityError, LockError, UnknownNameError) as error:
         problem = str(error)
     cuda, sources, python = facts.cuda_by_name[row.cuda], facts.sources_of(row), facts.python_of(row)
     steps = [step for step in plan.steps if step.in_image] if plan else []
     inside = {step.component for step in steps}
-    possible = components_of(row, facts).values()
+    possible = context_of(row, facts).components.values()
     vendor = " --sources vendor" if sources == "vendor" else ""
     return Entry(
         name=facts.name_of(row),

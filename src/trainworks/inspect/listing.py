@@ -8,8 +8,7 @@ from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
 from trainworks.plan.select import version_key
-from trainworks.plan.versions import components_of, versions_of
-from trainworks.render.builds import current_builds
+from trainworks.plan.target import context_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
 
@@ -19,8 +18,13 @@ def sorted_rows(facts: Facts) -> list[TargetRow]:
     return sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
 
 
-def _table(facts: Facts) -> list[tuple[str, ...]]:
-    current = current_builds(facts)
+def _current(facts: Facts) -> Mapping[str, Built]:
+    from trainworks.render.builds import current_builds
+
+    return current_builds(facts)
+
+
+def _table(facts: Facts, current: Mapping[str, Built]) -> list[tuple[str, ...]]:
     return [_cells(row, facts, current) for row in sorted_rows(facts)]
 
 
@@ -44,21 +48,26 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
         return f"{built.date}, {built.engine},{seconds} {built.megabytes} MB"
     if older := facts.built_by_target.get(name):
         return f"built from an older recipe ({older.date})"
-    parts = [component.name for component in components_of(row, facts).values() if component.proved]
+    parts = [component.name for component in context_of(row, facts).components.values() if component.proved]
     return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
 
 
-def list_text(facts: Facts) -> str:
-    """Return the table for people."""
-    table = [COLUMNS, *_table(facts)]
+def list_text(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
+    """Return the table for people.
+
+    Args:
+        facts: The facts.
+        current: The recorded builds of today's recipes, by the target's name; default: every one is rendered to know.
+    """
+    table = [COLUMNS, *_table(facts, _current(facts) if current is None else current)]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
     return "\n".join(lines) + "\n"
 
 
 def summary_markdown(facts: Facts) -> str:
-    """Return a short table: versions, CUDA cells and builds of each framework and kind of sources."""
-    current = current_builds(facts)
+    """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
+    current = _current(facts)
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
         groups.setdefault((facts.sources_of(row), row.framework), []).append(row)
@@ -76,12 +85,12 @@ def summary_markdown(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_json(facts: Facts) -> str:
-    """Return the table for programs: one object for each target, with its versions and its recorded build.
+def list_json(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
+    """Return the table for programs: one object for each target, with its name, its versions, and its last build.
 
-    ``built.current`` says whether that was a build of the present recipe.
+    ``built`` is the recorded build, and whether it is ``current``: of today's recipe. Arguments as for ``list_text``.
     """
-    current = current_builds(facts)
+    current = _current(facts) if current is None else current
     rows = [
         {
             "name": facts.name_of(row),
@@ -92,7 +101,7 @@ def list_json(facts: Facts) -> str:
             "base": row.base,
             "sources": facts.sources_of(row),
             "stack": row.stack,
-            "versions": versions_of(row, facts),
+            "versions": context_of(row, facts).versions,
             "built": asdict(built) | {"current": built.target in current} if built else None,
         }
         for row in sorted_rows(facts)

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.compatibility import Conflict
-from trainworks.plan.model import Request
 from trainworks.plan.names import unknown
 from trainworks.plan.parts import parts_of
-from trainworks.plan.resolve import assemble
-from trainworks.plan.select import select_components
+from trainworks.plan.resolve import assemble, usual_components
+from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 
 
@@ -62,19 +61,20 @@ def check_targets(facts: Facts, only: Sequence[str] = ()) -> tuple[TargetCheck, 
 
 
 def _find(row: TargetRow, facts: Facts, *, built: bool) -> TargetCheck:
-    name = facts.name_of(row)
+    target = context_of(row, facts)
+    name = target.name
     try:
-        components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
+        components = usual_components(target, facts)
     except UnknownNameError as error:
         unfit = tuple(error.message.splitlines())
         return TargetCheck(target=name, broken=(), unfit=unfit, lock="", advice=(), unlocked=(), built=built)
-    parts = parts_of(row, components, facts)
+    parts = parts_of(target, components, facts)
     lock = ""
     unlocked: tuple[str, ...] = ()
     # What a target takes from its lock depends on its artifacts.
     if not parts.unfit:
         try:
-            unlocked = assemble(row, components, parts, facts).unlocked
+            unlocked = assemble(target, components, parts, facts).unlocked
         except LockError as error:
             lock = str(error)
     return TargetCheck(

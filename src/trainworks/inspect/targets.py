@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from trainworks.facts.rows import Facts
 from trainworks.inspect.listing import sorted_rows
-from trainworks.plan.model import ImagePlan, Request
+from trainworks.plan.model import ImagePlan
 from trainworks.plan.names import unknown
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components
 
 
 def plan_of_target(name: str, facts: Facts) -> ImagePlan | None:
@@ -21,7 +20,7 @@ def plan_of_target(name: str, facts: Facts) -> ImagePlan | None:
     """
     for row in sorted_rows(facts):
         if facts.name_of(row) == name:
-            return plan_row(row, select_components(Request(framework=row.framework, cuda=row.cuda), row, facts), facts)
+            return plan_row(row, facts)
     return None
 
 

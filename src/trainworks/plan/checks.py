@@ -55,7 +55,7 @@ class PythonPackageCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class PythonImportsCheck:
-    """What these Python distributions bring can be imported, each in a process of its own.
+    """What these Python distributions bring can be imported, each in its own process.
 
     Imported are their topmost packages, or else their modules. ``python`` is the interpreter that has them.
     """
@@ -83,7 +83,7 @@ class DebianPackageCheck:
 class RpmPackageCheck:
     """An RPM package is installed; its version equals ``version`` or starts with ``version`` and a dot.
 
-    An empty ``version`` asks for any. For Amazon Linux; no image of it could be built where this was written.
+    An empty ``version`` asks for any. For Amazon Linux (docs/status.md).
     """
 
     component: str
@@ -193,7 +193,7 @@ class WorldWritableCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivilegedFilesCheck:
-    """No file gives whoever runs it the rights of its owner (setuid, setgid) or capabilities, but those declared.
+    """Only declared files are setuid or setgid, or have capabilities.
 
     ``allowed`` are pairs of a system package and the path that it brings: the package must really be the file's owner.
     """

@@ -1,17 +1,17 @@
-"""What goes together: the rules of ``images/compatibility.toml``, held against a plan before anything is built."""
+"""Check the rules of ``images/compatibility.toml`` against a plan, before the build."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from trainworks.facts.ranges import ABSENT, Subjects, satisfies
+from trainworks.facts.ranges import ABSENT, Properties, satisfies
 from trainworks.facts.rows import Rule
 
 
-def all_hold(ranges: Mapping[str, str], subjects: Subjects) -> bool:
-    """Return whether every subject is in its range."""
-    return all(satisfies(subjects.get(name), allowed, subjects) for name, allowed in ranges.items())
+def all_hold(ranges: Mapping[str, str], properties: Properties) -> bool:
+    """Return whether every property is in its range."""
+    return all(satisfies(properties.get(name), allowed, properties) for name, allowed in ranges.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,10 @@ class Conflict:
 
     Attributes:
         rule: The rule's name.
-        found: What the plan has of the subjects that the rule speaks about.
+        found: What the plan has of the properties that the rule speaks about.
         wanted: What the rule requires; ``""`` where it refuses the combination itself.
         reason: Why.
-        source: Who says so.
+        source: Where the rule comes from.
         instead: What to do.
     """
 
@@ -40,27 +40,27 @@ class Conflict:
         return f"{self.rule}: {self.found}{wanted}: {self.reason}; instead: {self.instead} (source: {self.source})"
 
 
-def conflicts(rules: Iterable[Rule], subjects: Subjects) -> tuple[Conflict, ...]:
-    """Return a conflict for every rule that does not hold for these subjects, in the order of the rules."""
+def conflicts(rules: Iterable[Rule], properties: Properties) -> tuple[Conflict, ...]:
+    """Return a conflict for every rule that does not hold for these properties, in the order of the rules."""
     return tuple(
         Conflict(
             rule=rule.name,
-            found=describe({**rule.when, **rule.require}, subjects),
+            found=describe({**rule.when, **rule.require}, properties),
             wanted=", ".join(f"{name} {allowed}" for name, allowed in rule.require.items()),
             reason=rule.reason,
             source=rule.source,
             instead=rule.instead,
         )
         for rule in rules
-        if all_hold(rule.when, subjects) and not (rule.require and all_hold(rule.require, subjects))
+        if all_hold(rule.when, properties) and not (rule.require and all_hold(rule.require, properties))
     )
 
 
-def describe(names: Iterable[str], subjects: Subjects) -> str:
-    """Return what a plan has of these subjects, for people: ``nccl 2.18, smddp absent``."""
+def describe(names: Iterable[str], properties: Properties) -> str:
+    """Return what a plan has of these properties, for people: ``nccl 2.18, smddp absent``."""
     words = []
     for name in names:
-        value = subjects.get(name)
+        value = properties.get(name)
         shown = " ".join(sorted(value)) or "empty" if isinstance(value, frozenset) else value
         words.append(f"{name} {shown or ABSENT}")
     return ", ".join(words)

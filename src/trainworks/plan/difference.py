@@ -1,4 +1,4 @@
-"""What is another between two plans: what an upgrade would change, known before anything is built."""
+"""Compare two plans: what an upgrade would change, without a build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainworks.plan.model import ImagePlan
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that is another: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
+    """One difference: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
 
     name: str
     before: str | None
@@ -20,7 +20,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDifference:
-    """Everything that is another between two plans.
+    """All differences between two plans.
 
     Attributes:
         before: Name of the first target.
@@ -50,7 +50,7 @@ class PlanDifference:
 
 
 def plan_difference(before: ImagePlan, after: ImagePlan) -> PlanDifference:
-    """Return everything that is another between two plans; what only serves the build is left out."""
+    """Return all differences between two plans, but for what only serves the build."""
     return PlanDifference(
         before=before.target.name,
         after=after.target.name,

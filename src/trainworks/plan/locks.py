@@ -11,10 +11,10 @@ from packaging.version import InvalidVersion, Version
 
 from trainworks.errors import LockError
 from trainworks.facts.ranges import satisfies
-from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
+from trainworks.facts.rows import Artifact, Facts, LockedPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.shares import BUILDER, distribution_name, lock_of, python_patterns, python_requirements
-from trainworks.plan.versions import artifact_rows, components_of, versions_of
+from trainworks.plan.target import TargetContext, artifact_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +49,14 @@ def range_of(requirement: str) -> str:
     return found[0] if found else ""
 
 
-def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
+def requirements_of(target: TargetContext, facts: Facts) -> tuple[Requirement, ...]:
     """Return what a target's lock is made for: the distributions of every component that it can have.
 
     A component that downloads its wheel by itself is locked for what the wheel requires: as the index's file of the
     same public version (without the ``+cu124``), or as the artifact's own ``requires_dist``.
     """
-    versions, cuda = dict(versions_of(row, facts)), facts.cuda_by_name[row.cuda]
-    for wheel in own_wheels(row, facts):
+    versions = dict(target.versions)
+    for wheel in own_wheels(target, facts):
         versions[wheel.name] = _public(wheel.version)
     return tuple(
         Requirement(
@@ -65,47 +65,46 @@ def requirements_of(row: TargetRow, facts: Facts) -> tuple[Requirement, ...]:
             version=versions.get(component.name, "") if number == 0 else "",
             build=component.name == BUILDER or component.build_only,
         )
-        for component in components_of(row, facts).values()
-        for number, asked in enumerate(python_requirements(component, cuda))
+        for component in target.components.values()
+        for number, asked in enumerate(python_requirements(component, target.cell))
         if "*" not in asked
     )
 
 
-def own_wheels(row: TargetRow, facts: Facts) -> list[Artifact]:
+def own_wheels(target: TargetContext, facts: Facts) -> list[Artifact]:
     """Return the wheels that a target's components download by themselves."""
-    versions = versions_of(row, facts)
     return [
         artifact
-        for component in components_of(row, facts).values()
+        for component in target.components.values()
         if component.python
-        for artifact in artifact_rows(component, versions.get(component.name, ""), facts.sources_of(row), facts)
+        for artifact in artifact_rows(component, target, facts)
     ]
 
 
-def check_lock(row: TargetRow, facts: Facts) -> None:
+def check_lock(target: TargetContext, facts: Facts) -> None:
     """Refuse a target without a lock, and a lock that the target cannot be built from.
 
     Raises:
         LockError: With everything that is wrong with it.
     """
-    lock_of(row, facts)
-    if problems := lock_problems(row, facts):
-        name = facts.name_of(row)
+    lock_of(target)
+    if problems := lock_problems(target, facts):
+        name = target.name
         raise LockError(
             f"images/lock/{name}.toml does not fit its rows:\n  " + "\n  ".join(problems),
             hint=f"`python build.py lock --only {name}` makes it again",
         )
 
 
-def lock_problems(row: TargetRow, facts: Facts) -> tuple[str, ...]:
+def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     """Return everything that is wrong with the lock of a target that has one, one sentence each.
 
     A package that is missing or left over from another lock, versions that the rows do not say, and files that are of
     another package or version than their row says. Which versions a package accepts of another is not in a lock: the
     image test ``pip check`` looks at that.
     """
-    packages = lock_of(row, facts)
-    return (*_other_files(packages), *_row_problems(row, facts, packages), *_gaps(packages))
+    packages = lock_of(target)
+    return (*_other_files(packages), *_row_problems(target, facts, packages), *_gaps(packages))
 
 
 def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
@@ -132,14 +131,14 @@ def _names_of_file(file: str) -> tuple[str, str]:
     return re.sub(r"[-_.]+", "-", name).lower(), version.replace("_", "+")
 
 
-def _row_problems(row: TargetRow, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _row_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Yield what the rows ask for and the lock does not have so."""
-    for limit in row.limits:
+    for limit in target.row.limits:
         for package in packages:
             limited = package.name == distribution_name(limit) and not package.build
             if limited and not satisfies(package.version, range_of(limit), {}):
                 yield f"has {package.name} {package.version}, the target's limit is {limit}"
-    for wanted in requirements_of(row, facts):
+    for wanted in requirements_of(target, facts):
         locked = {package.name: package.version for package in packages if package.build == wanted.build}
         if wanted.name not in locked:
             yield f"{wanted} is missing"
@@ -147,15 +146,14 @@ def _row_problems(row: TargetRow, facts: Facts, packages: tuple[LockedPackage, .
             yield f"has {wanted.name} {locked[wanted.name]}, the target's version is {wanted.version}"
         elif wanted.range and not satisfies(locked[wanted.name], wanted.range, {}):
             yield f"has {wanted.name} {locked[wanted.name]}, its component's row asks for {wanted}"
-    yield from _pattern_problems(row, facts, packages)
+    yield from _pattern_problems(target, packages)
 
 
-def _pattern_problems(row: TargetRow, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Yield components whose version no distribution has: those whose row names their first one by a pattern."""
-    versions, cuda = versions_of(row, facts), facts.cuda_by_name[row.cuda]
-    for component in components_of(row, facts).values():
-        version = versions.get(component.name, "")
-        pattern = next(iter(python_patterns(component, cuda)), "")
+    for component in target.components.values():
+        version = target.versions.get(component.name, "")
+        pattern = next(iter(python_patterns(component, target.cell)), "")
         if version and "*" in pattern:
             locked = {
                 each.name: each.version

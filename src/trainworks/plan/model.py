@@ -52,7 +52,7 @@ class Step:
 
     Attributes:
         component: Its name, also the name of its recipe and of its build stage.
-        version: What is promised to be installed; ``""`` where the component has no version of its own.
+        version: What is promised to be installed; ``""`` if the component has no version.
         summary: What it is, for people.
         debian: Packages of the distribution (the step ``system`` has those of all steps).
         python: Files of the package index, in the lock's order (those of ``builder`` serve all build stages).
@@ -127,7 +127,7 @@ class ImagePlan:
         fabric: What hosts with EFA need, for this image's versions.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
-        unlocked: Inputs whose hash or digest nobody has recorded yet: what has any is shown, and never built.
+        unlocked: Inputs without a recorded hash or digest: such a plan is shown, and not built.
         advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
         imports: Modules that every job of this framework imports: their bytecode is in the image.
         protected: Python distributions that a job's requirements must not replace, name to version.

@@ -8,6 +8,14 @@ from itertools import takewhile
 
 from trainworks.errors import UnknownNameError
 
+LIKE_ENOUGH = 0.4
+"""Below this share of common letters a suggestion confuses more than it helps."""
+
+LISTED = 30
+"""Of more names than these only the most alike are shown."""
+
+SHOWN = 5
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the closest known name, of equals the one that begins alike; ``""`` if none is close."""
@@ -31,7 +39,7 @@ def _common_prefix(one: str, other: str) -> int:
 LIKE_ENOUGH = 0.4
 """Below this share of common letters a suggestion confuses more than it helps."""
 
-LISTED = 30
+LISTED = 20
 """If more names than these are available, an error shows only the closest ones."""
 
 SHOWN = 5

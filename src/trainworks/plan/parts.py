@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainworks.facts.ranges import Subjects, Value
-from trainworks.facts.rows import Artifact, Component, Facts, TargetRow
+from trainworks.facts.ranges import Properties, Value
+from trainworks.facts.rows import Artifact, Component, Facts
 from trainworks.plan.compatibility import Conflict, all_hold, conflicts, describe
-from trainworks.plan.versions import artifact_rows, declared_versions, versions_of
+from trainworks.plan.target import TargetContext, artifact_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Parts:
 
     Attributes:
         versions: What has which version, by component.
-        subjects: What rules, artifacts and fabric variables can ask about it.
+        properties: What rules, artifacts and fabric variables can ask about it.
         artifacts: What each component downloads: its own artifact first, then what that brings together with itself.
         unfit: Components for which no artifact row fits, or more than one; each with what its rows require.
         broken: Rules that do not hold.
@@ -25,27 +25,26 @@ class Parts:
     """
 
     versions: Mapping[str, str]
-    subjects: Subjects
+    properties: Properties
     artifacts: Mapping[str, tuple[Artifact, ...]]
     unfit: tuple[str, ...]
     broken: tuple[Conflict, ...]
     advice: tuple[Conflict, ...]
 
 
-def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> Parts:
+def parts_of(target: TargetContext, components: Sequence[Component], facts: Facts) -> Parts:
     """Return the parts of a target with these components, and every way in which they do not go together."""
-    versions = versions_of(row, facts)
-    subjects = subjects_of(row, components, versions, facts)
-    artifacts, unfit = _choose_artifacts(row, components, subjects, facts)
-    subjects |= subjects_of_artifacts(artifacts)
+    properties = properties_of(target, components)
+    artifacts, unfit = _choose_artifacts(target, components, properties, facts)
+    properties |= properties_of_artifacts(artifacts)
     unknown = {f"{name}.flags" for name in unfit}
     unknown |= {other for name in unfit for each in facts.artifacts_by_name.get(name, ()) for other in each.together}
-    # What nobody can know before its artifact is right is no second problem.
-    found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), subjects)
+    # What follows from a wrong artifact is not a second problem.
+    found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), properties)
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
     return Parts(
-        versions=versions,
-        subjects=subjects,
+        versions=target.versions,
+        properties=properties,
         artifacts=artifacts,
         unfit=tuple(problem for problems in unfit.values() for problem in problems),
         broken=tuple(conflict for conflict in found if conflict.rule not in advising),
@@ -53,49 +52,47 @@ def parts_of(row: TargetRow, components: Sequence[Component], facts: Facts) -> P
     )
 
 
-def subjects_of(
-    row: TargetRow, components: Iterable[Component], versions: Mapping[str, str], facts: Facts
-) -> dict[str, Value]:
-    """Return what rules and artifacts can ask about a target with these components (``facts.ranges.SUBJECTS``)."""
-    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
-    image, builder_image = (facts.base_image_by_name.get(name) for name in (row.image, row.builder_image))
-    subjects: dict[str, Value] = {
+def properties_of(target: TargetContext, components: Iterable[Component]) -> dict[str, Value]:
+    """Return what rules and artifacts can ask about a target with these components (``facts.ranges.PROPERTIES``)."""
+    row, base, cell, versions = target.row, target.base, target.cell, target.versions
+    image, builder_image = target.image, target.builder_image
+    properties: dict[str, Value] = {
         component.name: versions[component.name] for component in components if component.name in versions
     }
-    for name, value in tuple(subjects.items()):
+    for name, value in tuple(properties.items()):
         if isinstance(value, str) and "+" in value:
-            subjects[f"{name}.build"] = value.partition("+")[2]
-    subjects |= {
+            properties[f"{name}.build"] = value.partition("+")[2]
+    properties |= {
         row.framework: row.version,
         "framework": row.framework,
-        "cell": cuda.name,
-        "python": facts.python_of(row),
+        "cell": cell.name,
+        "python": target.python,
         "base": base.name,
         "base.python": base.python,
         "base.pythons": frozenset({base.python, *base.pythons}),
         "glibc": base.glibc,
-        "sources": facts.sources_of(row),
+        "sources": target.sources,
     }
     if image:
-        subjects["image.base"] = image.base
+        properties["image.base"] = image.base
     if builder_image:
-        subjects["builder.base"] = builder_image.base
+        properties["builder.base"] = builder_image.base
         if "cuda" in builder_image.provides:
-            subjects["builder.cuda"] = builder_image.provides["cuda"]
-    if cuda.version:
-        subjects |= {
-            "cell.cuda": cuda.version,
-            "cuda": versions.get("cuda", cuda.version),
-            "driver": cuda.minimum_driver,
+            properties["builder.cuda"] = builder_image.provides["cuda"]
+    if cell.version:
+        properties |= {
+            "cell.cuda": cell.version,
+            "cuda": versions.get("cuda", cell.version),
+            "driver": cell.minimum_driver,
         }
         if "cudnn" in versions:
-            subjects["cudnn"] = versions["cudnn"]
-        if cuda.architectures:
-            subjects["architectures"] = frozenset(cuda.architectures)
-    return subjects
+            properties["cudnn"] = versions["cudnn"]
+        if cell.architectures:
+            properties["architectures"] = frozenset(cell.architectures)
+    return properties
 
 
-def subjects_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
+def properties_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict[str, Value]:
     """Return what can be asked about the artifacts that components download: their flags, and what comes together."""
     return {
         **{f"{name}.flags": frozenset(own.flags) for name, (own, *_) in artifacts.items()},
@@ -104,22 +101,21 @@ def subjects_of_artifacts(artifacts: Mapping[str, tuple[Artifact, ...]]) -> dict
 
 
 def _choose_artifacts(
-    row: TargetRow, components: Sequence[Component], subjects: Subjects, facts: Facts
+    target: TargetContext, components: Sequence[Component], properties: Properties, facts: Facts
 ) -> tuple[dict[str, tuple[Artifact, ...]], dict[str, list[str]]]:
     """Return what each component downloads, and the problems of each component for which not exactly one row fits.
 
     A component whose version is not declared but brought by another part downloads nothing.
     """
-    declared, versions = declared_versions(row, facts), versions_of(row, facts)
     found: dict[str, tuple[Artifact, ...]] = {}
     problems: dict[str, list[str]] = {}
     for component in components:
         name = component.name
-        if name in versions and name not in declared:
+        if name in target.versions and name not in target.declared:
             continue
-        version = versions.get(name, "")
-        rows = artifact_rows(component, version, facts.sources_of(row), facts)
-        fitting = [each for each in rows if all_hold(each.requires, subjects)]
+        version = target.versions.get(name, "")
+        rows = artifact_rows(component, target, facts)
+        fitting = [each for each in rows if all_hold(each.requires, properties)]
         if len(fitting) == 1:
             own = fitting[0]
             brought = [
@@ -135,12 +131,14 @@ def _choose_artifacts(
             problems[name] = [
                 f"{name} {version}: requires "
                 + ", ".join(f"{other} {allowed}" for other, allowed in each.requires.items())
-                + f"; this target has {describe(each.requires, subjects)} (source: {each.source})"
+                + f"; this target has {describe(each.requires, properties)} (source: {each.source})"
                 for each in rows
             ]
         elif component.artifact:
             known = ", ".join(each.version for each in facts.artifacts_by_name.get(name, ())) or "none"
-            problems[name] = [f"{name} {version or 'without a version'}: no artifact row; there is: {known}"]
+            problems[name] = [
+                f"{name} {version or 'without a version'}: no row in images/artifacts.toml (available: {known})"
+            ]
     return found, problems
 
 

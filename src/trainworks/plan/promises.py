@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from trainworks.errors import FactsError
-from trainworks.facts.rows import Base, CheckRow, Cuda, Facts, Recipe, Source, TargetRow
+from trainworks.facts.rows import CheckRow, Facts, Recipe
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
 from trainworks.plan.model import Step
+from trainworks.plan.target import TargetContext
 
 IMAGE = "image"
 """The name under which promises that belong to no single component are reported."""
@@ -27,7 +28,7 @@ SINGLE_CUDA_LIBRARIES = (
 """Libraries of which two major versions are one too many (Triton's profilers load their own CUPTI, by its path)."""
 
 COMPILER = "compiler"
-"""The component that brings a compiler; in an image without it there is none."""
+"""The component that brings a compiler; an image without it has no compiler."""
 
 COMPILERS = ("/usr/bin/*gcc*", "/usr/bin/cc", "/usr/include/python3*")
 
@@ -60,7 +61,7 @@ def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python
 def _check(row: CheckRow, step: Step, python: str) -> Check:
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
-        raise TypeError(f"unknown kind; there is: {', '.join(CHECK_TYPES)}")
+        raise TypeError(f"unknown kind (available: {', '.join(CHECK_TYPES)})")
     known = {"version": step.version, "version_major": _major(step.version), "python": python}
     values = {key: _fill(value, known) for key, value in row.values.items()}
     check: Check = check_type(component=step.component, **values)
@@ -78,10 +79,9 @@ def _fill(value: object, known: Mapping[str, str]) -> object:
     return value
 
 
-def image_checks(
-    steps: Sequence[Step], labels: Mapping[str, str], row: TargetRow, base: Base, cuda: Cuda, sources: Source
-) -> list[Check]:
+def image_checks(steps: Sequence[Step], labels: Mapping[str, str], target: TargetContext) -> list[Check]:
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
+    cell = target.cell
     found: list[Check] = []
     for step in steps:
         if not step.in_image:
@@ -93,7 +93,7 @@ def image_checks(
         if step.python:
             names = tuple(package.name for package in step.python)
             found.append(checks.PythonImportsCheck(component=step.component, distributions=names))
-    if sources == "packages":
+    if target.sources == "packages":
         # Vendors' images bring CUDA libraries as files: there wheels that require them as packages are not satisfied.
         found.append(
             checks.CommandCheck(
@@ -103,13 +103,13 @@ def image_checks(
             )
         )
     system = next(step for step in steps if step.component == "system")
-    package_check = checks.DebianPackageCheck if base.package_manager == "apt" else checks.RpmPackageCheck
+    package_check = checks.DebianPackageCheck if target.base.package_manager == "apt" else checks.RpmPackageCheck
     found += [package_check(component="system", package=package) for package in system.debian]
     found += [
         checks.SharedLibrariesCheck(
             component=IMAGE,
             roots=("/opt",),
-            provided=DRIVER_LIBRARIES if cuda.version else (),
+            provided=DRIVER_LIBRARIES if cell.version else (),
         ),
         checks.SearchPathCheck(component=IMAGE, variable="PATH"),
         checks.SearchPathCheck(component=IMAGE, variable="LD_LIBRARY_PATH"),
@@ -128,18 +128,18 @@ def image_checks(
             "/root/.cache",
         )
     ]
-    if cuda.version:
-        versions = dict.fromkeys(CUDA_LIBRARIES, cuda.version)
+    if cell.version:
+        versions = dict.fromkeys(CUDA_LIBRARIES, cell.version)
         versions |= {f"lib{step.component}": step.version for step in steps if step.component == "cudnn"}
         libraries = tuple(f"{name}.so.{_major(version)}" for name, version in versions.items() if version)
-        found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cuda.version))
+        found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cell.version))
     found.append(
-        checks.DuplicatePackagesCheck(component=IMAGE, libraries=SINGLE_CUDA_LIBRARIES if cuda.version else ())
+        checks.DuplicatePackagesCheck(component=IMAGE, libraries=SINGLE_CUDA_LIBRARIES if cell.version else ())
     )
     found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
     found += [
         checks.SecretsCheck(component=IMAGE),
-        checks.SizeCheck(component=IMAGE, megabytes=row.size_budget_megabytes),
+        checks.SizeCheck(component=IMAGE, megabytes=target.row.size_budget_megabytes),
     ]
     return found
 
@@ -149,7 +149,7 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files of the image: that somebody knows them, and that none gives rights away."""
+    """Return the promises about all files of the image: each has a known origin, none gives rights away."""
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]

@@ -29,7 +29,7 @@ from trainworks.plan.shares import (
     protected_distributions,
     share_packages,
 )
-from trainworks.plan.versions import components_of
+from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
 
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/opt/trainworks/bin:/opt/venv/bin",
@@ -37,13 +37,25 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code",
 }
-"""What every image sets (design.md section 6); components add theirs in the front matter of their recipes."""
+"""What every image sets; components add theirs in the front matter of their recipes."""
 
 CUDA_ENVIRONMENT: Mapping[str, str] = {
     # The NVIDIA container runtime gives devices and driver libraries only to containers that ask with these two.
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
 }
+
+CUDA_HOME = "/usr/local/cuda"
+"""Where NVIDIA's images and installers put the toolkit."""
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""The end of every image's PATH."""
+
+VARIANT_LENGTH = 80
+"""Longer than this a variant is named by a hash: registries take tags of at most 128 characters."""
+
+BOOTSTRAP_REVISION = 2
+"""To be raised when ``host.bootstrap`` makes other bytes from the same row."""
 
 
 def make_plan(request: Request, facts: Facts) -> ImagePlan:
@@ -55,43 +67,54 @@ def make_plan(request: Request, facts: Facts) -> ImagePlan:
         LockError: The target has no lock, or the lock does not fit the row.
         FactsError: A promise in a recipe's front matter is malformed.
     """
-    row = select_row(request, facts)
-    return plan_row(row, select_components(request, row, facts), facts)
+    target = context_of(select_row(request, facts), facts)
+    return plan_target(target, select_components(request, target, facts), facts)
 
 
-def plan_row(row: TargetRow, components: Sequence[Component], facts: Facts) -> ImagePlan:
-    """Return the plan of one row of the matrix with these components; raises as ``make_plan`` does."""
-    parts = parts_of(row, components, facts)
+def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
+    """Return the plan of one row of the matrix with its default components; raises as ``make_plan`` does."""
+    target = context_of(row, facts)
+    return plan_target(target, usual_components(target, facts), facts)
+
+
+def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
+    """Return the components of a target's own image, the one without ``--with`` and ``--without``."""
+    return select_components(Request(framework=target.row.framework, cuda=target.row.cuda), target, facts)
+
+
+def plan_target(target: TargetContext, components: Sequence[Component], facts: Facts) -> ImagePlan:
+    """Return the plan of a target with these components; raises as ``make_plan`` does."""
+    parts = parts_of(target, components, facts)
     if parts.unfit or parts.broken:
-        raise CompatibilityError(facts.name_of(row), [*parts.unfit, *map(str, parts.broken)])
-    return assemble(row, components, parts, facts)
+        raise CompatibilityError(target.name, [*parts.unfit, *map(str, parts.broken)])
+    return assemble(target, components, parts, facts)
 
 
-def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, facts: Facts) -> ImagePlan:
+def assemble(context: TargetContext, components: Sequence[Component], parts: Parts, facts: Facts) -> ImagePlan:
     """Return the plan that these parts make.
 
     Raises:
         LockError: The target has no lock, or the lock does not fit the row.
         FactsError: A promise in a recipe's front matter is malformed.
     """
-    check_lock(row, facts)
-    base, cuda = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda]
+    check_lock(context, facts)
+    row, base, cell = context.row, context.base, context.cell
     target = Target(
-        name=facts.name_of(row),
+        name=context.name,
         framework=row.framework,
         version=row.version,
         cuda=row.cuda,
-        python=facts.python_of(row),
+        python=context.python,
         base=base.name,
-        sources=facts.sources_of(row),
+        sources=context.sources,
     )
-    steps = _steps(components, row, cuda, parts.versions, parts.artifacts, facts)
+    steps = _steps(components, context, parts.artifacts)
     recipes = [facts.recipes[step.recipe] for step in steps]
     image = _reference(row.image, base, facts)
     labels = _labels(target, row.image or base.image)
     plan_checks = (
         *declared_checks(steps, facts.recipes, target.python),
-        *image_checks(steps, labels, row, base, cuda, target.sources),
+        *image_checks(steps, labels, context),
         *file_checks(recipes, facts),
     )
     return ImagePlan(
@@ -99,16 +122,16 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
         base=base,
         image=image,
         builder_image=_reference(row.builder_image, base, facts) if row.builder_image else "",
-        interpreter=_interpreter(row, base, facts),
-        cuda_home=CUDA_HOME if cuda.version and row.image else "",
-        cuda_architectures=cuda.architectures,
+        interpreter=_interpreter(context),
+        cuda_home=CUDA_HOME if cell.version and row.image else "",
+        cuda_architectures=cell.architectures,
         steps=steps,
-        environment=_environment(cuda, recipes),
+        environment=_environment(cell, recipes),
         labels=labels,
-        tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, row, facts)}",),
+        tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, context, facts)}",),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
-        missing=_missing(components, row, cuda, facts),
+        missing=_missing(components, context, facts),
         instances={
             row.name: InstanceShape(gpus=row.gpus, neuron_cores=row.neuron_cores, efa=row.efa, efa_rdma=row.efa_rdma)
             for row in facts.instances
@@ -117,11 +140,11 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
         fabric=tuple(
             FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
             for row in facts.fabric
-            if all_hold(row.when, parts.subjects)
+            if all_hold(row.when, parts.properties)
         ),
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
-        unlocked=_unlocked(steps, row, base, facts),
+        unlocked=_unlocked(steps, context, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
         imports=tuple(module for recipe in recipes for module in recipe.imports),
         protected=protected_distributions(components, steps),
@@ -129,20 +152,11 @@ def assemble(row: TargetRow, components: Sequence[Component], parts: Parts, fact
     )
 
 
-CUDA_HOME = "/usr/local/cuda"
-"""Where NVIDIA's images and installers put the toolkit."""
-
-
-OWN_PYTHON = "cpython"
-"""The component that compiles a Python which the base does not have."""
-
-
-def _interpreter(row: TargetRow, base: Base, facts: Facts) -> str:
+def _interpreter(target: TargetContext) -> str:
     """Return the path of a target's Python: the distribution's own, one more of its packages, or the compiled one."""
-    python = facts.python_of(row)
-    if python == base.python:
+    if target.python == target.base.python:
         return "/usr/bin/python3"
-    return base.pythons.get(python, f"/opt/python/bin/python{python}")
+    return target.base.pythons.get(target.python, f"/opt/python/bin/python{target.python}")
 
 
 def _reference(image: str, base: Base, facts: Facts) -> str:
@@ -154,9 +168,9 @@ def _reference(image: str, base: Base, facts: Facts) -> str:
     return f"{name}@{digest}" if digest else name
 
 
-def images_of(row: TargetRow, facts: Facts) -> tuple[str, ...]:
+def images_of(target: TargetContext) -> tuple[str, ...]:
     """Return the names of the images that a target's stages are pulled for; none where its base is bootstrapped."""
-    base = facts.base_by_name[row.base]
+    row, base = target.row, target.base
     own = row.image or ("" if base.bootstrap else base.image)
     return tuple(dict.fromkeys(name for name in (own, row.builder_image) if name))
 
@@ -166,22 +180,23 @@ def downloads_of(row: TargetRow, facts: Facts) -> tuple[Artifact, ...]:
 
     What does not go with the target is left out: a plan that has it is refused.
     """
-    usual = select_components(Request(framework="", cuda=row.cuda), row, facts)
-    found = dict(parts_of(row, usual, facts).artifacts)
-    for component in components_of(row, facts).values():
+    target = context_of(row, facts)
+    usual = usual_components(target, facts)
+    found = dict(parts_of(target, usual, facts).artifacts)
+    for component in target.components.values():
         if component not in usual:
-            with_it = parts_of(row, (*usual, component), facts).artifacts
+            with_it = parts_of(target, (*usual, component), facts).artifacts
             found |= {component.name: with_it.get(component.name, ())}
     artifacts = (artifact for chosen in found.values() for artifact in chosen)
     return tuple({(each.url, each.git, each.commit): each for each in artifacts}.values())
 
 
-def _unlocked(steps: Sequence[Step], row: TargetRow, base: Base, facts: Facts) -> tuple[str, ...]:
+def _unlocked(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
     return (
         *(
             f"base image {name}: no digest"
-            for name in images_of(row, facts)
-            if "@" not in _reference(name, base, facts)
+            for name in images_of(target)
+            if "@" not in _reference(name, target.base, facts)
         ),
         *(
             f"{artifact.name} {artifact.version}: no sha256 of {artifact.url}"
@@ -192,21 +207,22 @@ def _unlocked(steps: Sequence[Step], row: TargetRow, base: Base, facts: Facts) -
     )
 
 
-def _missing(components: Sequence[Component], row: TargetRow, cuda: Cuda, facts: Facts) -> tuple[Missing, ...]:
+def _missing(components: Sequence[Component], target: TargetContext, facts: Facts) -> tuple[Missing, ...]:
     """Return what images of this framework and cell could have, from whatever sources, and this one has not.
 
     What has the recipe of one that is in the image is the same under another name: the vendors' CUDA wheels.
     """
+    row, cell = target.row, target.cell
     chosen = {component.name for component in components}
     recipes = {component.recipe_name for component in components}
     possible = {
         component.name: component
         for component in facts.components
-        if any(component.fits(row.framework, sources, cuda, row.base) for sources in component.sources)
+        if any(component.fits(row.framework, sources, cell, row.base) for sources in component.sources)
     }
     return tuple(
         Missing(component=name, cost=component.without)
-        for name, component in (possible | dict(facts.fitting_components(row))).items()
+        for name, component in (possible | dict(target.fitting)).items()
         if component.without and name not in chosen and component.recipe_name not in recipes
     )
 
@@ -215,15 +231,15 @@ def _tag(target: Target) -> str:
     return target.name.removeprefix(f"{target.framework}-")
 
 
-def _variant(components: Sequence[Component], row: TargetRow, facts: Facts) -> str:
+def _variant(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
     """Return what sets an image apart from its target's usual one, for its tag: two contents never share a name."""
-    by_default = select_components(Request(framework="", cuda=row.cuda), row, facts)
+    by_default = usual_components(target, facts)
     # Of what only builds nothing is in the image: what it built says it.
     usual = {component.name: component for component in by_default if not component.build_only}
     chosen = {component.name for component in components if not component.build_only}
     missing = usual.keys() - chosen
     named = {usual[name].variant: name for name in sorted(missing) if usual[name].variant}
-    # What needs a part that is missing is missing too, which goes without saying.
+    # Parts that need a missing part are missing too; the name leaves them out.
     unsaid = {*named.values(), *dependents_of(named.values(), usual.values())}
     words = "".join(
         [f"-{word}" for word in named]
@@ -233,22 +249,15 @@ def _variant(components: Sequence[Component], row: TargetRow, facts: Facts) -> s
     return words if len(words) <= VARIANT_LENGTH else f"-variant-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
-VARIANT_LENGTH = 80
-"""Longer than this a variant is named by a hash: registries take tags of at most 128 characters."""
-
-
-def _environment(cuda: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:
+def _environment(cell: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:
     environment = dict(ENVIRONMENT)
-    if cuda.version:
+    if cell.version:
         environment |= CUDA_ENVIRONMENT
     for recipe in recipes:
         environment |= recipe.environment
     folders = [folder for recipe in recipes for folder in recipe.path]
     environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
     return environment
-
-
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def _labels(target: Target, base_image: str) -> dict[str, str]:
@@ -258,7 +267,7 @@ def _labels(target: Target, base_image: str) -> dict[str, str]:
         "org.opencontainers.image.title": target.name,
         "org.opencontainers.image.version": target.version,
         "org.opencontainers.image.base.name": base_image,
-        # AWS reads these to know what a training image is; at most 10 of them (images.md section 1d).
+        # AWS reads these to know what a training image is; at most 10 of them.
         f"{aws}.framework.{target.framework}.{target.version}": "true",
         f"{aws}.device.{device}": "true",
         f"{aws}.python.py{target.python.replace('.', '')}": "true",
@@ -270,20 +279,17 @@ def _labels(target: Target, base_image: str) -> dict[str, str]:
 
 def _steps(
     components: Sequence[Component],
-    row: TargetRow,
-    cuda: Cuda,
-    versions: Mapping[str, str],
+    target: TargetContext,
     artifacts: Mapping[str, tuple[Artifact, ...]],
-    facts: Facts,
 ) -> tuple[Step, ...]:
-    apt = facts.base_by_name[row.base].package_manager == "apt"
-    shares = share_packages(components, cuda, lock_of(row, facts), fetched=artifacts.keys())
+    apt = target.base.package_manager == "apt"
+    shares = share_packages(components, target.cell, lock_of(target), fetched=artifacts.keys())
     chosen = {component.name for component in components}
     replaced = {package for component in components for package in component.replaces_debian}
     steps = [
         Step(
             component=component.name,
-            version=versions.get(component.name, ""),
+            version=target.versions.get(component.name, ""),
             summary=component.summary,
             debian=tuple(package for package in component.debian if package not in replaced) if apt else component.rpm,
             python=shares[component.name],
@@ -294,11 +300,9 @@ def _steps(
         )
         for component in components
     ]
-    more, more_to_build = _more_python(row, facts)
+    more, more_to_build = _more_python(target)
     every_package = tuple(sorted({*more, *(package for step in steps for package in step.debian)}))
-    building = {
-        each.name: each.build_debian if apt else each.build_rpm for each in facts.fitting_components(row).values()
-    }
+    building = {each.name: each.build_debian if apt else each.build_rpm for each in target.fitting.values()}
     # The builder's environment is made with the compiled Python, so that one is built on its own.
     own_python = building.pop(OWN_PYTHON, ())
     # Those of every component that the target could have: a target's variants share one builder.
@@ -316,10 +320,10 @@ def _steps(
     return tuple(steps)
 
 
-def _more_python(row: TargetRow, facts: Facts) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _more_python(target: TargetContext) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the packages of a further Python of the distribution, for running and for building."""
-    base = facts.base_by_name[row.base]
-    interpreter = base.pythons.get(facts.python_of(row), "")
+    base = target.base
+    interpreter = base.pythons.get(target.python, "")
     if not interpreter:
         return (), ()
     # Debian, Ubuntu and Amazon Linux all name the package after the program.
@@ -334,7 +338,3 @@ def base_reference(base: Base) -> str:
     """
     decides = f"{base.suite} {base.image} {base.digest} {BOOTSTRAP_REVISION}"
     return f"trainworks/base:{base.suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
-
-
-BOOTSTRAP_REVISION = 2
-"""To be raised when ``host.bootstrap`` makes other bytes from the same row."""

@@ -1,4 +1,4 @@
-"""From a request to one row of the matrix. A cell is an explicit row: what has none is an error, never a guess."""
+"""Select the row of the matrix that a request means. A combination without a row is an error, never a guess."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainworks.facts.ranges import PRESENT
 from trainworks.facts.rows import Component, Facts, Source, TargetRow
 from trainworks.plan.model import Request
 from trainworks.plan.names import unknown
-from trainworks.plan.versions import components_of
+from trainworks.plan.target import TargetContext, context_of
 
 
 def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Request:
@@ -97,14 +97,14 @@ def rows_named(names: Sequence[str], facts: Facts) -> list[TargetRow]:
     return [rows[name] for name in names or rows]
 
 
-def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[Component, ...]:
-    """Return the components of an image, in the order of their layers.
+def select_components(request: Request, target: TargetContext, facts: Facts) -> tuple[Component, ...]:
+    """Return the components that a request has of a target, in the order of their layers.
 
     Raises:
         UnknownNameError: For names that do not exist, do not fit the target, are required, or are needed by others;
             all such problems at once.
     """
-    available = components_of(row, facts)
+    available = target.components
     everywhere = {component.name: component for component in facts.components}
     chosen = {name for name, component in available.items() if component.required or component.default}
     problems: list[UnknownNameError] = []
@@ -113,15 +113,15 @@ def select_components(request: Request, row: TargetRow, facts: Facts) -> tuple[C
             if name not in everywhere:
                 problems.append(unknown(f"component in {flag}:", name, available, hidden=everywhere))
             elif name not in available:
-                problems.append(_unavailable(flag, everywhere[name], row, facts))
+                problems.append(_unavailable(flag, everywhere[name], target))
             elif flag == "--without" and available[name].required:
                 problems.append(
-                    UnknownNameError(
-                        f"--without {name}: no image works without it", hint=f"it is {available[name].summary}"
-                    )
+                    UnknownNameError(f"--without {name}: every image needs it", hint=f"it is {available[name].summary}")
                 )
     both = set(request.with_components) & set(request.without_components)
-    problems += [UnknownNameError(f"{name}: both --with and --without", hint="say one") for name in sorted(both)]
+    problems += [
+        UnknownNameError(f"{name}: both --with and --without", hint="use one of them") for name in sorted(both)
+    ]
     chosen |= set(request.with_components)
     chosen -= set(request.without_components)
     for name in sorted(chosen & set(available)):
@@ -167,7 +167,7 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
     Raises:
         UnknownNameError: Only when the request is planned: one of them is required, or was asked for by name.
     """
-    chosen = select_components(request, row, facts)
+    chosen = select_components(request, context_of(row, facts), facts)
     out = dict.fromkeys((*names, *dependents_of(names, chosen)))
     more = tuple(name for name in out if name not in request.without_components)
     return replace(request, without_components=(*request.without_components, *more))
@@ -181,12 +181,14 @@ def _why(name: str, need: str, facts: Facts) -> str:
     return ""
 
 
-def _unavailable(flag: str, component: Component, row: TargetRow, facts: Facts) -> UnknownNameError:
+def _unavailable(flag: str, component: Component, target: TargetContext) -> UnknownNameError:
     """Return why a target cannot have a component that others have."""
-    name, sources, cuda = component.name, facts.sources_of(row), facts.cuda_by_name[row.cuda]
-    if component.needs_cuda and not cuda.version:
-        return UnknownNameError(f"{flag} {name}: needs CUDA, and {row.cuda} has none", hint="choose a --cuda cell")
-    if component.needs_neuron and not cuda.neuron:
+    name, row = component.name, target.row
+    if component.needs_cuda and not target.cell.version:
+        return UnknownNameError(
+            f"{flag} {name}: needs CUDA, and the cell {row.cuda} has no CUDA", hint="choose a --cuda cell"
+        )
+    if component.needs_neuron and not target.cell.neuron:
         return UnknownNameError(f"{flag} {name}: is for AWS Trainium", hint="choose --cuda neuron")
     if component.frameworks and row.framework not in component.frameworks:
         return UnknownNameError(
@@ -196,12 +198,12 @@ def _unavailable(flag: str, component: Component, row: TargetRow, facts: Facts) 
         return UnknownNameError(
             f"{flag} {name}: is for {', '.join(component.bases)}", hint=f"this image is for {row.base}"
         )
-    if sources in component.sources:
+    if target.sources in component.sources:
         return UnknownNameError(
             f"{flag} {name}: no version of it is known to fit this target",
             hint=f"its row or stack would name one; without it: {component.without}",
         )
     return UnknownNameError(
-        f"{flag} {name}: not with --sources {sources}",
+        f"{flag} {name}: not with --sources {target.sources}",
         hint=f"it comes with --sources {', '.join(component.sources)}; without it: {component.without}",
     )

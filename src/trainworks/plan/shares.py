@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from trainworks.errors import LockError
-from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage, TargetRow
+from trainworks.facts.rows import Component, Cuda, LockedPackage
 from trainworks.plan.model import Step
+from trainworks.plan.target import TargetContext
 
 BUILDER = "builder"
 """The component whose files serve the build stages and are never in an image."""
 
 
-def lock_of(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
+def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
     """Return the files of a target's lock; raises ``LockError`` where it has none."""
-    name = facts.name_of(row)
-    if name not in facts.locks:
+    if target.lock is None:
+        name = target.name
         raise LockError(
             f"target {name} has no lock", hint=f"`python build.py lock --only {name}` makes images/lock/{name}.toml"
         )
-    return facts.locks[name].packages
+    return target.lock
 
 
 def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
@@ -48,14 +49,11 @@ def share_packages(
     Each component takes what its row names (exact names before patterns); what is left goes to the first component
     that depends on it. What no chosen component needs is left out. Build files belong to ``builder`` and to components
     that only build, which have nothing else: a distribution that is needed both while building and in the image
-    (``setuptools``) stands in the lock twice, maybe in two versions (the CUDA headers).
+    (``setuptools``) is in the lock twice, maybe in two versions (the CUDA headers).
     What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken.
     """
-    lock = [
-        package
-        for package in lock
-        if not any(fnmatchcase(package.name, pattern) for each in components for pattern in each.replaces)
-    ]
+    replaced = [pattern for each in components for pattern in each.replaces]
+    lock = [package for package in lock if not any(fnmatchcase(package.name, pattern) for pattern in replaced)]
     own_names = {
         name for each in components if each.name in fetched for name in python_patterns(each, cuda) if "*" not in name
     }
@@ -67,31 +65,27 @@ def share_packages(
         )
         for build in (False, True)
     }
-    return {
-        component.name: tuple(
-            package
-            for package in lock
-            if package.name not in own_names and owners[package.build].get(package.name) == component.name
-        )
-        for component in components
-    }
+    shares: dict[str, list[LockedPackage]] = {component.name: [] for component in components}
+    for package in lock:
+        owner = owners[package.build].get(package.name)
+        if owner is not None and package.name not in own_names:
+            shares[owner].append(package)
+    return {name: tuple(packages) for name, packages in shares.items()}
 
 
 def _owners(components: Sequence[Component], cuda: Cuda, packages: Mapping[str, LockedPackage]) -> dict[str, str]:
     """Return which of these components has a package: who names it, else the first one that depends on it."""
-    roots = {
-        component.name: [name for name in python_patterns(component, cuda) if name in packages]
-        for component in components
-    }
-    needed = _closure([name for names in roots.values() for name in names], packages)
+    patterns = [(component.name, pattern) for component in components for pattern in python_patterns(component, cuda)]
+    needed = _closure([name for _, name in patterns if name in packages], packages)
     owner: dict[str, str] = {}
-    for exact in (True, False):
-        for component in components:
-            for pattern in python_patterns(component, cuda):
-                if ("*" not in pattern) is exact:
-                    for name in needed:
-                        if fnmatchcase(name, pattern):
-                            owner.setdefault(name, component.name)
+    for component_name, pattern in patterns:
+        if pattern in packages:
+            owner.setdefault(pattern, component_name)
+    for component_name, pattern in patterns:
+        if "*" in pattern:
+            for name in needed:
+                if fnmatchcase(name, pattern):
+                    owner.setdefault(name, component_name)
     for component in components:
         own = [name for name in needed if owner.get(name) == component.name]
         for name in _closure(own, packages):

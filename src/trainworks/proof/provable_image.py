@@ -13,7 +13,7 @@ from trainworks.engine import choose
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import OutputError, ProofError, UnknownNameError
-from trainworks.extend.image import TITLE_LABEL, Extension, plan_extension
+from trainworks.extend.image import TITLE_LABEL, plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
 from trainworks.facts.load import BUILT, load
@@ -69,7 +69,7 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
         ProofError: The image was built from something else than this checkout.
     """
     facts = load(root)
-    (row,) = rows_named([request.name], facts)
+    (row,) = rows_named([request.target], facts)
     build_request = replace(
         request_for(row, facts),
         with_components=request.with_components,
@@ -93,7 +93,7 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
     )
 
 
-def extended_image(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> ProvableImage:
+def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -> ProvableImage:
     """Return an image that ``extend`` made.
 
     Raises:
@@ -101,7 +101,7 @@ def extended_image(request: ProveRequest, root: Path, environment: Mapping[str, 
         LockError: The lock of its requirements does not exist, or is for other requirements.
         ProofError: The image was made from something else than the files are now.
     """
-    extension = _planned(request, root, environment)
+    extension = plan_extension(request, root, environment)
     engine, plan, rendering = extension.engine, extension.plan, extension.rendering
     image = _built(engine, plan.tag, rendering, "build.py extend")
 
@@ -114,20 +114,6 @@ def extended_image(request: ProveRequest, root: Path, environment: Mapping[str, 
         return extension_provenance(plan, rendering, bill, checkout=checkout, builder=builder, documents=documents)
 
     return ProvableImage(name=plan.tag, engine=engine, image=image, list_contents=list_contents, provenance=predicate)
-
-
-def _planned(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> Extension:
-    """Plan the extension again, as ``extend`` planned it."""
-    extension = ExtendRequest(
-        base=request.base,
-        tag=request.name,
-        requirements=request.requirements,
-        apt=tuple(request.apt),
-        source=request.source,
-        entry_point=request.entry_point,
-        engine=request.engine,
-    )
-    return plan_extension(extension, root, environment)
 
 
 def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:

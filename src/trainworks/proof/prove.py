@@ -65,7 +65,10 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
     # The key first: a wrong one is known before anything is asked or written.
     key = signing_key(request.key, environment) if request.key else None
     time = _time(environment)
-    provable = extended_image(request, root, environment) if request.base else target_image(request, root)
+    if request.extension is not None:
+        provable = extended_image(request.extension, root, environment)
+    else:
+        provable = target_image(request, root)
     with ExitStack() as stack:
         pushed = None
         if request.attach:

@@ -5,36 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainworks.extend.request import ExtendRequest
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProveRequest:
     """An image to give proof of, and where to write it.
 
     Attributes:
-        name: A target; with ``base``, the name of the extended image.
         output: The folder to write to.
+        target: The target whose image it is; ``""`` with ``extension``.
         key: A private key: a PEM file, or ``awskms:///...``; ``""``: nothing is signed.
         attach: The image's address in a registry; ``""``: nothing is attached.
         builder: The URI of the builder; ``""``: this machine.
         engine: Which engine has the image; ``None``: the first that answers.
         with_components, without_components: The choice of components that the target was built with.
-        base: The image that was extended; ``""``: the image is a target's.
-        requirements, apt, source, entry_point: What it was extended with.
+        extension: The request that the image was extended by; ``None``: the image is a target's.
     """
 
-    name: str
     output: Path
+    target: str = ""
     key: str = ""
     attach: str = ""
     builder: str = ""
     engine: str | None = None
     with_components: tuple[str, ...] = ()
     without_components: tuple[str, ...] = ()
-    base: str = ""
-    requirements: Path | None = None
-    apt: tuple[str, ...] = ()
-    source: Path | None = None
-    entry_point: str | None = None
+    extension: ExtendRequest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

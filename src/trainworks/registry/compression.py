@@ -1,4 +1,4 @@
-"""gzip with every processor, the same bytes for the same input: what layers are sent as."""
+"""Compress layers with gzip on all processors, with the same bytes for the same input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 BLOCK = 4 << 20
-"""Bytes that are compressed by themselves; it decides about the result, so it is the same everywhere."""
+"""Bytes of a block, which is compressed independently. The result depends on it, so it is fixed."""
 
 LEVEL = 6
 _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
@@ -20,7 +20,7 @@ _HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """A compressed stream: hashes (``sha256:...``) of what went in and of what came out, and both sizes in bytes."""
+    """A compressed stream: hashes (``sha256:...``) and sizes in bytes of input (``difference``) and output."""
 
     difference: str
     digest: str
@@ -29,7 +29,7 @@ class Compressed:
 
 
 def compress(source: IO[bytes], target: IO[bytes]) -> Compressed:
-    """Write a stream as one gzip member, without name and time, and hash both sides on the way.
+    """Write a stream as one gzip member, without name and time, and hash input and output.
 
     Blocks are compressed in threads (zlib works without Python's lock) and written in order.
     """
@@ -65,6 +65,6 @@ def compress(source: IO[bytes], target: IO[bytes]) -> Compressed:
 
 
 def _deflate(block: bytes) -> bytes:
-    """Compress a block so that another one may follow."""
+    """Compress a block that is followed by others."""
     deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return deflate.compress(block) + deflate.flush(zlib.Z_SYNC_FLUSH)

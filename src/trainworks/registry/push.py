@@ -250,8 +250,7 @@ def _send(
     packed: dict[str, Descriptor] = {}
     read = compressed = 0
     with (
-        # Layers are compressed and sent in turns: the remaining time follows from the compression.
-        DISPLAY.task("pushing", unit=BYTES, left=lambda: None) as task,
+        DISPLAY.task("pushing", unit=BYTES) as task,
         DISPLAY.task("packing", image.size, BYTES) as packing,
         tempfile.TemporaryDirectory(prefix="trainworks-push-") as folder,
         engine.archive(reference) as stream,

@@ -1,4 +1,4 @@
-"""The matrix as a file for `docker buildx bake`: any BuildKit builder, here, remote or in Kubernetes, builds it.
+"""The matrix as a file for `docker buildx bake`: any BuildKit builder builds it: local, remote or in Kubernetes.
 
 One target for each image, on the context that `render` makes; groups by framework, CUDA and base. What belongs to a
 registry is a variable; what belongs to the machine that builds is a secret, by its id and its file.

@@ -11,9 +11,7 @@ from contextlib import suppress
 
 from trainworks.errors import TrainworksError
 from trainworks.facts.rows import Built, Facts, TargetRow
-from trainworks.plan.model import Request
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import select_components
 from trainworks.render.dockerfile import render
 
 
@@ -23,8 +21,7 @@ def inputs_of_target(row: TargetRow, facts: Facts) -> str:
     Raises:
         CompatibilityError, LockError, RecipeError, UnknownNameError: The target cannot be planned or rendered.
     """
-    components = select_components(Request(framework=row.framework, cuda=row.cuda), row, facts)
-    return render(plan_row(row, components, facts), facts).digest
+    return render(plan_row(row, facts), facts, check=False).digest
 
 
 def current_builds(facts: Facts, rows: Iterable[TargetRow] | None = None) -> Mapping[str, Built]:

@@ -1,6 +1,6 @@
 """Puts the recipes of a plan's components together to one Dockerfile and collects the files that it copies.
 
-A recipe has two Jinja blocks: ``stage`` builds its component in a stage of its own, ``image`` takes the result over
+A recipe has two Jinja blocks: ``stage`` builds its component in a separate stage, ``image`` takes the result over
 into the final stage. What a recipe reads without defining it is its signature: a value that it lacks, or that its row
 gives and it ignores, is an error before any engine starts.
 """
@@ -22,8 +22,8 @@ from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.facts.text import CONTROL
 from trainworks.plan.model import ImagePlan, Step
-from trainworks.plan.resolve import OWN_PYTHON
 from trainworks.plan.shares import BUILDER
+from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.manifest import render_manifest
 from trainworks.render.shells import render_profile, render_sshd
 
@@ -33,6 +33,18 @@ INPUTS_LABEL = "trainworks.inputs"
 FRAME = "Dockerfile.j2"
 MACROS = "macros.j2"
 """Its macros can be called in every recipe."""
+
+BLOCKS = frozenset({"stage", "image"})
+"""The blocks that a recipe may have; a recipe with another one is refused."""
+
+MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
+"""Values that a recipe must not ignore: they stand for packages that the plan promises."""
+
+LAUNCHER_FOLDERS = frozenset({"trainworks_launcher", "entrypoint", "hostname_shim"})
+"""What of ``launcher/`` goes into an image; its packaging stays outside."""
+
+STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
+"""Finds the names of a block's stages: a component may need more than one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +80,13 @@ class _Stage:
     text: str
 
 
-def render(plan: ImagePlan, facts: Facts) -> Rendering:
+def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     """Return the build context of a plan: same plan and facts, same bytes.
+
+    Args:
+        plan: The plan.
+        facts: The facts that it was made of.
+        check: Whether to look for values that a recipe ignores, or would lack in another image; a third of the time.
 
     Raises:
         RecipeError: A recipe and the values of its component do not fit, or a template is malformed.
@@ -81,7 +98,8 @@ def render(plan: ImagePlan, facts: Facts) -> Rendering:
     texts: dict[str, str] = {}
     for step in plan.steps:
         values = _values(step, plan)
-        _check_signature(environment, facts.recipes[step.recipe], values)
+        if check:
+            _check_signature(environment, facts.recipes[step.recipe], values)
         blocks = _blocks(environment, step.recipe, values)
         texts[step.component] = "\n".join(blocks.values())
         if "stage" in blocks:
@@ -145,10 +163,6 @@ def _signature(environment: Environment, text: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(environment.parse(text)))
 
 
-STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
-"""Finds the names of a block's stages: a component may need more than one."""
-
-
 def quoted(text: str) -> str:
     """Quote a value for ENV and LABEL; ``$`` would be expanded there.
 
@@ -196,17 +210,13 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         values["packages"] = step.debian
     if step.component == BUILDER:
         system = next(other for other in plan.steps if other.component == "system")
-        # A builder of its own does not stand on `system`: what other parts need at run time, they need while building.
+        # A builder image does not contain `system`: parts need their run-time packages while they are built, too.
         values["packages"] = tuple(
             dict.fromkeys((*(system.debian if plan.builder_image else ()), *step.build_packages))
         )
     if step.component == OWN_PYTHON:
         values["packages"] = step.build_packages
     return values
-
-
-MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
-"""Values that a recipe must not ignore: they stand for packages that the plan promises."""
 
 
 def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
@@ -234,10 +244,6 @@ def _blocks(environment: Environment, component: str, values: Mapping[str, objec
     return blocks
 
 
-BLOCKS = frozenset({"stage", "image"})
-"""The blocks that a recipe may have; another one would be dropped without a word."""
-
-
 @contextmanager
 def blaming(name: str) -> Iterator[None]:
     """Turn whatever a template raises into an error that names its file and the line.
@@ -248,7 +254,7 @@ def blaming(name: str) -> Iterator[None]:
     try:
         yield
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        what = f"there is no template {error.name!r} to include" if isinstance(error, TemplateNotFound) else ""
+        what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
         # The text of a syntax error repeats file and line, in Jinja's own words.
         what = what or (error.message or "" if isinstance(error, TemplateSyntaxError) else str(error))
         places = dict.fromkeys(_places(error, name)) or {(name, 0): None}
@@ -311,12 +317,8 @@ def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[Sour
 
 
 def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
-    """Return one line of a step's download list; ``-`` stands for what nobody has recorded yet."""
+    """Return one line of a step's download list; ``-`` stands for what is not recorded."""
     what = (artifact.name, artifact.version, artifact.file)
     if artifact.git:
         return ("git", *what, artifact.git, artifact.tag or "-", artifact.commit)
     return ("file", *what, artifact.url, artifact.sha256 or "-", str(artifact.size or "-"))
-
-
-LAUNCHER_FOLDERS = frozenset({"trainworks_launcher", "entrypoint", "hostname_shim"})
-"""What of ``launcher/`` goes into an image; its packaging stays outside."""

@@ -28,7 +28,7 @@ def render_manifest(plan: ImagePlan) -> str:
         "protected": dict(plan.protected),
         "companions": dict(plan.companions),
         "wheel_index": plan.wheel_index,
-        "instances": {name: asdict(shape) for name, shape in plan.instances.items()},
+        "instances": {name: vars(shape) for name, shape in plan.instances.items()},
         "families": plan.families,
     }
     return json.dumps(content, indent=2) + "\n"

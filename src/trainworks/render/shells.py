@@ -1,7 +1,7 @@
 """The image's environment for what does not inherit it: login shells and ssh sessions.
 
 A container's own process has the variables of ENV. ``/etc/profile`` sets PATH anew for each login shell, and sshd
-starts a session with an environment of its own.
+starts a session with its own environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def render_profile(environment: Mapping[str, str]) -> str:
-    """Return the script for ``/etc/profile.d``: PATH as the image has it, the rest where nobody has set it."""
+    """Return the script for ``/etc/profile.d``: PATH as the image has it, the rest if it is not set."""
     lines = ["# The image's environment, for login shells. Written by trainworks."]
     for name, value in lasting(environment).items():
         if name == "PATH":

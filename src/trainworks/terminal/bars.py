@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 import rich.progress
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from trainworks.terminal.progress import Task
 
 PAINTED_PER_SECOND = 5
 
-BAR_COLUMNS = 16
+BAR_COLUMNS = 12
 
 
 class Bars:
@@ -30,10 +30,9 @@ class Bars:
             file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, _environ=environment
         )
         self._rows: dict[Task, rich.progress.TaskID] = {}
-        self._progress = rich.progress.Progress(
-            _What(Column(min_width=24)),
-            # A narrow terminal cuts the other column first.
-            _HowFar(Column(no_wrap=True)),
+        self._progress = _Progress(
+            _What(),
+            _HowFar(),
             console=console,
             refresh_per_second=PAINTED_PER_SECOND,
             transient=True,
@@ -63,6 +62,21 @@ class Bars:
     def stop(self) -> None:
         """Take the bars off the terminal."""
         self._progress.stop()
+
+
+class _Progress(rich.progress.Progress):
+    def get_renderables(self) -> Iterator[_Narrower]:
+        yield _Narrower(self.make_tasks_table(self.tasks))
+
+
+class _Narrower:
+    """Room for the ^C that a terminal shows: behind a full row it would begin another one, which stays."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        return console.render(self.table, options.update_width(options.max_width - 2))
 
 
 class _What(rich.progress.ProgressColumn):

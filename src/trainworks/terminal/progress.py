@@ -56,16 +56,7 @@ class Task:
         began: When it began, in seconds of the display's clock.
     """
 
-    def __init__(
-        self,
-        display: Display,
-        title: str,
-        total: int,
-        unit: str,
-        *,
-        log: bool,
-        left: Callable[[], float | None] | None,
-    ) -> None:
+    def __init__(self, display: Display, title: str, total: int, unit: str, *, log: bool) -> None:
         """Begin; see ``Display.task``."""
         self.title, self.total, self.unit = title, total, unit
         self.done = self.there = 0
@@ -75,7 +66,6 @@ class Task:
         self._label = labelled_text("")
         self._display = display
         self._log = log
-        self._left = left
 
     def advance(self, steps: int = 1) -> None:
         """Count more as done."""
@@ -108,8 +98,6 @@ class Task:
     @property
     def left(self) -> float | None:
         """Remaining seconds; ``None`` if they cannot be known."""
-        if self._left is not None:
-            return self._left()
         if not self.rate or not self.total or self.elapsed < FORECAST_SECONDS:
             return None
         return max(0, self.total - self.done) / self.rate
@@ -129,13 +117,13 @@ class Task:
 
     @property
     def how_far(self) -> str:
-        """The second column of the display, beside the bar: counts, rate, elapsed and remaining time."""
+        """The second column of the display, beside the bar: counts, elapsed and remaining time, rate."""
         rate, left = self.rate, self.left
         parts = (
             self.counts,
-            f"{amount(int(rate))}/s" if rate else "",
             clock(self.elapsed),
             f"about {clock(left)} left" if left else "",
+            f"{amount(int(rate))}/s" if rate else "",
         )
         return ", ".join(filter(None, parts))
 
@@ -167,15 +155,7 @@ class Display:
         return self.stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
     @contextmanager
-    def task(
-        self,
-        title: str,
-        total: int = 0,
-        unit: str = "",
-        *,
-        log: bool = True,
-        left: Callable[[], float | None] | None = None,
-    ) -> Iterator[Task]:
+    def task(self, title: str, total: int = 0, unit: str = "", *, log: bool = True) -> Iterator[Task]:
         """Show a piece of work for the time of the ``with`` block.
 
         Args:
@@ -183,25 +163,16 @@ class Display:
             total: How much there is to do; 0 if that is not known (yet).
             unit: Of what.
             log: Whether a log gets a line now and then; False if other lines say how far it is.
-            left: Returns the remaining seconds; default: estimated from the rate.
         """
-        mine = self.add(title, total, unit, log=log, left=left)
+        mine = self.add(title, total, unit, log=log)
         try:
             yield mine
         finally:
             self.remove(mine)
 
-    def add(
-        self,
-        title: str,
-        total: int = 0,
-        unit: str = "",
-        *,
-        log: bool = True,
-        left: Callable[[], float | None] | None = None,
-    ) -> Task:
+    def add(self, title: str, total: int = 0, unit: str = "", *, log: bool = True) -> Task:
         """Show a piece of work until ``remove``; arguments as of ``task``."""
-        mine = Task(self, title, total, unit, log=log, left=left)
+        mine = Task(self, title, total, unit, log=log)
         with self._lock, _uninterrupted():
             self._tasks.append(mine)
             if self._bars is not None:

@@ -125,14 +125,14 @@ class Connection:
 
 
 def one_reason(error: ValueError) -> str:
-    """Why bytes are not a message, without the bytes themselves."""
+    """Return why bytes are not a message, without the bytes themselves."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not text"
     return str(error)[:100]
 
 
 def listen(port: int) -> socket.socket:
-    """A listening socket on every address of this host, IPv6 and IPv4 where the kernel has both."""
+    """Return a listening socket on every address of this host, IPv6 and IPv4 where the kernel has both."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -149,5 +149,5 @@ def listen(port: int) -> socket.socket:
 
 
 def _plain(address: str) -> str:
-    """An address without the form that a dual-stack socket gives to IPv4."""
+    """Return an address without the form that a dual-stack socket gives to IPv4."""
     return address[len("::ffff:") :] if address.startswith("::ffff:") else address

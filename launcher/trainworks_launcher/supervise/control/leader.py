@@ -129,7 +129,7 @@ class Leader:
             self._server = None
 
     def _workers(self) -> tuple[str, ...]:
-        """The other hosts that the job still has, joined or not."""
+        """Return the other hosts that the job still has, joined or not."""
         return tuple(host for host in self._control.hosts[1:] if host not in self._without)
 
     # ------------------------------------------------------------------------------------------------------ letting in
@@ -404,7 +404,7 @@ class Leader:
         self._events.finish(outcome)
 
     def _seconds_for_late_hosts(self) -> float:
-        """How long to stay for hosts that never joined: they would wait for us until the join time-out."""
+        """Return how long to stay for hosts that never joined: they would wait for us until the join time-out."""
         failed = self._finished is not None and self._finished.kind == FAILED
         if self._server is None or not failed or set(self._workers()) <= self._came:
             return 0.0

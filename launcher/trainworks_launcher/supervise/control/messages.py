@@ -24,7 +24,7 @@ Message = Mapping[str, Json]
 
 
 def digest(control: Control, mode: str) -> str:
-    """What the hosts of one job have in common, as a short text: two jobs on one network do not mix."""
+    """Return what the hosts of one job have in common, as a short text: two jobs on one network do not mix."""
     words = json.dumps([mode, list(control.hosts), control.leader, control.minimum_hosts])
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
@@ -38,7 +38,7 @@ class Decoder:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that ``data`` completes, in order."""
+        """Return the messages that ``data`` completes, in order."""
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         if any(len(line) > self.limit for line in (*lines, self._buffer)):
@@ -56,17 +56,17 @@ class Decoder:
 
 
 def words(value: Json, limit: int = _WORDS_LIMIT) -> str:
-    """A text from another host, fit for logs and files: bounded, and nothing in it that cannot be encoded."""
+    """Return a text from another host, fit for logs and files: bounded, and nothing in it that cannot be encoded."""
     return text(value)[:limit].encode("utf-8", "replace").decode("utf-8")
 
 
 def one_line(value: Json, limit: int = 200) -> str:
-    """A text from another host for one line of the log: printable characters only."""
+    """Return a text from another host for one line of the log: printable characters only."""
     return "".join(letter if letter.isprintable() else " " for letter in text(value)[:limit])
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
-    """An outcome as the fields of a message."""
+    """Return an outcome as the fields of a message."""
     return {
         "outcome": outcome.kind,
         "status": outcome.status,
@@ -78,7 +78,7 @@ def outcome_fields(outcome: Outcome) -> dict[str, Json]:
 
 
 def read_outcome(message: Message) -> Outcome:
-    """The outcome in a message; an unreadable one is a failure."""
+    """Return the outcome in a message; an unreadable one is a failure."""
     kind = text(message.get("outcome"), FAILED)
     status = number(message.get("status")) & 0xFF
     if kind not in (SUCCEEDED, FAILED, STOPPED) or (kind == FAILED and not status):
@@ -95,12 +95,15 @@ def read_outcome(message: Message) -> Outcome:
 
 
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
-    """A suspect as the fields of a message at a time; the clocks of two hosts differ, so its age goes, not its time."""
+    """Return a suspect as the fields of a message at a time.
+
+    The clocks of two hosts differ, so its age is sent, not its time.
+    """
     return {**outcome_fields(suspect.outcome), "age": max(0.0, now - suspect.at), "certain": suspect.certain}
 
 
 def read_suspect(message: Message, now: float) -> Suspect:
-    """The suspect in a message that came at a time."""
+    """Return the suspect in a message that came at a time."""
     age = message.get("age")
     age = float(age) if isinstance(age, (int, float)) else 0.0
     # A status of 0 says that it is not known there, and that is not an error.

@@ -47,12 +47,12 @@ class Transcript:
 
 
 def make_nonce() -> str:
-    """A fresh nonce."""
+    """Return a fresh nonce."""
     return secrets.token_hex(32)
 
 
 def read_nonce(value: Json) -> str:
-    """The nonce (or proof) in a message, "" if it is none."""
+    """Return the nonce (or proof) in a message, "" if it is none."""
     return value if isinstance(value, str) and _HEXADECIMAL.fullmatch(value) else ""
 
 
@@ -63,5 +63,5 @@ def make_proof(secret: str, side: str, transcript: Transcript) -> str:
 
 
 def is_proof(secret: str, side: str, transcript: Transcript, shown: Json) -> bool:
-    """Whether ``shown`` is that proof; takes the same time wherever it is wrong."""
+    """Return whether ``shown`` is that proof; takes the same time wherever it is wrong."""
     return hmac.compare_digest(make_proof(secret, side, transcript).encode(), text(shown).encode("utf-8", "replace"))

@@ -32,7 +32,7 @@ class Strangers:
         self._named: set[str] = set()
 
     def __iter__(self) -> Iterator[Connection]:
-        """All of them."""
+        """Yield all of them."""
         return iter([entry for entries in self._by_address.values() for entry in entries])
 
     def add(self, connection: Connection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,10 +145,12 @@ def run(options: Namespace, root: Path) -> int:
     _check_words(options)
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
+        from trainworks.inspect.current import remembered_builds
         from trainworks.inspect.listing import list_json, list_text
 
         facts = load(root)
-        put(list_json(facts) if options.format == "json" else list_text(facts))
+        current = remembered_builds(facts, root, os.environ)
+        put(list_json(facts, current) if options.format == "json" else list_text(facts, current))
         return 0
     from trainworks.build.run import run_target
     from trainworks.build.session import BuildSession

@@ -65,7 +65,7 @@ def parser() -> Grammar:
             ExtendError,
         ),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
-        see_also=("push", "prove", "report", "lint"),
+        see_also=("push", "prove", "report"),
     )
     grammar.add_argument(
         "--base", required=True, metavar="IMAGE", help="extend this image of the engine or of a registry"

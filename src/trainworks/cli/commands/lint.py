@@ -1,43 +1,40 @@
-"""``build.py lint``: finds defects in Dockerfiles."""
+"""``build.py lint``: hands over to ``trainworks-lint``, a package of its own in ``lint/``."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import CPU_TARGET, Example, Grammar, Source, add_format
-from trainworks.errors import LintError
-from trainworks.terminal.output import put
+from trainworks.cli.grammar import Example, Grammar, Source, add_format
+from trainworks.errors import HostError, LintError
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py lint``."""
     grammar = Grammar(
         "lint",
-        summary="find the defects of the field in any Dockerfile",
-        details="Finds defects in Dockerfiles, and shows hadolint's findings beside them. Nothing is built.",
+        summary="find common mistakes in any Dockerfile (trainworks-lint)",
+        details="Starts trainworks-lint, which finds the mistakes that are common in Dockerfiles of training images.",
         examples=(
-            Example(f"lint tests/golden/render/{CPU_TARGET}/Dockerfile", "a Dockerfile of this checkout"),
-            Example("lint Dockerfile gpu/Dockerfile --format json", "two of your own, for programs", needs="files"),
+            Example("lint Dockerfile", "one of your own", needs="trainworks-lint"),
+            Example("lint Dockerfile gpu/Dockerfile --format json", "two, for programs", needs="trainworks-lint"),
         ),
-        result="one paragraph for each finding: file, line, rule, reason, fix. docs/lint.md explains each rule.",
+        result="the findings; lint/README.md explains each rule.",
         done="nothing but advice",
-        fails=(LintError,),
-        reads=(Source("PATH", "hadolint, where it is installed"),),
-        see_also=("docs/lint.md",),
+        fails=(HostError, LintError),
+        reads=(Source("PATH", "trainworks-lint: `pip install ./lint` in a checkout"),),
+        see_also=("lint/README.md",),
     )
-    grammar.add_argument("files", nargs="+", type=Path, metavar="FILE", help="check this Dockerfile")
-    add_format(grammar, note="write the findings in this format")
+    grammar.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a Dockerfile")
+    add_format(grammar, note="of the findings on stdout")
     return grammar
 
 
 def run(options: Namespace, _root: Path) -> int:
-    """Lint files."""
-    from trainworks.cli.lint import as_error, as_json, as_text, find_hadolint, lint_files
-
-    report = lint_files(options.files, find_hadolint())
-    put(as_json(report) if options.format == "json" else as_text(report))
-    findings = as_error(report)
-    if findings is not None:
-        raise findings
-    return 0
+    """Become ``trainworks-lint``."""
+    program = shutil.which("trainworks-lint")
+    if program is None:
+        raise HostError("trainworks-lint is not installed", hint="`pip install ./lint` in a checkout of trainworks")
+    os.execv(program, [program, "--format", options.format, "--", *map(str, options.files)])

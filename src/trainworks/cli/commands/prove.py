@@ -109,12 +109,24 @@ def parser() -> Grammar:
 
 def run(options: Namespace, root: Path) -> int:
     """Write the proof, and print the names of its files."""
+    from trainworks.extend.request import ExtendRequest
     from trainworks.proof.prove import prove
     from trainworks.proof.requests import ProveRequest
 
     _check_choice(options)
+    extension = None
+    if options.base:
+        extension = ExtendRequest(
+            base=options.base,
+            tag=options.target,
+            requirements=options.requirements,
+            apt=tuple(options.apt),
+            source=options.source,
+            entry_point=options.entry_point,
+            engine=options.engine,
+        )
     request = ProveRequest(
-        name=options.target,
+        target="" if extension else options.target,
         output=options.output,
         key=options.key or "",
         attach=options.attach or "",
@@ -122,11 +134,7 @@ def run(options: Namespace, root: Path) -> int:
         engine=options.engine,
         with_components=tuple(options.with_components),
         without_components=tuple(options.without_components),
-        base=options.base or "",
-        requirements=options.requirements,
-        apt=tuple(options.apt),
-        source=options.source,
-        entry_point=options.entry_point,
+        extension=extension,
     )
     proof = prove(request, root, os.environ)
     content = {

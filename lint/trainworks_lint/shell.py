@@ -1,15 +1,16 @@
-"""Shell scripts as commands, words, redirects and variables, from tree-sitter's grammar of bash."""
+"""Reads shell scripts: commands, words, redirects and variables, from tree-sitter's grammar of bash."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from trainworks.lint.source import Source
+from trainworks_lint.source import Source
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 
@@ -17,7 +18,8 @@ PRINTERS = frozenset({"echo", "printf"})
 
 LANGUAGE = Language(tree_sitter_bash.language())
 
-# Programs that run the program named in their arguments: options that take a value, and how many operands come before.
+# Programs that run the program named in their arguments: their options that take a value, and the number of operands
+# before that program.
 WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
     "sudo": (frozenset({"-u", "-g", "-C", "-h", "-p"}), 0),
     "env": (frozenset({"-u", "-C", "-S"}), 0),
@@ -35,12 +37,49 @@ WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
-MAXIMUM_DEPTH = 8
+ANSWERING = frozenset({"grep", "egrep", "fgrep", "diff", "cmp", "which"})
+"""Programs whose status 1 is an answer and not a failure."""
+
+CLEANERS = frozenset({"rm", "rmdir", "unlink", "true", ":"})
+"""Programs that only delete, or do nothing. The image is complete even if they fail."""
+
+CLEANING_VERBS: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("pip", "pip3", "uv"), frozenset({"uninstall", "purge", "clean"})),
+    **dict.fromkeys(
+        ("apt", "apt-get", "yum", "dnf", "microdnf"), frozenset({"remove", "purge", "autoremove", "clean"})
+    ),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), frozenset({"clean", "remove", "uninstall"})),
+    "find": frozenset({"-delete", "rm", "rmdir"}),
+    "python": frozenset({"uninstall", "purge"}),
+    "python3": frozenset({"uninstall", "purge"}),
+}
+"""Programs that only delete if one of these words is among their arguments."""
+
+LONGEST_CLEANUP = 20
+"""A chain of more commands is not recognised as one that only deletes."""
+
+DEEPEST_SCRIPT = 8
+"""Levels of `sh -c '...'` within each other that are read."""
+
+DEEPEST_NESTING = 1000
+"""Levels of nested syntax that are read. A chain of && counts as one level, however long it is."""
+
+CHAINS = frozenset({"program", "list", "redirected_statement"})
+"""Nodes that do not count as a level: the grammar puts each link of `a && b > c && d` into the next one."""
+
+LONGEST_WORD = 256
+"""Characters before a redirection among which the word that it touches is looked for."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command: as written, as the program gets it (where the shell changes nothing else), its line."""
+    """One word of a command.
+
+    Attributes:
+        written: As it is in the file.
+        value: Without quotes, as the program gets it. Variables are not replaced.
+        line: Its line.
+    """
 
     written: str
     value: str
@@ -55,7 +94,7 @@ class Redirect:
         operator: ``>``, ``>>``, ``<``...
         target: The file's name as written.
         line: Its line.
-        word_before: The word that the operator touches without a space between; empty where there is one.
+        word_before: The word directly before the operator; empty if there is a space between them.
     """
 
     operator: str
@@ -70,12 +109,11 @@ class Command:
 
     Attributes:
         words: The program and its arguments, wrappers such as ``sudo`` included.
-        assignments: Variables set for it, or set in the shell where there are no words.
+        assignments: Variables set for it; without words: set in the shell.
         redirects: Its redirections, without here-documents.
         heredoc: The text of its here-documents.
-        line: Where it begins.
-        piped: Its output goes to another command.
-        pipe_targets: The programs that its output goes through.
+        line: Its first line.
+        pipe_targets: The programs that its output is piped through, the last one at the end.
     """
 
     words: tuple[Word, ...]
@@ -118,14 +156,14 @@ class Command:
 
     @property
     def prints_to_terminal(self) -> bool:
-        """Whether it only says something to whoever watches the build."""
+        """Whether it only prints into the log of the build."""
         writes = any(redirect.operator in (">", ">>", "&>", ">|") for redirect in self.redirects)
         return self.program in PRINTERS and not writes and not self.pipe_targets
 
 
 @dataclass(frozen=True)
 class VariableUse:
-    """A variable that is read; ``has_default`` where the script says what to take if it is not set."""
+    """A variable that is read; ``has_default`` if the script handles the case that it is not set (``${A:-1}``)."""
 
     name: str
     line: int
@@ -144,7 +182,17 @@ class Comparison:
 
 @dataclass
 class Script:
-    """What the rules need to know of a shell script, scripts within it (``sh -c '...'``) included, in order."""
+    """A shell script, together with the scripts inside it (``sh -c '...'``).
+
+    Attributes:
+        commands: In order.
+        uses: Variables that are read.
+        assigned: Variables that are set.
+        comparisons: Of texts.
+        hidden_failures: Line and text of each ``|| true`` that hides a failure.
+        pipefail: It switches pipefail on.
+        unread: Lines of parts that are nested too deeply to be read.
+    """
 
     commands: list[Command] = field(default_factory=list)
     uses: list[VariableUse] = field(default_factory=list)
@@ -152,6 +200,7 @@ class Script:
     comparisons: list[Comparison] = field(default_factory=list)
     hidden_failures: list[tuple[int, str]] = field(default_factory=list)
     pipefail: bool = False
+    unread: list[int] = field(default_factory=list)
 
 
 def program_name(word: str) -> str:
@@ -160,7 +209,7 @@ def program_name(word: str) -> str:
 
 
 def parse_script(source: Source) -> Script:
-    """Return a script's commands. Never fails: what is no shell gives fewer commands."""
+    """Return a script's commands. It never fails: a text that is not shell gives fewer commands."""
     script = Script()
     _Reader(source, script, depth=0).read()
     return script
@@ -190,7 +239,24 @@ class _Reader:
     def line(self, node: Node) -> int:
         return self.source.line(node.start_byte)
 
-    def walk(self, node: Node, pipe_targets: tuple[str, ...]) -> None:
+    def walk(self, root: Node, pipe_targets: tuple[str, ...]) -> None:
+        """Visit all nodes in order. A stack of our own: a chain of && is as deep as it is long."""
+        pending: list[tuple[Node, str, tuple[str, ...], int]] = [(root, "", pipe_targets, 0)]
+        while pending:
+            node, parent, targets, depth = pending.pop()
+            if depth > DEEPEST_NESTING:
+                self.script.unread.append(self.line(node))
+                continue
+            children = node.children
+            if node.type == "pipeline":
+                visited = list(zip(children, self.pipeline(node, targets), strict=True))
+            else:
+                self.visit(node, parent, targets)
+                visited = [(child, targets) for child in children]
+            deeper = depth + (node.type not in CHAINS)
+            pending += [(child, node.type, through, deeper) for child, through in reversed(visited)]
+
+    def visit(self, node: Node, parent: str, pipe_targets: tuple[str, ...]) -> None:
         match node.type:
             case "command" | "declaration_command" | "unset_command":
                 self.command(node, self.redirects.get(node.id, []), pipe_targets)
@@ -202,16 +268,13 @@ class _Reader:
                 if body is not None:
                     own = [child for child in node.children if child.type.endswith("_redirect")]
                     self.redirects[body.id] = [*self.redirects.get(body.id, []), *own]
-            case "pipeline":
-                self.pipeline(node, pipe_targets)
-                return
             case "list":
                 self.hidden_failure(node)
             case "variable_assignment":
                 name = node.child_by_field_name("name")
                 if name is not None:
                     self.script.assigned.add(self.text(name).partition("[")[0])
-                if node.parent is not None and node.parent.type not in ("command", "declaration_command"):
+                if parent not in ("command", "declaration_command"):
                     word = self.word(node)
                     self.script.commands.append(Command((), (word,), (), "", word.line, pipe_targets))
             case "for_statement":
@@ -224,11 +287,6 @@ class _Reader:
                 self.comparison(node)
             case _:
                 pass
-        self.walk_children(node, pipe_targets)
-
-    def walk_children(self, node: Node, pipe_targets: tuple[str, ...]) -> None:
-        for child in node.children:
-            self.walk(child, pipe_targets)
 
     def word(self, node: Node) -> Word:
         written = self.text(node)
@@ -260,14 +318,15 @@ class _Reader:
                 targets = redirect.children_by_field_name("destination")
                 operator = next((child for child in redirect.children if not child.is_named), None)
                 if targets and operator is not None:
-                    before = self.source.text[: redirect.start_byte]
+                    start = redirect.start_byte
+                    before = self.source.text[max(start - LONGEST_WORD, 0) : start]
                     touching = re.search(r"[^\s;&|()<>]+$", before)
                     found.append(
                         Redirect(
                             self.text(operator),
                             self.text(targets[0]),
                             self.line(redirect),
-                            touching[0] if touching and operator.start_byte == redirect.start_byte else "",
+                            touching[0] if touching and operator.start_byte == start else "",
                         )
                     )
                 for child in targets[1:]:
@@ -285,7 +344,7 @@ class _Reader:
 
     def nested(self, command: Command, words: list[Word], nodes: list[Node]) -> None:
         """Read `sh -c '...'`, wherever in the command it stands."""
-        if command.program in PRINTERS or self.depth >= MAXIMUM_DEPTH:
+        if command.program in PRINTERS:
             return
         for number, word in enumerate(words):
             if program_name(word.value) not in SHELLS:
@@ -296,6 +355,9 @@ class _Reader:
                     return
 
     def nested_text(self, node: Node, *, pipefail: bool) -> None:
+        if self.depth >= DEEPEST_SCRIPT:
+            self.script.unread.append(self.line(node))
+            return
         inner = self.source.part(node.start_byte, node.end_byte)
         if node.type in ("raw_string", "string"):
             inner = inner.part(1, len(inner.text) - 1)
@@ -304,25 +366,37 @@ class _Reader:
         self.script.pipefail = self.script.pipefail or pipefail
         _Reader(inner, self.script, self.depth + 1).read()
 
-    def pipeline(self, node: Node, outer: tuple[str, ...]) -> None:
+    def pipeline(self, node: Node, outer: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return for each child of a pipeline the programs that its output is piped through."""
         parts = [child for child in node.children if child.is_named]
         # `a | b > file` is a redirection of the whole pipeline to the grammar; only the names matter here.
         names = [self.first_program(part) for part in parts]
-        for number, part in enumerate(parts):
-            self.walk(part, (*names[number + 1 :], *outer))
         if names and names[-1] in ("true", ":"):
             self.script.hidden_failures.append((self.line(parts[-1]), f"| {names[-1]}"))
+        through = []
+        following = names[1:]
+        for child in node.children:
+            through.append((*following, *outer))
+            if child.is_named:
+                following = following[1:]
+        return through
 
     def first_program(self, node: Node) -> str:
-        if node.type == "command":
-            probe = Script()
-            _Reader(self.source, probe, MAXIMUM_DEPTH).command(node, [], ())
-            return probe.commands[0].program if probe.commands else ""
-        for child in node.children:
-            name = self.first_program(child)
-            if name:
-                return name
-        return ""
+        """Return the program of the first command within a node."""
+        return next((command.program for command in self.commands_of(node) if command.program), "")
+
+    def commands_of(self, root: Node, *, last_first: bool = False) -> Iterator[Command]:
+        """Yield the simple commands within a node, without those inside their words."""
+        pending = [root]
+        while pending:
+            node = pending.pop()
+            if node.type == "command":
+                probe = Script()
+                # At this depth it reads no scripts inside the command.
+                _Reader(self.source, probe, DEEPEST_SCRIPT).command(node, [], ())
+                yield from probe.commands[:1]
+            else:
+                pending += node.children if last_first else reversed(node.children)
 
     def hidden_failure(self, node: Node) -> None:
         if len(node.children) != 3 or node.children[1].type != "||":
@@ -331,8 +405,11 @@ class _Reader:
         words = self.text(right).split()
         if words not in (["true"], [":"], ["exit", "0"], ["/bin/true"]):
             return
-        # Status 1 of these is an answer, not a failure.
-        if left.type == "command" and self.first_program(left) in ("grep", "egrep", "fgrep", "diff", "cmp", "which"):
+        if left.type == "command" and self.first_program(left) in ANSWERING:
+            return
+        # The last one first: in a long chain it is the nearest.
+        commands = list(islice(self.commands_of(left, last_first=True), LONGEST_CLEANUP))
+        if 0 < len(commands) < LONGEST_CLEANUP and all(map(_only_cleans, commands)):
             return
         self.script.hidden_failures.append((self.line(node.children[1]), f"|| {' '.join(words)}"))
 
@@ -357,8 +434,14 @@ class _Reader:
                 self.script.comparisons.append(Comparison(self.text(left), sign, self.text(right), self.line(operator)))
 
 
+def _only_cleans(command: Command) -> bool:
+    """Return whether a command only deletes files or packages."""
+    verbs = CLEANING_VERBS.get(command.program, frozenset())
+    return command.program in CLEANERS or any(word.value in verbs for word in command.arguments)
+
+
 def unquoted(written: str) -> str:
-    """Return a word as its program gets it, variables left as they stand: quotes and the escapes before them go."""
+    """Return a word as its program gets it: without quotes and escapes. Variables are not replaced."""
     result: list[str] = []
     quote = ""
     characters = iter(written)
@@ -381,7 +464,7 @@ def unquoted(written: str) -> str:
 
 
 def mentions(command: Command) -> Iterator[tuple[int, str]]:
-    """Yield every text that a command is given: words, assignments and here-documents, with their lines."""
+    """Yield the words, assignments and here-documents of a command, with their lines."""
     for word in (*command.words, *command.assignments):
         yield word.line, word.value
     if command.heredoc:

@@ -1,4 +1,4 @@
-"""A Dockerfile as instructions and stages: BuildKit's own parser says what they are, this says where they stand."""
+"""Reads a Dockerfile into instructions and stages. BuildKit's own parser splits it; this module finds the lines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cached_property
 
 import dockerfile
 
-from trainworks.lint.shell import SHELLS, Script, parse_script, program_name
-from trainworks.lint.source import Source
+from trainworks_lint.shell import SHELLS, Script, parse_script, program_name
+from trainworks_lint.source import Source
 
 DIRECTIVE = re.compile(r"#\s*([A-Za-z][A-Za-z0-9]*)\s*=\s*(\S+)\s*$")
 VARIABLE = re.compile(r"(?<![\\$])\$(?:\{(?P<braced>[A-Za-z_]\w*)(?P<operator>[^}]*)\}|(?P<bare>[A-Za-z_]\w*))")
@@ -19,7 +19,7 @@ KEYWORD = re.compile(r"\s*(?:ONBUILD\s+)?[A-Za-z]+\s*(?:--[a-z][^\s]*\s+)*", re.
 
 
 class SyntaxProblem(Exception):  # noqa: N818 - it becomes a finding, not an error of the program
-    """What BuildKit's parser says of a text that is no Dockerfile; ``line`` is 1 where it names none."""
+    """The error of BuildKit's parser; ``line`` is 1 if it does not name one."""
 
     def __init__(self, message: str, line: int) -> None:
         """Store both."""
@@ -29,7 +29,7 @@ class SyntaxProblem(Exception):  # noqa: N818 - it becomes a finding, not an err
 
 @dataclass(frozen=True)
 class Heredoc:
-    """A here-document of an instruction and the line on which its content begins."""
+    """A here-document of an instruction, and the first line of its content."""
 
     name: str
     content: str
@@ -49,9 +49,9 @@ class Instruction:
         end_line: Its last line.
         source: The text after keyword and flags, continued lines joined, comments left out.
         heredocs: Its here-documents.
-        shell: The SHELL that holds here; empty: Docker's own, ``/bin/sh -c``.
-        deferred: It stands behind ONBUILD, and runs in another build.
-        values: The variables that hold here as far as the file tells: ARG with a default, ENV.
+        shell: The SHELL that runs it; empty: Docker's default, ``/bin/sh -c``.
+        deferred: It is the instruction of an ONBUILD, and runs in another build.
+        values: The variables before it whose values the file tells: ARG with a default, ENV.
     """
 
     keyword: str
@@ -67,16 +67,16 @@ class Instruction:
     values: dict[str, str] = field(default_factory=dict)
 
     def resolved(self, text: str) -> str:
-        """Return a text with the variables replaced that hold here and are known."""
+        """Return a text with the variables replaced whose values are known at this instruction."""
         return replaced(text, self.values)
 
     def flag(self, name: str) -> str:
-        """Return the value of a flag; empty where it is not given."""
+        """Return the value of a flag; empty if it is not given."""
         return next((flag.partition("=")[2] for flag in self.flags if flag.partition("=")[0] == f"--{name}"), "")
 
     @cached_property
     def script(self) -> Script:
-        """The shell script that a RUN is; empty for other instructions and other interpreters."""
+        """The shell script of a RUN; empty for other instructions and other interpreters."""
         if self.keyword != "RUN":
             return Script()
         if self.exec_form:
@@ -90,7 +90,7 @@ class Instruction:
             return self.source
         opening = re.match(r"<<-?\s*([\"']?)\w+\1\s*(?P<interpreter>\S*)\s*$", self.source.text.strip())
         if opening is None:
-            # A here-document that a command reads: the shell's own syntax.
+            # A command reads the here-document: this is the shell's own syntax.
             text, lines = self.source.text + "\n", [*self.source.lines, self.source.first]
             for heredoc in self.heredocs:
                 body = Source.over_lines(f"{heredoc.content}{heredoc.name}\n", heredoc.line)
@@ -106,7 +106,7 @@ class Instruction:
         return Source.over_lines(first.content, first.line)
 
     def variable_uses(self) -> Iterator[tuple[str, int]]:
-        """Yield the variables that it reads and that the text does not give a default for, with their lines."""
+        """Yield the variables that it reads without a default, with their lines."""
         if self.keyword == "RUN":
             for use in self.script.uses:
                 if not use.has_default and use.name not in self.script.assigned:
@@ -118,7 +118,7 @@ class Instruction:
                     yield match["braced"] or match["bare"], self.source.line(match.start())
 
     def assignments(self) -> Iterator[tuple[str, str]]:
-        """Yield what an ARG or ENV sets: name and value, quotes removed; an ARG without value has an empty one."""
+        """Yield name and value of each variable that an ARG or ENV sets, without quotes; no value: empty."""
         if self.keyword == "ARG":
             for argument in self.arguments:
                 name, _, value = argument.partition("=")
@@ -130,12 +130,12 @@ class Instruction:
 
 @dataclass
 class Stage:
-    """What one FROM begins.
+    """The instructions from one FROM to the next.
 
     Attributes:
         start: The FROM.
         name: Given by AS, in small letters, or empty.
-        image: What it is made from, variables replaced where their values are known.
+        image: Its base image, with variables replaced if their values are known.
         parent: The stage of this file that it is made from.
         instructions: Those after FROM.
     """
@@ -183,8 +183,8 @@ class Document:
 
 
 def parse(text: str) -> Document:
-    """Return the instructions and stages of a Dockerfile. Raises ``SyntaxProblem`` where BuildKit's parser refuses."""
-    # BuildKit reads bytes; what no Dockerfile can hold is shown to it as a replacement character.
+    """Return the instructions and stages of a Dockerfile. Raises ``SyntaxProblem`` if BuildKit's parser refuses it."""
+    # BuildKit reads bytes. Characters that a Dockerfile cannot contain become replacement characters.
     clean = text.replace("\r\n", "\n").replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
     try:
         commands = dockerfile.parse_string(clean)
@@ -196,7 +196,7 @@ def parse(text: str) -> Document:
     instructions: list[Instruction] = []
     shell: tuple[str, ...] = ()
     for command in commands:
-        # What ONBUILD holds is read as if it stood here.
+        # The instruction of an ONBUILD is read like any other.
         keyword = (command.sub_cmd or command.cmd or "").upper()
         if keyword == "FROM":
             shell = ()
@@ -225,7 +225,7 @@ def parse(text: str) -> Document:
 
 
 def _escape_character(lines: tuple[str, ...]) -> str:
-    """Return what continues a line: a parser directive at the very top may say so."""
+    """Return the character that continues a line. A parser directive in the first lines can change it."""
     for line in lines:
         match = DIRECTIVE.match(line.strip())
         if match is None:
@@ -283,16 +283,16 @@ def _with_stages(lines: tuple[str, ...], instructions: list[Instruction]) -> Doc
 
 
 def _values_after(instruction: Instruction, global_values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that hold for the instruction after this one."""
+    """Return the known variables for the instruction after this one."""
     values = dict(instruction.values)
     for name, value in instruction.assignments():
-        # An ARG without a default takes that of the ARG before the first FROM.
+        # An ARG without a default has the default of the same ARG before the first FROM.
         values[name] = replaced(value, values) if value else global_values.get(name, values.get(name, ""))
     return values
 
 
 def replaced(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with the variables replaced whose values are known, defaults in the text itself included."""
+    """Return a text with the variables replaced whose values are known; ``${A:-1}`` has a default of its own."""
 
     def value(match: re.Match[str]) -> str:
         operator = match["operator"] or ""
@@ -309,7 +309,7 @@ def _unquoted(value: str) -> str:
 
 
 def _exec_script(arguments: tuple[str, ...], line: int) -> Script:
-    """Return the script of a RUN in exec form: one command, or the script that it hands to a shell."""
+    """Return the script of a RUN in exec form: one command, or the script that a shell runs."""
     quoted = " ".join("'" + argument.replace("'", "'\\''") + "'" for argument in arguments)
     if len(arguments) > 2 and program_name(arguments[0]) in SHELLS and re.fullmatch(r"-[a-zA-Z]*c", arguments[-2]):
         script = parse_script(Source.on_one_line(arguments[-1], line))

@@ -1,13 +1,13 @@
-"""What a build fetches, and whether anything tells that it is the right thing."""
+"""Downloads of a build, and whether their content is checked and pinned."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-from trainworks.lint.document import Document, Instruction
-from trainworks.lint.findings import Hit
-from trainworks.lint.shell import SHELLS, Command, Word
+from trainworks_lint.document import Document, Instruction
+from trainworks_lint.findings import Hit, masked
+from trainworks_lint.shell import SHELLS, Command, Word
 
 ADDRESS = re.compile(r"\b(?:https?|ftp)://[^\s'\"]+", re.IGNORECASE)
 LOCAL = re.compile(r"://(?:localhost|127\.0\.0\.1|\[::1\]|0\.0\.0\.0|169\.254\.\d+\.\d+)(?=[:/]|$)")
@@ -15,13 +15,14 @@ COMMIT = re.compile(r"[0-9a-f]{7,64}", re.IGNORECASE)
 MOVING_NAMES = frozenset(
     {"main", "master", "head", "develop", "development", "dev", "trunk", "default", "nightly", "latest", "next"}
 )
+SEARCHERS = frozenset({"grep", "egrep", "fgrep"})
 MOVING_ADDRESS = re.compile(
     r"(?:raw\.githubusercontent\.com/[^/\s]+/[^/\s]+|github\.com/[^/\s]+/[^/\s]+/(?:raw|blob|archive))/"
     r"(?:refs/heads/[^/\s]+|(?:main|master|HEAD|develop|trunk)(?=[/.]))"
 )
 DIGESTS = frozenset({"sha256sum", "sha384sum", "sha512sum", "b2sum", "shasum", "gpgv", "minisign", "cosign"})
 
-# Options of curl and wget that take the next word as their value; only those that people write.
+# Options of curl and wget that take the next word as their value; only the common ones.
 CURL_VALUES = "oHAbcCdeEFKmrTuUwxXyYz"
 CURL_LONG_VALUES = frozenset(
     {
@@ -68,7 +69,7 @@ def fetches(command: Command) -> bool:
 
 
 def _sources(command: Command) -> Iterator[str]:
-    """Yield the words that say what to download: the operands."""
+    """Yield the words that say what to download."""
     valued = False
     for word in command.arguments:
         value = word.value
@@ -109,18 +110,23 @@ def verifies(command: Command) -> bool:
             return False
 
 
+def _checked(commands: Sequence[Command]) -> int:
+    """Return how many commands there are up to the last check of a content."""
+    return next((number for number in range(len(commands), 0, -1) if verifies(commands[number - 1])), 0)
+
+
 def download_unverified(document: Document) -> Iterator[Hit]:
-    """Find downloads of which no later command of the same RUN checks the content."""
+    """Find downloads that no later command of the same RUN checks."""
     for run in document.runs():
         commands = run.script.commands
-        for number, command in enumerate(commands):
-            if not fetches(command) or any(verifies(later) for later in commands[number:]):
+        for command in commands[_checked(commands) :]:
+            if not fetches(command):
                 continue
             shell = next((target for target in command.pipe_targets if target in (*SHELLS, "python", "python3")), "")
             if shell:
-                yield Hit(command.line, f"{command.program} hands what it downloads to {shell}")
+                yield Hit(command.line, f"{shell} runs what {command.program} downloads, without a check")
             else:
-                yield Hit(command.line, f"nothing checks what {command.program} downloads")
+                yield Hit(command.line, f"the download of {command.program} is not checked")
 
 
 def remote_add(document: Document) -> Iterator[Hit]:
@@ -138,7 +144,7 @@ def _is_git(source: str) -> bool:
 
 
 def curl_without_fail(document: Document) -> Iterator[Hit]:
-    """Find curl that takes an error page for the file."""
+    """Find curl that saves an error page as the file."""
     for run in document.runs():
         for command in run.script.commands:
             if command.program == "curl" and fetches(command) and not any(map(_fails, command.arguments)):
@@ -150,7 +156,7 @@ def _fails(word: Word) -> bool:
     if value.startswith("--"):
         return value in ("--fail", "--fail-with-body", "--fail-early")
     if not value.startswith("-"):
-        # Options kept in a variable: $CURL_OPTIONS may well have it.
+        # Options in a variable: $CURL_OPTIONS may have it.
         return bool(re.fullmatch(r"\$\{?\w*OPT\w*\}?", value, re.IGNORECASE))
     letters = value[1:]
     cut = next((number for number, letter in enumerate(letters) if letter in CURL_VALUES), len(letters))
@@ -158,11 +164,11 @@ def _fails(word: Word) -> bool:
 
 
 def tls_check_off(document: Document) -> Iterator[Hit]:
-    """Find whatever tells a program to trust any server."""
+    """Find options and variables that make a program trust any server."""
     for instruction in document.instructions:
         for name, value in instruction.assignments():
             if _trusting_variable(name, value):
-                yield Hit(instruction.line, f"{name}={value} switches the check of certificates off")
+                yield Hit(instruction.line, f"{name}={value} switches off the check of certificates")
         for command in instruction.script.commands:
             yield from _trusting_command(command)
 
@@ -182,7 +188,7 @@ def _trusting_command(command: Command) -> Iterator[Hit]:
     for word in (*command.assignments, *command.words):
         name, equals, value = word.value.partition("=")
         if equals and _trusting_variable(name, value):
-            yield Hit(word.line, f"{word.value} switches the check of certificates off")
+            yield Hit(word.line, f"{word.value} switches off the check of certificates")
     program = command.program
     for number, word in enumerate(command.arguments):
         value = word.value
@@ -203,11 +209,11 @@ def _trusting_command(command: Command) -> Iterator[Hit]:
             or (program in ("yum", "dnf") and bool(re.search(r"(?i)sslverify=(?:0|false|no)", value)))
         )
         if trusting:
-            yield Hit(word.line, f"`{value}` switches the check of certificates off")
+            yield Hit(word.line, f"`{value}` switches off the check of certificates")
 
 
 def package_signature_check_off(document: Document) -> Iterator[Hit]:
-    """Find package managers that are told to take unsigned packages."""
+    """Find package managers that accept unsigned packages."""
     for run in document.runs():
         for command in run.script.commands:
             if command.prints_to_terminal:
@@ -227,47 +233,48 @@ def package_signature_check_off(document: Document) -> Iterator[Hit]:
                     or re.search(r"(?m)^gpgcheck\s*=\s*0", value)
                 ):
                     shown = value if len(value) < 60 else "trusted=yes / gpgcheck=0"
-                    yield Hit(word.line, f"`{shown}` takes packages that nobody has signed")
+                    yield Hit(word.line, f"`{shown}` accepts unsigned packages")
 
 
 def plain_http_download(document: Document) -> Iterator[Hit]:
-    """Find downloads over plain http of which nothing checks the content."""
+    """Find downloads over plain http that are not checked."""
     for instruction in document.instructions:
         if instruction.keyword == "ADD" and not instruction.flag("checksum"):
             for source in map(instruction.resolved, instruction.arguments[:-1]):
                 if source.lower().startswith("http://") and not LOCAL.search(source):
-                    yield Hit(instruction.line, f"{source} comes over plain http")
+                    yield Hit(instruction.line, f"{source} is downloaded over plain http")
         commands = instruction.script.commands
-        for number, command in enumerate(commands):
+        for command in commands[_checked(commands) :]:
             fetching = (
                 fetches(command)
                 or install_arguments(command) is not None
                 or (command.program == "git" and any(word.value in ("clone", "fetch") for word in command.arguments))
             )
-            if not fetching or any(verifies(later) for later in commands[number:]):
+            if not fetching:
                 continue
             for word in command.arguments:
                 match = ADDRESS.search(instruction.resolved(word.value))
                 if match and match[0].lower().startswith("http:") and not LOCAL.search(match[0]):
-                    yield Hit(word.line, f"{match[0]} comes over plain http")
+                    yield Hit(word.line, f"{match[0]} is downloaded over plain http")
 
 
 def pipe_without_pipefail(document: Document) -> Iterator[Hit]:
-    """Find downloads whose failure a pipe swallows."""
+    """Find downloads whose failure is lost in a pipe."""
     for run in document.runs():
         if run.script.pipefail:
             continue
         for command in run.script.commands:
-            if command.pipe_targets and fetches(command):
+            # grep fails if it gets nothing, so it also fails if the download does.
+            if command.pipe_targets and command.pipe_targets[-1] not in SEARCHERS and fetches(command):
+                last = command.pipe_targets[-1] or "the last command"
                 yield Hit(
                     command.line,
-                    f"the step succeeds when {command.program} fails, "
-                    f"because only {command.pipe_targets[-1] or 'the last command'} decides",
+                    f"the step succeeds even if {command.program} fails: its status is that of {last}",
                 )
 
 
 def wheel_without_hash(document: Document) -> Iterator[Hit]:
-    """Find files that pip installs by address without a digest."""
+    """Find files that pip installs by their address without a digest."""
     for run in document.runs():
         for command in run.script.commands:
             arguments = install_arguments(command)
@@ -285,7 +292,7 @@ def wheel_without_hash(document: Document) -> Iterator[Hit]:
 
 
 def _requirements(arguments: Sequence[Word]) -> Iterator[Word]:
-    """Yield the requirements among pip's arguments: no options, no values of options."""
+    """Yield the requirements among pip's arguments, without options and their values."""
     valued = False
     for word in arguments:
         if valued:
@@ -303,11 +310,13 @@ def _requirements(arguments: Sequence[Word]) -> Iterator[Word]:
 
 
 def _short(text: str) -> str:
+    # Before it is cut: the @ that ends a token may be in the middle.
+    text = masked(text)
     return text if len(text) <= 80 else f"{text[:40]}...{text[-37:]}"
 
 
 def git_requirement_moving(document: Document) -> Iterator[Hit]:
-    """Find Python requirements that name a git repository, and no commit or tag of it."""
+    """Find Python requirements of a git repository without a commit or tag."""
     for run in document.runs():
         for command in run.script.commands:
             for word in install_arguments(command) or ():
@@ -317,11 +326,11 @@ def git_requirement_moving(document: Document) -> Iterator[Hit]:
                     continue
                 reference = match["rest"].rpartition("@")[2] if "@" in match["rest"] else ""
                 if moves(reference):
-                    yield Hit(word.line, f"`{_short(value)}` is whatever its branch holds on that day")
+                    yield Hit(word.line, f"`{_short(value)}` names a branch, which changes")
 
 
 def moves(reference: str) -> bool:
-    """Return whether a git reference is a branch, as far as its name tells: no commit, no version, no variable."""
+    """Return whether a git reference looks like a branch: it is not a commit, a version or a variable."""
     if not reference:
         return True
     if "$" in reference or COMMIT.fullmatch(reference) or reference.startswith("refs/tags/"):
@@ -330,12 +339,12 @@ def moves(reference: str) -> bool:
 
 
 def git_clone_moving(document: Document) -> Iterator[Hit]:
-    """Find clones of a branch that no later command of the stage moves to a commit or tag."""
+    """Find clones of a branch without a later checkout of a commit or tag."""
     for instruction in document.instructions:
         if instruction.keyword == "ADD":
             for source in instruction.arguments[:-1]:
                 if _is_git(source) and moves(source.partition("#")[2].partition(":")[0]):
-                    yield Hit(instruction.line, f"ADD {source} takes whatever the branch holds on that day")
+                    yield Hit(instruction.line, f"ADD {source} takes a branch, which changes")
     for stage in document.stages:
         commands = [
             (instruction, command) for instruction in stage.instructions for command in instruction.script.commands
@@ -346,7 +355,7 @@ def git_clone_moving(document: Document) -> Iterator[Hit]:
                 continue
             reference = _branch(arguments)
             later = [_checked_out(_git_arguments(other)) for _, other in commands[number + 1 :]]
-            # The next clone's checkout is the next clone's.
+            # A checkout after the next clone belongs to that clone.
             limit = next(
                 (at for at, (_, other) in enumerate(commands[number + 1 :]) if _git_arguments(other)[:1] == ["clone"]),
                 len(later),
@@ -355,10 +364,8 @@ def git_clone_moving(document: Document) -> Iterator[Hit]:
             # Several clones first, then their checkouts: count them.
             settled = settled or _checkouts(commands, number) >= _clones(commands, number)
             if (not reference or moves(reference)) and not settled:
-                name = next((word for word in arguments[1:] if "/" in word or "$" in word), "here")
-                yield Hit(
-                    command.line, f"git clone {name} takes whatever the branch holds on that day".replace("  ", " ")
-                )
+                name = next((word for word in arguments[1:] if "/" in word or "$" in word), "of a repository")
+                yield Hit(command.line, f"git clone {name} takes a branch, which changes".replace("  ", " "))
 
 
 def _clones(commands: Sequence[tuple[Instruction, Command]], start: int) -> int:
@@ -403,25 +410,25 @@ def git_checkout_nothing(document: Document) -> Iterator[Hit]:
         for command in run.script.commands:
             arguments = _git_arguments(command)
             if arguments == ["checkout"]:
-                yield Hit(command.line, "`git checkout` without a reference changes nothing")
+                yield Hit(command.line, "`git checkout` without a reference does nothing")
 
 
 def moving_address(document: Document) -> Iterator[Hit]:
-    """Find files that are taken from a branch of a repository by their address."""
+    """Find files of a branch that are downloaded by their address."""
     for instruction in document.instructions:
         if instruction.keyword == "ADD":
             for source in instruction.arguments[:-1]:
                 if MOVING_ADDRESS.search(source):
-                    yield Hit(instruction.line, f"{_short(source)} is a file of a branch")
+                    yield Hit(instruction.line, f"{_short(source)} is a file of a branch, which changes")
         for command in instruction.script.commands:
             if fetches(command) or install_arguments(command) is not None:
                 for word in command.arguments:
                     if MOVING_ADDRESS.search(word.value):
-                        yield Hit(word.line, f"{_short(word.value)} is a file of a branch")
+                        yield Hit(word.line, f"{_short(word.value)} is a file of a branch, which changes")
 
 
 def pip_without_versions(document: Document) -> Iterator[Hit]:
-    """Find pip requirements that name no exact version, where no lock or constraints file does."""
+    """Find pip requirements without an exact version, a lock or a constraints file."""
     for run in document.runs():
         for command in run.script.commands:
             arguments = install_arguments(command)
@@ -441,4 +448,4 @@ def pip_without_versions(document: Document) -> Iterator[Hit]:
             ]
             if loose:
                 names = ", ".join(word.value for word in loose[:3]) + ("..." if len(loose) > 3 else "")
-                yield Hit(loose[0].line, f"pip chooses the version of {names} anew at every build")
+                yield Hit(loose[0].line, f"pip chooses the version of {names} again in every build")

@@ -1,13 +1,13 @@
-"""Secrets that would stay in a layer, and trust that is given away."""
+"""Secrets that stay in a layer, and checks of identity that are switched off."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from trainworks.lint.document import Document
-from trainworks.lint.findings import Hit
-from trainworks.lint.shell import mentions
+from trainworks_lint.document import Document
+from trainworks_lint.findings import Hit
+from trainworks_lint.shell import mentions
 
 KEY_FILES = frozenset(
     {
@@ -31,7 +31,7 @@ SEARCHERS = frozenset({"grep", "egrep", "fgrep", "rg", "ag", "awk"})
 
 
 def key_made_in_build(document: Document) -> Iterator[Hit]:
-    """Find keys made by a step: they are in the layer that everybody pulls."""
+    """Find keys that a step makes: they stay in the layer."""
     for run in document.runs():
         for command in run.script.commands:
             if command.program != "ssh-keygen":
@@ -39,11 +39,11 @@ def key_made_in_build(document: Document) -> Iterator[Hit]:
             values = [word.value for word in command.arguments]
             if not any(re.fullmatch(r"-[FHRlyLeQ]\S*", value) for value in values):
                 kind = "host keys" if "-A" in values else "an SSH key pair"
-                yield Hit(command.line, f"ssh-keygen makes {kind} that everybody with the image shares")
+                yield Hit(command.line, f"ssh-keygen makes {kind} that all users of the image share")
 
 
 def key_copied(document: Document) -> Iterator[Hit]:
-    """Find files that hold keys or credentials and are copied into the image."""
+    """Find files with keys or credentials that are copied into the image."""
     for instruction in document.instructions:
         if instruction.keyword in ("COPY", "ADD"):
             for source in instruction.arguments[:-1]:
@@ -72,36 +72,36 @@ def private_key_text(document: Document) -> Iterator[Hit]:
                 if command.program not in SEARCHERS:
                     for line, text in mentions(command):
                         if PRIVATE_KEY.search(text):
-                            yield Hit(line, "a private key stands in the Dockerfile")
+                            yield Hit(line, "the Dockerfile contains a private key")
         else:
             texts = [(instruction.line, instruction.source.text)]
             texts += [(heredoc.line, heredoc.content) for heredoc in instruction.heredocs]
             for line, text in texts:
                 if PRIVATE_KEY.search(text):
-                    yield Hit(line, "a private key stands in the Dockerfile")
+                    yield Hit(line, "the Dockerfile contains a private key")
 
 
 def secret_in_variable(document: Document) -> Iterator[Hit]:
-    """Find ARG and ENV with the name of a secret, and a value."""
+    """Find ARG and ENV with the name of a secret and with a value."""
     for instruction in document.instructions:
         for name, value in instruction.assignments():
-            # A path to the secret is none, and neither is a switch.
+            # A path to a secret is not a secret, and neither is a switch.
             if SECRET_NAME.search(name) and value and not re.match(r"/|(?i:true|false|yes|no|none)$", value):
-                yield Hit(instruction.line, f"{instruction.keyword} {name} holds a value: `docker history` shows it")
+                yield Hit(instruction.line, f"{instruction.keyword} {name} has a value: `docker history` shows it")
 
 
 def host_key_check_off(document: Document) -> Iterator[Hit]:
-    """Find SSH that is told to trust whatever answers."""
+    """Find SSH without the check of host keys."""
     for instruction in document.instructions:
         if instruction.keyword == "RUN":
             for command in instruction.script.commands:
                 if not command.prints_to_terminal and command.program not in SEARCHERS:
                     for line, text in mentions(command):
                         if HOST_KEYS_OFF.search(text) or (command.program == "sed" and HOST_KEYS_EDITED.search(text)):
-                            yield Hit(line, "ssh connects to whoever answers under the host's name")
+                            yield Hit(line, "ssh does not check which host answers")
         else:
             texts = [(instruction.line, value) for _, value in instruction.assignments()]
             texts += [(heredoc.line, heredoc.content) for heredoc in instruction.heredocs]
             for line, text in texts:
                 if HOST_KEYS_OFF.search(text):
-                    yield Hit(line, "ssh connects to whoever answers under the host's name")
+                    yield Hit(line, "ssh does not check which host answers")

@@ -1,14 +1,14 @@
-"""Shell scripts that do something other than they seem to."""
+"""Shell scripts that do something else than they seem to do."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from trainworks.lint.checks.downloads import install_arguments
-from trainworks.lint.document import Document
-from trainworks.lint.findings import Hit
-from trainworks.lint.shell import Command
+from trainworks_lint.checks.downloads import install_arguments
+from trainworks_lint.document import Document
+from trainworks_lint.findings import Hit
+from trainworks_lint.shell import Command
 
 INSTALLERS = frozenset({"conda", "mamba", "micromamba", "poetry", "uv", "pipx", "pdm"})
 VERSION_TEXT = re.compile(r"^['\"]?v?\d+(?:\.\d+)+")
@@ -22,7 +22,7 @@ def _installs(command: Command) -> bool:
 
 
 def unquoted_version_operator(document: Document) -> Iterator[Hit]:
-    """Find version ranges that the shell takes for redirections."""
+    """Find version ranges that the shell reads as redirections."""
     for run in document.runs():
         for command in run.script.commands:
             for redirect in command.redirects:
@@ -34,11 +34,11 @@ def unquoted_version_operator(document: Document) -> Iterator[Hit]:
                 if range_of_version and not re.fullmatch(r"\d", redirect.word_before):
                     written = f"{redirect.word_before}{redirect.operator}{redirect.target}"
                     does = "reads the file" if redirect.operator == "<" else "writes the file"
-                    yield Hit(redirect.line, f"`{written}` {does} `{redirect.target}` and names no version")
+                    yield Hit(redirect.line, f"`{written}` {does} `{redirect.target}` and does not limit the version")
 
 
 def version_compared_as_text(document: Document) -> Iterator[Hit]:
-    """Find versions that are ordered letter by letter."""
+    """Find versions that are compared as text."""
     for run in document.runs():
         for comparison in run.script.comparisons:
             sides = (comparison.left, comparison.right)
@@ -57,21 +57,23 @@ def version_compared_as_text(document: Document) -> Iterator[Hit]:
 
 
 def failure_hidden(document: Document) -> Iterator[Hit]:
-    """Find steps that succeed whatever happens."""
+    """Find steps that succeed even if they failed."""
     for run in document.runs():
         for line, written in run.script.hidden_failures:
-            yield Hit(line, f"`{written}` lets the step succeed when it failed")
+            yield Hit(line, f"`{written}` lets the step succeed even if it failed")
 
 
 def sources_deleted(document: Document) -> Iterator[Hit]:
-    """Find the list of package sources being deleted."""
+    """Find steps that delete the list of package sources."""
     for run in document.runs():
         for command in run.script.commands:
             if command.program != "rm":
                 continue
             for word in command.arguments:
                 if re.fullmatch(r"/etc/apt/sources\.list(?:\.d(?:/\*?)?)?|/etc/yum\.repos\.d(?:/\*?)?", word.value):
-                    yield Hit(word.line, f"{word.value} is deleted: whoever extends the image cannot install packages")
+                    yield Hit(
+                        word.line, f"{word.value} is deleted: packages cannot be installed in this image any more"
+                    )
 
 
 def upgrade_in_build(document: Document) -> Iterator[Hit]:
@@ -88,9 +90,19 @@ def upgrade_in_build(document: Document) -> Iterator[Hit]:
             debian = command.program in ("apt", "apt-get") and verb in ("upgrade", "dist-upgrade", "full-upgrade")
             rpm = command.program in ("yum", "dnf", "microdnf", "zypper") and verb in ("upgrade", "update", "dup")
             alpine = command.program == "apk" and verb == "upgrade"
-            # Those that name packages upgrade these only.
+            # With names of packages it upgrades only these.
             if len(words) == 1 and (debian or rpm or alpine):
-                yield Hit(command.line, f"`{command.program} {verb}` installs what is newest on the day of the build")
+                yield Hit(
+                    command.line,
+                    f"`{command.program} {verb}` installs the newest packages, which change from day to day",
+                )
+
+
+def too_deeply_nested(document: Document) -> Iterator[Hit]:
+    """Find scripts that are not read to their end."""
+    for run in document.runs():
+        for line in run.script.unread[:1]:
+            yield Hit(line, "this step is too deeply nested to read: parts of it are not checked")
 
 
 def blank_line_in_instruction(document: Document) -> Iterator[Hit]:

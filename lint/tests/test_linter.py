@@ -1,4 +1,4 @@
-"""Suppressions, places, and texts of every kind: whatever stands in a file, there are findings and no crash."""
+"""Suppressions, places, and texts of every kind."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainworks.lint.checks.images import KEYWORDS
-from trainworks.lint.document import SyntaxProblem, parse
-from trainworks.lint.linter import lint
+from trainworks_lint.checks.images import KEYWORDS
+from trainworks_lint.document import SyntaxProblem, parse
+from trainworks_lint.linter import lint
 
 HEAD = "FROM debian@sha256:0\n"
 
@@ -34,7 +34,7 @@ def test_a_suppression_inside_an_instruction_holds_for_the_next_line() -> None:
 
 def test_one_comment_suppresses_several_rules_and_other_comments_may_follow() -> None:
     text = (
-        "# trainworks: ignore=key-made-in-build,failure-hidden a test image that nobody can reach\n"
+        "# trainworks: ignore=key-made-in-build,failure-hidden a test image without a network\n"
         "# hadolint ignore=DL3000\n"
         "RUN ssh-keygen -A || true\n"
     )
@@ -44,10 +44,13 @@ def test_one_comment_suppresses_several_rules_and_other_comments_may_follow() ->
 @pytest.mark.parametrize(
     ("comment", "what"),
     [
-        ("# trainworks: ignore=failure-hidden", "it gives no reason, and does not hold"),
-        ("# trainworks: ignore=failure-hiden typing error", "there is no rule failure-hiden"),
-        ("# trainworks: ignore=, nothing", "it names no rule"),
-        ("# trainworks: ignore=key-copied there was one", "key-copied finds nothing here: it is not needed any more"),
+        ("# trainworks: ignore=failure-hidden", "the suppression has no reason, so it does not hold"),
+        ("# trainworks: ignore=failure-hiden typing error", "unknown rule failure-hiden; did you mean failure-hidden?"),
+        ("# trainworks: ignore=, nothing", "no rule is named"),
+        (
+            "# trainworks: ignore=key-copied there was one",
+            "key-copied finds nothing in the next instruction: the suppression is not needed",
+        ),
     ],
 )
 def test_a_wrong_suppression_is_a_finding_and_suppresses_nothing(comment: str, what: str) -> None:
@@ -62,7 +65,7 @@ def test_a_wrong_suppression_is_a_finding_and_suppresses_nothing(comment: str, w
 def test_every_finding_says_where_why_and_what_to_do() -> None:
     (finding,) = lint(f"{HEAD}RUN pip install 'a==1' b>=2 -c c.txt\n")
     assert (finding.line, finding.rule, finding.severity) == (2, "unquoted-version-operator", "error")
-    assert finding.what == "`b>=2` writes the file `=2` and names no version"
+    assert finding.what == "`b>=2` writes the file `=2` and does not limit the version"
     assert "redirection" in finding.reason
     assert "quotes" in finding.fix
 
@@ -75,6 +78,40 @@ def test_another_escape_character_and_windows_line_ends() -> None:
 def test_two_here_documents_of_one_instruction() -> None:
     text = "RUN <<A\nmake\nA\nCOPY <<B <<C /x/\nb || true\nB\n-----BEGIN PRIVATE KEY-----\nC\nRUN a || true\n"
     assert found(text) == [(8, "private-key-text"), (10, "failure-hidden")]
+
+
+# Long and deep.
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        " \\\n && ".join(f"step-{number} > log" for number in range(2_500)),
+        "; ".join(f"step-{number}" for number in range(1_500)),
+        " | ".join(f"step-{number}" for number in range(1_500)),
+        " && ".join("rm -f a || true" for _ in range(500)),
+        "( " * 400 + "step" + " )" * 400,
+    ],
+    ids=["and", "semicolon", "pipe", "cleanup", "parentheses"],
+)
+def test_a_long_script_is_read_to_its_end(script: str) -> None:
+    text = f"RUN {script} \\\n && pip install a>=1 -c c.txt\n"
+    findings = found(text)
+    assert findings[-1] == (text.count("\n") + 1, "unquoted-version-operator")
+    assert "too-deeply-nested" not in {rule for _, rule in findings}
+
+
+@pytest.mark.parametrize("opening", ["( ", "if a; then ", "echo $( "])
+def test_a_script_that_is_too_deep_is_a_finding(opening: str) -> None:
+    closing = {"( ": " )", "if a; then ": "; fi", "echo $( ": " )"}[opening]
+    script = opening * 1_500 + "step" + closing * 1_500
+    assert found(f"RUN {script}\nRUN a || true\n") == [(2, "too-deeply-nested"), (3, "failure-hidden")]
+
+
+def test_a_text_that_is_not_a_dockerfile_is_one_finding_of_syntax() -> None:
+    text = "# compose\nservices:\n  web:\n    image: debian\n    ports: [80]\n" * 20
+    assert [(finding.line, finding.rule) for finding in lint(text)].count((2, "syntax")) == 1
+    assert sum(finding.rule == "syntax" for finding in lint(text)) == 1
 
 
 # Texts of every kind.

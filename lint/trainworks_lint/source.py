@@ -13,7 +13,7 @@ class Source:
     Attributes:
         text: The characters.
         lines: For each character, its line in the file (from 1).
-        first: The line to name where the text is empty.
+        first: The line to name if the text is empty.
     """
 
     text: str
@@ -27,7 +27,7 @@ class Source:
 
     @classmethod
     def over_lines(cls, text: str, first: int) -> Source:
-        """Return a text that stands in the file as it is, from a line on."""
+        """Return a text that begins on a line of the file and has the file's own line ends."""
         lines = []
         line = first
         for character in text:
@@ -36,7 +36,7 @@ class Source:
         return cls(text, lines, first)
 
     def line(self, offset: int) -> int:
-        """Return the line of a character; of the nearest one where the offset is outside."""
+        """Return the line of a character; of the nearest one if the offset is outside."""
         return self.lines[min(max(offset, 0), len(self.lines) - 1)] if self.lines else self.first
 
     def part(self, start: int, end: int) -> Source:
@@ -44,7 +44,7 @@ class Source:
         return Source(self.text[start:end], self.lines[start:end], self.line(start))
 
     def without_escapes(self, escaped: str) -> Source:
-        """Return the text as a shell hands it on: a backslash before one of these characters is dropped."""
+        """Return the text without the backslashes before these characters, as a shell passes it on."""
         kept = []
         skip = False
         for number, character in enumerate(self.text):

@@ -4,10 +4,53 @@ from __future__ import annotations
 
 import pytest
 
-from trainworks.lint.linter import lint
-from trainworks.lint.rules import RULES
+from trainworks_lint.linter import lint
+from trainworks_lint.rules import RULES
 
 BASE = "FROM debian@sha256:0 AS first\n"
+
+CUDA_12_4 = "FROM nvidia/cuda:12.4.1-cudnn-devel-ubuntu22.04\n"
+CUDA_13 = "FROM nvidia/cuda:13.0.1-devel-ubuntu22.04\n"
+EFA = "RUN curl -fO https://a.example/aws-efa-installer-{}.tar.gz && {}./efa_installer.sh -y"
+PLUGIN = "RUN git clone -b v{}-aws https://github.com/aws/aws-ofi-nccl.git"
+INCOMPATIBLE: list[tuple[str, list[int]]] = [
+    # torch 2.6 has wheels for CUDA 11.8, 12.4 and 12.6
+    ("RUN pip install torch==2.6.0+cu121", [2]),
+    ("RUN pip install torch==2.6.0 \\\n  --index-url https://download.pytorch.org/whl/cu121", [3]),
+    ("FROM python:3.13\nRUN pip install torch==2.4.1", [2]),
+    (f"{CUDA_12_4}RUN pip install tensorflow==2.10.0", [2]),
+    ("FROM nvidia/cuda:12.5.1-cudnn8-devel-ubuntu22.04 AS a\nFROM a\nRUN pip install tensorflow==2.18.0", [3]),
+    (f"{CUDA_12_4}RUN apt-get install -y libnccl2=2.27.7-1+cuda12.9", [2]),
+    (f"{CUDA_12_4}RUN git clone -b v2.10.3-1 https://github.com/NVIDIA/nccl.git && make -C nccl src.build", [2]),
+    (
+        "FROM nvidia/cuda:12.8.0-devel-ubuntu22.04 AS a\nFROM nvidia/cuda:12.8.1-base-ubuntu22.04\nCOPY --from=a /u /u",
+        [3],
+    ),
+    (
+        f"{CUDA_13}RUN pip install https://a.example/flash_attn-2.8.3+cu12torch2.9cxx11abiTRUE-cp312-linux_x86_64.whl",
+        [2],
+    ),
+    ("FROM ubuntu:20.04\nARG EFA_VERSION=1.43.1\nRUN curl -fO https://a.example/efa-$EFA_VERSION.tar.gz", [2]),
+    ("FROM debian:12\n" + EFA.format("1.34.0", ""), [2]),
+    ("FROM nvidia/cuda:12.9.1-devel-amzn2023\n" + EFA.format("1.48.0", ""), [2]),
+    (EFA.format("1.47.0", ""), [2]),
+    (PLUGIN.format("1.18.0"), [2]),
+    (f"ARG NCCL_VERSION=2.12.10\n{PLUGIN.format('1.13.2')}", [3]),
+    (f"ENV LIBFABRIC_VERSION=1.15.2\n{PLUGIN.format('1.9.1')}", [3]),
+    ("RUN pip install cmake==4.0.2 && wget https://a.example/metis-5.1.0.tar.gz", [2]),
+    ("RUN git clone -b v5.2.1 https://github.com/KarypisLab/METIS.git && make", [2]),
+    ("ARG RMM_VERSION=0.15.0\nARG CMAKE_VERSION=3.10.2", [3]),
+    ("ARG OPEN_MPI_VERSION=5.0.3\nRUN pip install https://a.example/smdistributed_dataparallel-2.3.0-cp311.whl", [3]),
+    (f"{CUDA_12_4}RUN pip install torch==2.1.0 && pip install smdistributed_modelparallel-1.15.0-cp310.whl", [2]),
+]
+
+ARCHITECTURES: list[tuple[str, list[int]]] = [
+    (f'{CUDA_12_4}ENV TORCH_CUDA_ARCH_LIST="3.7 8.0+PTX"', [2]),
+    (f'{CUDA_12_4}ENV A=1 \\\n  TORCH_CUDA_ARCH_LIST="8.0 10.0"', [3]),
+    (f"{CUDA_12_4}RUN TORCH_CUDA_ARCH_LIST='9.0;12.0' pip install a==1", [2]),
+    (f"{CUDA_13}RUN make NVCC_GENCODE=-gencode=arch=compute_70,code=sm_70 src.build", [2]),
+    (f"{CUDA_13}ENV CMAKE_CUDA_ARCHITECTURES=70;80;90", [2]),
+]
 
 # Rule, lines of a Dockerfile after BASE (which is line 1), lines on which the rule finds something.
 # A text with a FROM of its own is the whole file.
@@ -107,6 +150,7 @@ BAD: list[tuple[str, str, list[int]]] = [
     ("curl-without-fail", "RUN curl -o f https://a.example/b", [2]),
     ("pipe-without-pipefail", "RUN curl -fsSL https://a.example/b | tar xz", [2]),
     ("pipe-without-pipefail", "RUN set -ex; wget -qO- https://a.example/b | tee /c | sh", [2]),
+    ("pipe-without-pipefail", "RUN x=$(wget -qO- https://a.example/b | head -n 1)", [2]),
     ("git-clone-of-branch", "RUN git clone https://a.example/b.git && cd b && make", [2]),
     ("git-clone-of-branch", "RUN git clone -b main https://a.example/b.git", [2]),
     ("git-clone-of-branch", "RUN git clone https://a.example/b.git && cd b && git checkout && make", [2]),
@@ -126,6 +170,9 @@ BAD: list[tuple[str, str, list[int]]] = [
     ("failure-hidden", "RUN make \\\n && ( make check || : )", [3]),
     ("failure-hidden", "RUN ./configure | true", [2]),
     ("failure-hidden", "RUN make install || exit 0", [2]),
+    ("failure-hidden", "RUN cp a/*.h /usr/include || true && cp b /usr/lib", [2]),
+    ("failure-hidden", "RUN make install && rm -rf build || true", [2]),
+    ("failure-hidden", "RUN apt-get install -y a || true", [2]),
     ("host-key-check-off", "RUN echo '    StrictHostKeyChecking no' >> /etc/ssh/ssh_config", [2]),
     ("host-key-check-off", "RUN printf 'Host *\\n StrictHostKeyChecking no\\n' | tee -a /root/.ssh/config", [2]),
     ("host-key-check-off", "RUN echo 'UserKnownHostsFile /dev/null' >> /etc/ssh/ssh_config", [2]),
@@ -156,14 +203,99 @@ BAD: list[tuple[str, str, list[int]]] = [
         "FROM nvidia/cuda:12.8.0-base AS a\nFROM a\nRUN pip install -f https://b/whl/cu121 torch==2",
         [3],
     ),
+    (
+        "cuda-versions-differ",
+        "FROM nvidia/cuda:13.0.1-devel-ubuntu22.04\nRUN pip install https://a.example/b-2.8+cu12torch2.9-cp312.whl",
+        [2],
+    ),
     ("version-argument-unused", "ARG NCCL_VERSION=2.26.2\nRUN make", [2]),
+    ("version-argument-unused", "COPY a.sh /\nRUN sh /a.sh\nARG NCCL_VERSION=2.26.2\nRUN make", [4]),
+    ("version-argument-unused", "COPY a.sh /\nARG NCCL_VERSION=2.26.2\nRUN bash -c 'make'", [3]),
+    (
+        "version-argument-unused",
+        "FROM debian:12 AS a\nARG TE_TAG=1\nFROM debian:12 AS b\nCOPY a.sh /\nRUN sh /a.sh",
+        [2],
+    ),
+    *[("incompatible-versions", text, lines) for text, lines in INCOMPATIBLE],
+    (
+        "versions-with-known-problem",
+        "ENV NCCL_VERSION=2.26.2\nRUN curl -fO https://a.example/aws-efa-installer-1.27.0.tar.gz",
+        [3],
+    ),
+    *[("versions-with-known-problem", text, lines) for text, lines in ARCHITECTURES],
+    # AWS's image of TensorFlow 2.18
+    (
+        "declared-version-differs",
+        "ARG NCCL_VERSION=2.23.4-1+cuda12.5\nRUN apt-get install -y \\\n libnccl2=2.27.7-1+cuda12.9",
+        [4],
+    ),
+    (
+        "incompatible-versions",
+        f"{CUDA_12_4}ARG NCCL_VERSION=2.23.4-1+cuda12.4\nRUN apt-get install -y libnccl2=2.27.7-1+cuda12.9",
+        [3],
+    ),
+    ("declared-version-differs", "FROM nvidia/cuda:12.8.1-base\nENV CUDA_VERSION=12.8.0", [1]),
+    ("too-deeply-nested", "RUN " + "( " * 1100 + "a" + " )" * 1100, [2]),
     ("image-without-digest", "FROM debian:12.1", [1]),
     ("pip-without-versions", "RUN pip install -U numpy scipy==1.1", [2]),
     ("upgrade-in-build", "RUN apt-get update && apt-get -y upgrade", [2]),
     ("upgrade-in-build", "RUN dnf upgrade -y --security --releasever latest", [2]),
 ]
 
+COMPATIBLE = [
+    "RUN pip install torch==2.6.0+cu124 torchvision==0.21.0 && echo torch==2.6.0+cu121",
+    f"{CUDA_12_4}RUN pip install torch==2.6.0 --index-url https://download.pytorch.org/whl/cu124",
+    # the wheel brings its own libraries
+    f"{CUDA_12_4}RUN pip install 'tensorflow[and-cuda]==2.20.0'",
+    f"{CUDA_12_4}RUN apt-get install -y libnccl2=2.21.5-1+cuda12.4",
+    f"{CUDA_12_4}RUN apt-get install -y libnccl2=2.20.5-1+cuda12.2",
+    f"{CUDA_12_4}RUN git clone -b v2.10.3-1 https://github.com/NVIDIA/nccl.git && make NVCC_GENCODE=a src.build",
+    # two versions of one part: it is not known which one counts
+    "FROM ubuntu:20.04\nRUN a efa/aws-efa-installer-1.43.0.tar.gz || a efa/aws-efa-installer-1.42.0.tar.gz",
+    "FROM nvidia/cuda:12.9.1-devel-amzn2023\n" + EFA.format("1.49.0", "").replace("-y", "-y -n --disable-ngc"),
+    # the installer runs in a script of the build context
+    "FROM nvidia/cuda:12.9.1-devel-amzn2023\nARG EFA_VERSION=1.49.0\nCOPY efa.sh /\nRUN bash /efa.sh $EFA_VERSION",
+    f"FROM debian:12\nARG NCCL_VERSION=2.21.5-1\n{PLUGIN.format('1.14.2')}",
+    "RUN git clone -b v5.2.1 https://github.com/KarypisLab/METIS.git && git clone https://github.com/KarypisLab/GKlib",
+    # versions of another stage
+    "FROM python:3.13 AS a\nRUN python -V\nFROM python:3.11\nRUN pip install torch==2.4.1",
+    "ARG OPEN_MPI_VERSION=4.1.5\nRUN pip install torch==2.0.1 smdistributed_dataparallel-1.8.0-cp310.whl",
+]
+
+COMPATIBLE_ARCHITECTURES = [
+    f'{CUDA_12_4}ENV TORCH_CUDA_ARCH_LIST="7.0 7.5 8.0 8.6 9.0+PTX"',
+    "FROM nvidia/cuda:12.8.1-devel-ubuntu22.04\nENV TORCH_CUDA_ARCH_LIST='8.0 9.0a 10.0 12.0+PTX'",
+    f"{CUDA_13}ENV CMAKE_CUDA_ARCHITECTURES=75;80;90a;100f;120",
+]
+
 GOOD: list[tuple[str, str]] = [
+    *[("incompatible-versions", text) for text in COMPATIBLE],
+    *[("versions-with-known-problem", text) for text in COMPATIBLE_ARCHITECTURES],
+    (
+        "declared-version-differs",
+        "ARG EFA_VERSION=1.47.0\nRUN curl -fO https://a.example/aws-efa-installer-$EFA_VERSION",
+    ),
+    ("declared-version-differs", "FROM nvidia/cuda:12.8.1-base\nARG CUDA_VERSION=12.8\nARG PYTHON_VERSION=3.11"),
+    (
+        "versions-with-known-problem",
+        "ENV NCCL_VERSION=2.26.2\nRUN curl -fO https://a.example/aws-efa-installer-1.29.1.tar.gz",
+    ),
+    ("too-deeply-nested", "RUN " + "( " * 300 + "a" + " )" * 300),
+    ("failure-hidden", "RUN rm -rf /root/.cache || true; pip uninstall -y a || true; rm a 2>/dev/null || true"),
+    ("failure-hidden", "RUN find / -name '*.pyc' -exec rm {} + || true && apt-get purge -y a && rm -f b || :"),
+    ("pipe-without-pipefail", "RUN x=$(wget -qO- https://a.example/b | grep -Po 'v[0-9.]+') && echo $x"),
+    # an ARG is in the environment of the script
+    (
+        "version-argument-unused",
+        "ARG TE_TAG=1\nCOPY docker/install_dep.sh /opt/\nRUN bash /opt/install_dep.sh --library te",
+    ),
+    (
+        "version-argument-unused",
+        "ARG GCC_VERSION\nCOPY ./common/install_gcc.sh install_gcc.sh\nRUN bash ./install_gcc.sh && rm install_gcc.sh",
+    ),
+    ("version-argument-unused", "ARG CLANG_VERSION\nRUN --mount=type=bind,source=ci,target=/ci /ci/install.sh"),
+    ("version-argument-unused", "FROM debian:12 AS a\nARG MLM_TAG=1\nFROM a\nCOPY i.py /\nRUN python /i.py"),
+    ("cuda-versions-differ", "FROM nvidia/cuda:12.4.1-base\nRUN pip install https://a/flash_attn-2.8+cu12torch2.6.whl"),
     ("host-key-check-off", "RUN sed -i '/StrictHostKeyChecking/d; s/^Port 22$/Port 23/' /etc/ssh/ssh_config"),
     (
         "plugin-path-of-old-efa",

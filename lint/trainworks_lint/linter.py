@@ -1,19 +1,20 @@
-"""Runs the table of rules over one Dockerfile and applies the suppressions that stand in it."""
+"""Runs the table of rules over one Dockerfile and applies the suppressions in it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-from trainworks.lint.document import Document, SyntaxProblem, parse
-from trainworks.lint.findings import Finding, Hit, Rule
-from trainworks.lint.rules import RULES
+from trainworks_lint.document import Document, SyntaxProblem, parse
+from trainworks_lint.findings import Finding, Hit, Rule, masked
+from trainworks_lint.rules import RULES
 
 SUPPRESSION = re.compile(r"^\s*#\s*trainworks:\s*ignore\s*=\s*(?P<rules>\S*)(?P<reason>.*)$", re.IGNORECASE)
 
 SUPPRESSION_RULE = "suppression"
-"""The name under which a wrong suppression is reported; it cannot itself be suppressed."""
+"""The rule of findings about suppressions. It cannot be suppressed itself."""
 
 
 @dataclass
@@ -21,11 +22,11 @@ class Suppression:
     """One `# trainworks: ignore=RULE reason`.
 
     Attributes:
-        line: Where it stands.
-        rules: The names that it gives.
-        reason: Why; must not be empty.
+        line: Of the comment.
+        rules: The names of the rules that it suppresses.
+        reason: Why; a suppression without a reason does not hold.
         covers: First and last line that it holds for.
-        used: The rules that it kept silent.
+        used: The rules of which it has suppressed a finding.
     """
 
     line: int
@@ -36,13 +37,13 @@ class Suppression:
 
 
 def lint(text: str) -> tuple[Finding, ...]:
-    """Return what is wrong with a Dockerfile, by line.
+    """Return the findings in a Dockerfile, by line.
 
     Args:
         text: The whole file.
 
     Returns:
-        The findings that no suppression covers, and those about suppressions themselves. A text that is no Dockerfile
+        The findings that are not suppressed, and those about suppressions themselves. A text that is not a Dockerfile
         gives one finding of the rule ``syntax``.
     """
     by_name = {rule.name: rule for rule in RULES}
@@ -69,17 +70,17 @@ def lint(text: str) -> tuple[Finding, ...]:
 
 
 def _finding(rule: Rule, hit: Hit) -> Finding:
-    return Finding(hit.line, rule.name, rule.severity, hit.what, rule.reason, rule.fix)
+    return Finding(hit.line, rule.name, rule.severity, masked(hit.what), hit.reason or rule.reason, hit.fix or rule.fix)
 
 
 def _suppressions(document: Document) -> Iterator[Suppression]:
-    """Yield the suppressions: each holds for the next line, or for the whole instruction that begins there."""
+    """Yield the suppressions. Each holds for the next line, or for the whole instruction that begins on it."""
     ends = {instruction.line: instruction.end_line for instruction in document.instructions}
     for number, line in enumerate(document.lines, start=1):
         match = SUPPRESSION.match(line)
         if match is None:
             continue
-        # Other comments, and further suppressions, may stand between.
+        # Other comments and suppressions may follow.
         target = number + 1
         while target <= len(document.lines) and document.lines[target - 1].lstrip().startswith("#"):
             target += 1
@@ -91,12 +92,14 @@ def _suppressions(document: Document) -> Iterator[Suppression]:
 def _wrong_suppressions(suppressions: list[Suppression], rules: dict[str, Rule]) -> Iterator[Finding]:
     for suppression in suppressions:
         if not suppression.reason:
-            yield _about(suppression, "it gives no reason, and does not hold")
+            yield _about(suppression, "the suppression has no reason, so it does not hold")
         for name in suppression.rules or ("",):
             if name not in rules:
-                yield _about(suppression, f"there is no rule {name}" if name else "it names no rule")
+                yield _about(suppression, f"unknown rule {name}{_nearest(name, rules)}" if name else "no rule is named")
             elif name not in suppression.used:
-                yield _about(suppression, f"{name} finds nothing here: it is not needed any more")
+                yield _about(
+                    suppression, f"{name} finds nothing in the next instruction: the suppression is not needed"
+                )
 
 
 def _about(suppression: Suppression, what: str) -> Finding:
@@ -105,6 +108,11 @@ def _about(suppression: Suppression, what: str) -> Finding:
         SUPPRESSION_RULE,
         "warning",
         what,
-        "whoever reads it has to know what is ignored, and why",
-        "# trainworks: ignore=RULE reason, on the line before; remove it where nothing is left to ignore",
+        "a reader has to know what is ignored, and why",
+        "write `# trainworks: ignore=RULE reason` on the line before, or remove the comment if it is not needed",
     )
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    near = get_close_matches(name, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,1 @@
+"""Finds mistakes in Dockerfiles: the text goes in, findings come out."""
