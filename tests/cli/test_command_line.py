@@ -213,7 +213,7 @@ def test_output_removes_nothing_that_is_not_ours(files: Mapping[str, str], call:
         (folder / name).write_text(text, encoding="utf-8")
     done = call(*CPU, "--until", "render", "--output", str(folder))
     assert (done.returncode, done.stdout) == (9, "")
-    assert "has files that are not ours" in done.stderr
+    assert "has files that trainworks did not write" in done.stderr
     assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == files
 
 

@@ -96,7 +96,13 @@ def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, 
     )
     assert status == 12
     assert "5 problems with the extension" in text
-    parts = ("--tag 'My/Train'", "line 2", ".env is a file for secrets", "deploy.pem: private key", "mean train.py?")
+    parts = (
+        "--tag 'My/Train'",
+        "line 2",
+        ".env is a file that holds secrets",
+        "deploy.pem: private key",
+        "mean train.py?",
+    )
     assert [part for part in parts if part not in text] == []
     assert ".trainworksignore" in text
 
@@ -209,7 +215,7 @@ def test_links_are_followed_inside_only(code: Path, tmp_path: Path) -> None:
 
 def test_nothing_but_ignored_files(code: Path) -> None:
     (code / ".trainworksignore").write_text("*\n")
-    assert "no file is left" in read_source(code).problems[0]
+    assert "no files to copy" in read_source(code).problems[0]
 
 
 # Requirements.
@@ -340,7 +346,7 @@ def test_included_files_are_read_from_where_they_are_named(tmp_path: Path) -> No
             {"requirements.txt": "./x-1-py3-none-any.whl", "x-1-py3-none-any.whl": "no zip"},
             "x-1-py3-none-any.whl is not a wheel",
         ),
-        ({"requirements.txt": "-r a.txt", "a.txt": "six\n--pre"}, "a.txt line 2: --pre: options do not belong here"),
+        ({"requirements.txt": "-r a.txt", "a.txt": "six\n--pre"}, "a.txt line 2: --pre: options are not allowed"),
     ],
 )
 def test_includes_that_are_refused(files: dict[str, str], problem: str, tmp_path: Path) -> None:
@@ -358,7 +364,7 @@ def test_a_local_wheel_is_taken_with_its_hash(tmp_path: Path) -> None:
         assert problems == []
         assert [each.pin for each in wanted.wheels.values()] == [f"mine==1 --hash=sha256:{digest}"]
     line = f"./dist/mine-1-py3-none-any.whl --hash=sha256:{'0' * 64}"
-    assert "the file's hash is another one" in read_wanted(written(tmp_path, {"requirements.txt": line}))[1][0]
+    assert "the file has another hash" in read_wanted(written(tmp_path, {"requirements.txt": line}))[1][0]
 
 
 def locked(

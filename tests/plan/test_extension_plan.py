@@ -100,7 +100,7 @@ def test_all_that_is_wrong_with_the_names_is_said_at_once() -> None:
     [
         ("-e .", "editable"),
         ("--index-url https://packages.example/simple", "pip's own settings"),
-        ("--no-binary :all:", "options do not belong here"),
+        ("--no-binary :all:", "options are not allowed"),
         ("https://packages.example/x-1-py3-none-any.whl", "download the wheel and name the file"),
         ("x @ https://packages.example/x-1-py3-none-any.whl", "download the wheel and name the file"),
         ("./x-1.tar.gz", "only wheels are installed from files"),
@@ -187,12 +187,12 @@ def test_a_file_of_names_and_versions_is_read_whole() -> None:
         ("scikit-learn", True, True),
     ]
     (problem,) = check_hashes(read.requirements)
-    assert problem.startswith("r line 2: Pandas>=2,<3 ; python_version > '3': it has no hash, and other lines have")
+    assert problem.startswith("r line 2: Pandas>=2,<3 ; python_version > '3': no hash, but other lines have")
 
 
 def test_a_hash_needs_a_version() -> None:
     for text in (f"six>=1 {HASH}", f"six==1.* {HASH}"):
-        assert "pin it" in check_hashes(read_requirements(text, "r").requirements)[0]
+        assert "pin the version" in check_hashes(read_requirements(text, "r").requirements)[0]
 
 
 def test_beside_hashes_a_git_requirement_needs_its_commit() -> None:
@@ -290,7 +290,7 @@ def test_entry_points(program: str, project: bool, kind: str, file: str) -> None
         ("notes.txt", "chmod +x"),
         ("-m package.trian", "did you mean package/train.py?"),
         ("-m package/train", "not the name of a Python module"),
-        ("package.train", "there is no file package.train"),
+        ("package.train", "no such file: package.train"),
         ("", "empty"),
     ],
 )
@@ -341,7 +341,7 @@ def test_another_launcher_needs_a_file() -> None:
     installed = EntryPoint(kind="module", name="-m torch.distributed.run", file="")
     script = EntryPoint(kind="script", name="train.py", file="train.py")
     assert check_foreign(installed, OURS) == check_foreign(script, FOREIGN) == check_foreign(None, FOREIGN) == []
-    assert "has not our launcher" in check_foreign(installed, FOREIGN)[0]
+    assert "does not have our launcher" in check_foreign(installed, FOREIGN)[0]
 
 
 CODE = (SourceFile(path="train.py", content=b"print('trained')\n"),)

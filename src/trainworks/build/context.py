@@ -50,7 +50,7 @@ def write_context(rendering: Rendering, folder: Path) -> None:
                 path.chmod(0o755)
                 os.utime(path, (EPOCH, EPOCH))
     except OSError as error:
-        # Half a context would be taken for a whole one.
+        # Remove what was written: half a context looks like a whole one.
         for path in (folder,) if new else [folder / name for name in _top_names(rendering)]:
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -60,7 +60,7 @@ def write_context(rendering: Rendering, folder: Path) -> None:
 
 
 def _top_names(rendering: Rendering) -> set[str]:
-    """Return what a context has in its folder itself."""
+    """Return the names of a context's files and folders at its top."""
     return {"Dockerfile", *(file.path.split("/", 1)[0] for file in rendering.files)}
 
 
@@ -93,7 +93,8 @@ def replace_output(rendering: Rendering, folder: Path) -> None:
         if there and not (dockerfile.is_file() and MARK in dockerfile.read_text(encoding="utf-8", errors="replace")):
             ours = set()
         if others := sorted(there - ours):
-            raise OutputError(f"{folder} has files that are not ours: {', '.join(others[:3])}", hint=hint)
+            names = ", ".join(others[:3])
+            raise OutputError(f"{folder} has files that trainworks did not write: {names}", hint=hint)
         for name in there:
             # The folder itself stays: it may be a link, or a mount.
             path = folder / name

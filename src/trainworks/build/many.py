@@ -11,10 +11,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainworks.build.image import ImageResult
@@ -115,7 +114,7 @@ class TargetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run ended: every target, the seconds of the whole run, and whether Ctrl-C or SIGTERM ended it."""
+    """How a run ended: every target in the order of the run, its seconds, and whether Ctrl-C or SIGTERM ended it."""
 
     targets: tuple[TargetSummary, ...]
     seconds: float
@@ -126,7 +125,7 @@ class RunSummary:
 def build_many(
     targets: Sequence[PlannedTarget], session: BuildSession, order: BuildOrder, *, at_once: int
 ) -> RunSummary:
-    """Do for each target what the order says, so many at once; the order of the targets stays.
+    """Do for each target what the order says, so many at once.
 
     Args:
         targets: The targets.
@@ -144,13 +143,14 @@ def build_many(
         order = replace(order, engine=choose(order.engine, report=say).name)
     _make_folders(order)
     interruption, interrupted = Interruption(), False
+    futures: list[Future[TargetSummary]] = []
     counts: Counter[str] = Counter()
     with (
         DISPLAY.task("running", len(targets), "targets", log=False) as task,
         ThreadPoolExecutor(at_once) as pool,
     ):
-        futures = [pool.submit(_work, target, session, order, interruption) for target in targets]
         try:
+            futures.extend(pool.submit(_work, target, session, order, interruption) for target in targets)
             for future in as_completed(futures):
                 counts[future.result().outcome] += 1
                 task.note = said_counts(counts)
@@ -162,11 +162,11 @@ def build_many(
             if not isinstance(error, KeyboardInterrupt):
                 raise
             interrupted = True
+    ended = [future.result() for future in futures if not future.cancelled()]
+    begun = {summary.target for summary in ended}
+    never = [TargetSummary(target=each.name, outcome="not started") for each in targets if each.name not in begun]
     return RunSummary(
-        targets=tuple(
-            TargetSummary(target=target.name, outcome="not started") if future.cancelled() else future.result()
-            for target, future in zip(targets, futures, strict=True)
-        ),
+        targets=(*ended, *never),
         seconds=time.monotonic() - started,
         at_once=at_once,
         interrupted=interrupted,
@@ -243,17 +243,13 @@ def _first_failure(done: ImageResult) -> str:
 
 def _make_folders(order: BuildOrder) -> None:
     for folder in (order.output, order.junit):
-        _make_folder(folder)
-
-
-def _make_folder(folder: Path | None) -> None:
-    try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{folder}: {error.strerror}", hint="with many targets it is a folder, with one entry for each target"
-        ) from error
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"{folder}: {error.strerror}", hint="with many targets it is a folder, with one entry for each target"
+            ) from error
 
 
 # Summing up.

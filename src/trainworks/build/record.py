@@ -30,7 +30,7 @@ HEADER = """\
 
 
 def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Path) -> None:
-    """Say before a build that it cannot be recorded.
+    """Refuse, before a build, one that cannot be recorded.
 
     Raises:
         OutputError: The image is not the target's own, or the file cannot be written.
@@ -39,12 +39,12 @@ def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Pat
     row = next(row for row in facts.targets if facts.name_of(row) == plan.target.name)
     if rendering.digest != inputs_of_target(row, facts):
         raise OutputError(
-            f"--record: this image is a variant of {plan.target.name}, and not the target itself",
-            hint="leave out --with and --without, or leave out --record",
+            f"--record: this image is a variant of {plan.target.name}, not the target itself",
+            hint="remove --with and --without, or remove --record",
         )
     path = root / "images" / BUILT
     if not os.access(path if path.exists() else path.parent, os.W_OK) or not os.access(path.parent, os.W_OK):
-        raise OutputError(f"--record: {path} cannot be written", hint="use a checkout of your own, or --root")
+        raise OutputError(f"--record: cannot write {path}", hint="use a checkout that you can write (--root)")
 
 
 def record_result(
@@ -91,7 +91,7 @@ def _read(path: Path) -> list[Built]:
         content = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return [Built(**row) for row in content.get("built", [])]
     except (OSError, ValueError, TypeError) as error:
-        raise OutputError(f"{path} cannot be read: {error}") from error
+        raise OutputError(f"cannot read {path}: {error}") from error
 
 
 def _as_toml(built: Built) -> str:

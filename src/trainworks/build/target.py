@@ -122,7 +122,7 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         add_files=add_files,
         checks=plan.checks,
         forbidden=settings.forbidden_texts(plan.wheel_index),
-        # A base that cannot be made here is pulled by the engine itself, by the digest in its FROM.
+        # Any other base is pulled by the engine itself, by the digest in its FROM.
         base=plan.base if plan.image == base_reference(plan.base) else None,
         inputs=inputs_of(plan, rendering),
     )

@@ -81,7 +81,7 @@ def extend(request: ExtendRequest, root: Path, environment: Mapping[str, str]) -
 
     Raises:
         ExtendError: Base, requirements, code and entry point do not fit, or one of them cannot be used; all problems.
-        UnknownNameError: There is no such base image.
+        UnknownNameError: The base image does not exist.
         LockError: The requirements cannot be resolved with what the base has.
         BuildError, EngineUnavailableError, HostError, OutputError: See ``trainworks.errors``.
     """

@@ -123,7 +123,7 @@ def _read_wheel(requirement: PackageRequirement, folder: Path) -> Wheel:
     extras = requirement.specification.extras
     wheel = read_wheel(path.name, path.read_bytes(), extras=f"[{','.join(sorted(extras))}]" if extras else "")
     if requirement.hashed and wheel.sha256 not in requirement.hashes:
-        raise ValueError(f"the file's hash is another one: sha256:{wheel.sha256}")
+        raise ValueError(f"the file has another hash: sha256:{wheel.sha256}")
     return wheel
 
 
@@ -197,8 +197,8 @@ def lock_requirements(
         resolving: Whether requirements that have no lock, or another's, get a new one.
 
     Raises:
-        ExtendError: There is a file in the lock's place that is not ours, or no index has the base's build.
-        LockError: There is no lock that fits and none may be made, or no set of wheels fits.
+        ExtendError: Another file is in the lock's place, or no index has the base's build.
+        LockError: No lock fits and none may be made, or no set of wheels fits.
         OutputError: The lock cannot be written.
     """
     mark = f"# inputs: {_inputs_digest(wanted, base)}\n"
@@ -207,12 +207,12 @@ def lock_requirements(
         return there, path
     if not resolving:
         raise LockError(
-            f"{path} is not there, or not for these requirements and this base",
+            f"no lock for these requirements and this base: {path}",
             hint="`build.py extend` with the same choice writes it",
         )
     if there and not there.startswith(HEADER):
         raise ExtendError(
-            [f"{path} exists and is not ours to replace: the hash-locked requirements would be written there"]
+            [f"{path} exists and was not written by extend: the hash-locked requirements would replace it"]
         )
     resolved = resolve(wanted, base, settings, environment, where=str(path))
     wrong = _wrong_builds(resolved, base, companions)
@@ -308,8 +308,8 @@ def resolve(
         except LockError as error:
             raise LockError(
                 error.message,
-                hint="what the base has installed is never replaced, and only wheels are installed: ask for versions "
-                "that go with it, take another base, or put a wheel of your own into a folder of pip's find-links",
+                hint="the base's packages are never replaced, and only wheels are installed: ask for versions that fit "
+                "the base, use another base, or put a wheel of your own into a folder of pip's find-links",
             ) from error
 
 

@@ -1,6 +1,6 @@
-"""What an extension of an image is: a base image, requirements and code, and whether these three fit each other. Pure.
+"""An extension of an image: a base image, requirements and code, and whether these three fit each other. Pure.
 
-The contract is that of the platform's own images (SageMaker guide, "Extend a Prebuilt Container"): code lies in
+The contract is that of SageMaker's own images ("Extend a Prebuilt Container" in its documentation): code lies in
 ``/opt/ml/code``, which is on PATH and which ``SAGEMAKER_SUBMIT_DIRECTORY`` names; the entry point is a path below it.
 """
 
@@ -142,9 +142,9 @@ def check_names(base: str, tag: str) -> list[str]:
         problems.append(f"--base {base!r} is not the name of an image, such as my/image:1 or my/image@sha256:...")
     if not _TAGGED.fullmatch(tag):
         if _TAGGED.fullmatch(tag.lower()):
-            problems.append(f"--tag {tag!r}: names of images are in lower case: {tag.lower()}")
+            problems.append(f"--tag {tag!r}: image names are in lower case: {tag.lower()}")
         elif _REFERENCE.fullmatch(tag) and "@" not in tag:
-            problems.append(f"--tag {tag!r} has no tag: say which one, such as {tag}:1")
+            problems.append(f"--tag {tag!r} has no tag: add one, such as {tag}:1")
         else:
             problems.append(f"--tag {tag!r} is not the name of an image with its tag, such as my/image:1")
     if base == tag:
@@ -208,7 +208,7 @@ def _find_module(module: str, program: str, files: Mapping[str, bool]) -> EntryP
 
 def _missing(program: str, files: Mapping[str, bool]) -> str:
     near = nearest(program, sorted(files))
-    return f"there is no file {program} in it" + (f"; did you mean {near}?" if near else "")
+    return f"no such file: {program}" + (f"; did you mean {near}?" if near else "")
 
 
 def check_distribution(packages: Sequence[str], base: ExtendedBase) -> list[str]:
@@ -220,10 +220,10 @@ def check_distribution(packages: Sequence[str], base: ExtendedBase) -> list[str]
 
 
 def check_foreign(entry_point: EntryPoint | None, base: ExtendedBase) -> list[str]:
-    """Return what another launcher than ours does not know."""
+    """Return why the entry point does not work with a launcher that is not ours."""
     if base.launcher or entry_point is None or entry_point.kind not in ("module", "package") or entry_point.file:
         return []
-    return [f"--entry-point {entry_point.name}: {base.reference} has not our launcher, and needs a file of --source"]
+    return [f"--entry-point {entry_point.name}: {base.reference} does not have our launcher; name a file of --source"]
 
 
 def make_extension(

@@ -344,11 +344,11 @@ def check_hashes(requirements: Iterable[PackageRequirement], sources: Iterable[G
     for requirement in requirements:
         if not requirement.hashed:
             problems.append(
-                f"{requirement.place}: it has no hash, and other lines have: hash all lines, or none (they are "
+                f"{requirement.place}: no hash, but other lines have hashes: hash all lines, or none (they are "
                 "resolved and hashed then)"
             )
         elif not requirement.pinned:
-            problems.append(f"{requirement.place}: it has a hash and no version: pin it")
+            problems.append(f"{requirement.place}: a hash without a version: pin the version")
     return problems + [
         f"{source.place}: other lines have hashes: name the commit, @ and its 40 digits"
         for source in sources
@@ -362,7 +362,7 @@ def _advice_for_option(line: str) -> str:
         return "an editable installation is not pinned: leave out -e for git, and put a project of yours into --source"
     if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--no-index"):
         return "put it into pip's own settings (pip.conf or PIP_... variables): they hold inside the build"
-    return "options do not belong here"
+    return "options are not allowed in a requirements file of extend"
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""The user's code on this machine: what goes into an image, what stays outside, and what must not go anywhere."""
+"""The user's code on this machine: what goes into an image, what stays outside, and which secrets are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECRET_NAME = re.compile(
 """Names of files that are made to hold secrets; any other file is judged by its content."""
 
 LARGEST_BYTES = 1_000_000_000
-"""More is no code: a data set or a model, which a job gets as a channel."""
+"""Larger folders hold a data set or a model, which a job gets as a channel."""
 
 _SHOWN = 8
 
@@ -70,8 +70,8 @@ def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[s
         forbidden: Literal strings that must not be in any image, such as this machine's proxy.
 
     Returns:
-        The files with what was left out; secrets, links that lead outside, what is no file, and too much of it are
-        problems, all at once.
+        The files, and what was left out. Secrets, links that lead outside, special files and too many bytes are
+        problems, reported all at once.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
@@ -104,9 +104,9 @@ def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[s
         if not path.resolve().is_relative_to(root):
             problems.append(f"{relative} is a link that leads out of {folder}")
         elif not path.is_file():
-            problems.append(f"{relative} is {'a broken link' if path.is_symlink() else 'no file'}")
+            problems.append(f"{relative} is {'a broken link' if path.is_symlink() else 'not a regular file'}")
         elif SECRET_NAME.fullmatch(relative):
-            problems.append(f"{relative} is a file for secrets")
+            problems.append(f"{relative} is a file that holds secrets")
         else:
             total += path.stat().st_size
             if total > LARGEST_BYTES:
@@ -121,7 +121,7 @@ def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[s
             files.append(SourceFile(path=relative, content=content, mode=mode))
     problems += _secrets_in(files, forbidden)
     if not files and not problems:
-        problems.append("no file is left to copy")
+        problems.append("no files to copy")
     return SourceTree(
         files=tuple(files),
         left_out=tuple(sorted(left_out)),
@@ -150,9 +150,7 @@ def _has_exceptions(matcher: Any) -> bool:
 def _too_large(folder: Path, paths: Iterable[str]) -> str:
     sizes = sorted(((folder / path).stat().st_size, path) for path in paths if (folder / path).is_file())
     largest = ", ".join(f"{path} {size / 1e6:,.0f} MB" for size, path in reversed(sizes[-3:]))
-    return (
-        f"it has more than {LARGEST_BYTES / 1e6:,.0f} MB (largest: {largest}): data belongs into a channel of the job"
-    )
+    return f"it has more than {LARGEST_BYTES / 1e6:,.0f} MB (largest: {largest}): pass data to the job as a channel"
 
 
 def _secrets_in(files: Iterable[SourceFile], forbidden: tuple[str, ...]) -> list[str]:

@@ -147,7 +147,8 @@ def build_wheels(
         file, content_of_file = files[str(number)]
         wheel = read_wheel(file, content_of_file, extras=source.extras, built=True)
         if source.name and wheel.name != source.name:
-            raise BuildError(f"{source.origin} is {wheel.name} {wheel.version}, and the requirement says {source.name}")
+            found = f"{wheel.name} {wheel.version}"
+            raise BuildError(f"{source.origin} is {found}, but the requirement names {source.name}")
         wheels.append(wheel)
     return tuple(wheels)
 
@@ -155,5 +156,5 @@ def build_wheels(
 def _advice(base: ExtendedBase) -> str:
     if base.compiler:
         return ""
-    how = "--apt g++ --apt python3-dev installs one" if base.apt else "take a base with one"
-    return f"{base.reference} has no C compiler: if that is the reason, {how}"
+    how = "add --apt g++ --apt python3-dev" if base.apt else "use a base that has one"
+    return f"{base.reference} has no C compiler. If the build needs one: {how}"

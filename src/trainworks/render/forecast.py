@@ -26,7 +26,7 @@ COPIED = re.compile(r"from=(?P<name>[\w.-]+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuild:
-    """A part that is built again, and why: what changed of its own, then what it stands on."""
+    """A part that is built again, and why: first its own changes, then the stages that it stands on."""
 
     component: str
     reasons: tuple[str, ...]
@@ -91,7 +91,7 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
 def _copies(words: Set[str], path: str) -> bool:
     """Return whether a part copies a file of the context: by its own path, or by one of the folders above it."""
     folders = path.split("/")
-    # The topmost folder alone (`files`, `launcher`) is copied by nobody, and is a word that texts have anyway.
+    # No recipe copies a whole topmost folder (`files`, `launcher`), but texts contain these words.
     return any("/".join(folders[:depth]) in words for depth in range(min(2, len(folders)), len(folders) + 1))
 
 

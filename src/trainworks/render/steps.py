@@ -24,7 +24,7 @@ def build_steps(dockerfile: str, stage_components: Mapping[str, str]) -> tuple[B
     """Return the steps of a Dockerfile of ours, in its order.
 
     Args:
-        dockerfile: Its text: each stage has a name, and nothing is a here-document.
+        dockerfile: Its text. Each stage has a name; there are no here-documents.
         stage_components: Stage name to component.
     """
     steps: list[BuildStep] = []
