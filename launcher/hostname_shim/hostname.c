@@ -1,8 +1,8 @@
 /*
  * Makes gethostname() answer the job's name of this host.
  *
- * Some platforms give every container of a job the same hostname; MPI then takes ranks on different hosts for
- * neighbours. The launcher preloads this library only where that is so, and says the name in TRAINWORKS_HOSTNAME.
+ * Some platforms give every container of a job the same hostname. MPI then treats ranks on different hosts as ranks of
+ * one host. The launcher preloads this library only on such platforms, and sets TRAINWORKS_HOSTNAME to the name.
  * Without the variable, libc answers. uname() is not touched.
  *
  * Build: cc -shared -fPIC -O2 -Wall -Wextra -o libhostname.so hostname.c -ldl
@@ -31,7 +31,7 @@ int gethostname(char *name, size_t size)
     }
     length = strlen(wanted);
     if (length >= size) {
-        /* As glibc does: fill what there is, and say that it was too short. */
+        /* As glibc does: fill the buffer, and return that it was too short. */
         memcpy(name, wanted, size);
         errno = ENAMETOOLONG;
         return -1;

@@ -1,4 +1,4 @@
-"""trainworks_launcher: starts, supervises and truthfully ends a distributed training job inside a container.
+"""trainworks_launcher: runs a distributed training job inside a container and reports its first failure.
 
 From top to bottom, as the data flows: ``environment`` reads the world once -> ``job`` validates it -> ``modes`` plan
 one host -> ``plan`` is what is shown and what is run -> ``supervise`` runs it, with ``control`` between the hosts.

@@ -91,7 +91,7 @@ def check_resource_config(config: Mapping[str, Json]) -> list[Problem]:
         if not name:
             problems.append(Problem("the group has no 'instance_group_name'", place, "give the group a name"))
         elif name in names_seen:
-            problems.append(Problem(f"there is another group {name!r}", place, "give each group a name of its own"))
+            problems.append(Problem(f"there is another group {name!r}", place, "give each group a different name"))
         names_seen.add(name)
         problems += _check_hosts(row, place)
         strangers = [host for host in texts(row.get("hosts")) if host not in known]

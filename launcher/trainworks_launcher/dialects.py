@@ -75,7 +75,7 @@ _BOTH_ONE = """
     machinefile map-by max-restarts max-vm-size n np npernode npersocket output-filename path personality ppr prefix
     preload-files rank-by rankfile report-pid report-uri stdin timeout tune wd wdir x xterm
 """
-_SINGLE_COPY = "in Open MPI 5 the single-copy mechanism is a component of its own (smsc)"
+_SINGLE_COPY = "in Open MPI 5 the single-copy mechanism is a separate component (smsc)"
 _MCA_CLASSES = frozenset(("mca", "gmca", "omca", "gomca", "prtemca", "pmixmca"))
 
 OPEN_MPI_4 = Dialect(
@@ -215,8 +215,8 @@ OURS: Mapping[str, str] = MappingProxyType(
         "app": "mpirun would start what the file says instead of the training script",
         "file": "mpirun would start what the file says instead of the training script",
         **dict.fromkeys(("preload-binary", "s"), "every host has the image's programs"),
-        "dvm": "each job has a run-time of its own",
-        "hnp": "each job has a run-time of its own",
+        "dvm": "each job has its own run-time",
+        "hnp": "each job has its own run-time",
     }
 )
 """Options that the launcher decides -> why a user cannot."""

@@ -131,7 +131,7 @@ def read_drivers(
         advice = f"set entry_script in SourceCode to the script that {ours} is to start"
         problems.append(Problem(f"command={ours!r} needs 'entry_script'", names.SOURCE_CODE_FILE, advice))
     else:
-        advice = "set entry_script in SourceCode, or a command of your own"
+        advice = "set entry_script in SourceCode, or your own command"
         problems.append(Problem("neither 'entry_script' nor 'command' is given", names.SOURCE_CODE_FILE, advice))
     directory = fields.text("source_dir")
     if directory:

@@ -62,7 +62,7 @@ class Code:
 
     @property
     def remote(self) -> bool:
-        """Whether it has to be fetched before anybody can look into it."""
+        """Whether it has to be fetched before its content is known."""
         return self.archive.startswith(REMOTE)
 
 
@@ -98,7 +98,7 @@ def program_name(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> 
 
 
 def code_location(base_directory: str, variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
-    """Return where the code is said to be: the job's hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
+    """Return where the job's code is: its hyperparameter, else SAGEMAKER_SUBMIT_DIRECTORY, else BASE/code.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """
@@ -109,7 +109,7 @@ def code_location(base_directory: str, variables: Mapping[str, str], reserved: M
 def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
     """Tell the kind of a program from its name, and from the code where that is known.
 
-    In a project a .py file, and a name that is no file, is a module of it, so that it can import its siblings by their
+    In a project a .py file is a module of it, and so is a name that is not a file: it can import its siblings by their
     package. Raises ValueError with the reason for a name that could leave the code directory or be taken for an option.
     """
     if program.startswith(("-m ", "-m\t")):

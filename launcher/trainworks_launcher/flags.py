@@ -69,7 +69,7 @@ _VARIABLE_LIST = "mca_base_env_list"
 def parse_user_options(words: Sequence[str], dialect: Dialect, where: str) -> tuple[UserOptions, list[Problem]]:
     """Sort the user's words (already split by shell rules). ``where`` names their source in the problems."""
     if any("\0" in word for word in words):
-        return UserOptions(), [Problem("a word has a NUL character", where, "no program can be given one")]
+        return UserOptions(), [Problem("a word has a NUL character", where, "remove it: an argument cannot have NUL")]
     parser = _Parser(words, dialect, where)
     while parser.words:
         parser.take_option()
@@ -242,8 +242,8 @@ class _Parser:
     def _take_unknown(self, word: str, option: str) -> None:
         """Passed on: the image may have a newer mpirun than we know. The words up to the next option are its values."""
         self._warnings.append(
-            f"Open MPI {self._dialect.major} has no known option {word}; it is passed on, and mpirun refuses it if it"
-            f" does not know it either; {nearest(option, self._dialect.options)}"
+            f"{word} is not a known option of Open MPI {self._dialect.major}; it is passed on to mpirun;"
+            f" {nearest(option, self._dialect.options)}"
         )
         if "=" in word:
             self.words.pop(0)

@@ -47,7 +47,7 @@ class FabricVariable:
 
 
 GENERIC_FABRIC = (
-    FabricVariable("FI_PROVIDER", "efa", False, "libfabric is to use EFA and not its TCP provider"),
+    FabricVariable("FI_PROVIDER", "efa", False, "libfabric uses EFA, not its TCP provider"),
     FabricVariable("FI_EFA_USE_DEVICE_RDMA", "1", True, "device memory of another host is read directly"),
     FabricVariable("RDMAV_FORK_SAFE", "1", False, "data loaders fork; without it a fork may corrupt registered memory"),
 )

@@ -86,7 +86,7 @@ class Masker:
         return mask_urls(text)
 
     def value(self, name: str, value: str) -> str:
-        """Mask the value of a name: all of it if the name says so, else what is secret in it.
+        """Mask the value of a name: all of it if the name is that of a secret, else the secrets in it.
 
         The keys of an object and the options of a list count as names too.
         """

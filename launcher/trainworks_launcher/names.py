@@ -30,7 +30,7 @@ SOURCE_CHANNEL = "input/data/code"
 """Where ModelTrainer's code is: its source_dir, or the archive that source_dir names."""
 
 CODE_DIRECTORY = "code"
-"""The user's code when nothing else is said."""
+"""The user's code if the job does not give another place."""
 
 FAILURE_FILE = "output/failure"
 """Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters."""
@@ -257,7 +257,7 @@ EXIT_NOT_EXECUTABLE = 126
 """``docker run IMAGE program``: the program exists and cannot be executed (a shell's convention)."""
 
 EXIT_NOT_FOUND = 127
-"""``docker run IMAGE program``: there is no such program (a shell's convention)."""
+"""``docker run IMAGE program``: the program does not exist (a shell's convention)."""
 
 # ------------------------------------------------------------------------------------------- reserved hyperparameters
 RESERVED_PREFIX = "sagemaker_"

@@ -179,7 +179,7 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
         both = " and ".join(asked)
         advice = "keep one of them"
         if MODEL_PARALLEL in asked and asked.keys() & {"smdistributed.dataparallel", "pytorchddp"}:
-            advice = "smp is not supported together with smddp: keep one of them (smp has data parallelism of its own)"
+            advice = "smp is not supported together with smddp: keep one of them (smp has its own data parallelism)"
         problems.append(Problem(f"{both} are both switched on", ", ".join(asked.values()), advice))
     for name in reserved:
         if (

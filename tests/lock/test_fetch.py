@@ -392,8 +392,8 @@ def test_the_whole_list_is_looked_at_before_anything_is_downloaded(stage: Stage,
     assert done.status == 1
     assert re.sub(r"^error: ", "", done.errors, flags=re.MULTILINE).splitlines() == [
         (
-            "smp 1.15.0: no sha256 is recorded for https://vendor.invalid/smp.whl, and nothing unverified is used; "
-            "python build.py lock --only TARGET records it"
+            "smp 1.15.0: no sha256 is recorded for https://vendor.invalid/smp.whl, and unverified files are refused; "
+            "record it: python build.py lock --only TARGET"
         ),
         f"../smp 1.15.0: {listing}: '../smp' is not a file name",
         f"smp 1: {listing}: '../../etc/passwd' is not a file name",
@@ -509,7 +509,8 @@ def test_a_tag_that_was_moved(stage: Stage, git_url: str, repository: Repository
 
 def test_a_tag_that_is_gone(stage: Stage, git_url: str, repository: Repository) -> None:
     error = stage.fetch(gklib(git_url, repository.commit, "v9")).one_error()
-    assert "does not give refs/tags/v9: fatal: couldn't find remote ref refs/tags/v9" in error
+    assert "cannot fetch refs/tags/v9 from " in error
+    assert "fatal: couldn't find remote ref refs/tags/v9" in error
 
 
 def test_a_bundle_without_the_commit(stage: Stage, repository: Repository) -> None:
@@ -526,12 +527,12 @@ def test_a_bundle_that_is_broken(stage: Stage, repository: Repository, fault: st
     content = {"truncated": good[:-30], "flipped": bytes(flipped), "rubbish": b"# v2 git rubbish\n"}[fault]
     stage.local(f"gklib-{repository.commit}.bundle", content)
     error = stage.fetch(gklib("https://vendor.invalid/gklib", repository.commit)).one_error()
-    assert f"the local copy gklib-{repository.commit}.bundle cannot be read" in error
+    assert f"cannot read the local copy gklib-{repository.commit}.bundle: " in error
 
 
 def test_a_repository_that_is_not_there(stage: Stage, server: Server, repository: Repository) -> None:
     error = stage.fetch(gklib(f"{server.url}/git/nothing", repository.commit)).one_error()
-    assert f"{server.url}/git/nothing does not give refs/tags/v1.0" in error
+    assert f"cannot fetch refs/tags/v1.0 from {server.url}/git/nothing: " in error
     assert "404" in error or "not found" in error
 
 

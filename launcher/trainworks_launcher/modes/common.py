@@ -72,7 +72,7 @@ def warn_of_library(job: Job) -> tuple[str, ...]:
     if not library or library in manifest.components:
         return ()
     costs = [row.cost for row in manifest.missing if row.component == library]
-    cost = costs[0] if costs else "the script has to do without it, or install it itself"
+    cost = costs[0] if costs else "the script must work without it, or install it"
     return (f"{job.placement.mode} is asked for, and the image has no {library}: {cost}",)
 
 

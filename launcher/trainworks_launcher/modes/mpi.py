@@ -109,7 +109,7 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     ]
     if dialect.major < 5:
         rows.append(
-            Setting("btl", "^openib", Origin.DEFAULT, "the verbs transport only prints warnings where there is none")
+            Setting("btl", "^openib", Origin.DEFAULT, "without verbs devices this transport only prints warnings")
         )
         rows.append(
             Setting(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
-    """Return how many processes of this control group were killed so far for lack of memory; None if nothing says so.
+    """Return how many processes of this control group were killed so far for lack of memory; None if that is not known.
 
     Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
     """

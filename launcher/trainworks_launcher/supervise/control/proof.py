@@ -2,9 +2,9 @@
 
 A proof covers everything that the two sides tell each other when a host joins: its name, the job, both ssh public keys
 and a fresh nonce of each side. A stranger in between can therefore neither take a proof to another connection, another
-host or another job, nor put a key of his own in the place of one of ours.
+host or another job, nor replace a key.
 
-The leader shows its proof first, to anybody who asks: from it the secret can only be guessed, which a long one
+The leader shows its proof first, to every host that asks: from it the secret can only be guessed, which a long one
 (``names.JOB_SECRET_MINIMUM`` characters) makes hopeless.
 """
 
