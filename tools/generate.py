@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402 - the path has to be set first
-from trainworks.errors import TrainworksError  # noqa: E402
+from trainworks import errors  # noqa: E402 - the path has to be set first
+from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
@@ -137,8 +137,9 @@ def exit_statuses() -> str:
         for status, _ in grammar_of(name).exit_statuses:
             ends.setdefault(status, []).append(f"`{name}`")
     lines = ["| status | meaning | commands |", "|---|---|---|"]
-    errors: list[type[TrainworksError]] = [TrainworksError, *TrainworksError.__subclasses__()]
-    for error in errors:
+    for error in vars(errors).values():
+        if not (isinstance(error, type) and issubclass(error, errors.TrainworksError) and "exit_status" in vars(error)):
+            continue
         commands = ends.get(error.exit_status, [])
         cells = "every command" if len(commands) == len(COMMANDS) else ", ".join(commands)
         lines.append(f"| {error.exit_status} | {error.meaning} | {cells} |")

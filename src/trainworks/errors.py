@@ -61,18 +61,25 @@ class CommandLineError(TrainworksError):
         )
 
 
-class FactsError(TrainworksError):
+class ProblemsError(TrainworksError):
+    """Several problems at once, in ``problems``; each error of this kind says ``where`` they are."""
+
+    where: ClassVar[str]
+
+    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
+        """Join all problems, one a line."""
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} {self.where}:{lines}", hint=hint)
+
+
+class FactsError(ProblemsError):
     """Rows in ``images/``, or the front matter of a recipe, are malformed; ``problems`` has every problem."""
 
     exit_status = 3
     meaning = "malformed facts"
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        """Join all problems, one a line, each with its file, row and key."""
-        self.problems = tuple(problems)
-        count = len(self.problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(f"{count} problem{'s' if count != 1 else ''} in the facts:{lines}")
+    where = "in the facts"
 
 
 class UnknownNameError(TrainworksError):
@@ -136,18 +143,12 @@ class LockError(TrainworksError):
     meaning = "not locked, or a lock does not fit its row"
 
 
-class ExtendError(TrainworksError):
+class ExtendError(ProblemsError):
     """Base, requirements, code or entry point of an extension are invalid; ``problems`` has every problem."""
 
     exit_status = 12
     meaning = "invalid extension"
-
-    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
-        """Join all problems, one a line."""
-        self.problems = tuple(problems)
-        count = len(self.problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(f"{count} problem{'s' if count != 1 else ''} with the extension:{lines}", hint=hint)
+    where = "with the extension"
 
 
 class CompatibilityError(TrainworksError):
@@ -177,18 +178,12 @@ class RegistryError(TrainworksError):
     meaning = "a registry refused, or cannot be reached"
 
 
-class ProofError(TrainworksError):
+class ProofError(ProblemsError):
     """A proof cannot be made, or does not hold; ``problems`` has every reason."""
 
     exit_status = 17
     meaning = "a proof cannot be made, or does not hold"
-
-    def __init__(self, problems: Sequence[str], *, hint: str = "") -> None:
-        """Join all problems, one a line."""
-        self.problems = tuple(problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems)
-        count = len(self.problems)
-        super().__init__(f"{count} problem{'s' if count != 1 else ''} with the proof:{lines}", hint=hint)
+    where = "with the proof"
 
 
 class OutdatedError(TrainworksError):

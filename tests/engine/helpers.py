@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainworks.engine.progress import BuildahParser, BuildKitParser, Parser, StepLog
+from trainworks.engine.progress import BuildahParser, BuildKitParser, StepLog
 from trainworks.engine.protocol import BuildRequest, Secret, StepEvent
 
 LOGS = Path(__file__).parent / "logs"
@@ -66,7 +66,7 @@ def request(
     )
 
 
-def parser_for(log: Path, components: Mapping[str, str]) -> Parser:
+def parser_for(log: Path, components: Mapping[str, str]) -> BuildahParser | BuildKitParser:
     return BuildahParser(components) if log.name.startswith("buildah") else BuildKitParser(components)
 
 

@@ -15,7 +15,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
+from trainworks.errors import (
+    CommandLineError,
+    CompatibilityError,
+    EngineError,
+    EngineUnavailableError,
+    FactsError,
+    ImageTestError,
+    InterruptionError,
+    LockError,
+    OutputError,
+    TrainworksError,
+    UnknownNameError,
+)
 from trainworks.plan.names import nearest, suggestion
 from trainworks.terminal.output import put
 
@@ -67,6 +79,12 @@ DOCKER_HOST = Source("DOCKER_HOST", "address of the Docker daemon; default: the 
 LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/push.md)")
 AWS_REGION = Source("AWS_REGION", "region of a key in AWS KMS that is not named by its ARN")
 MEMORY = Source("XDG_CACHE_HOME", "folder for records of builds and reports; default: ~/.cache")
+
+PLANNING_ERRORS = (FactsError, UnknownNameError, LockError, CompatibilityError)
+"""The errors of every command that plans a target."""
+
+IMAGE_ERRORS = (EngineError, EngineUnavailableError, ImageTestError)
+"""The errors of every command that runs something in an image."""
 
 
 class Grammar(argparse.ArgumentParser):

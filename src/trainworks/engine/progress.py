@@ -10,23 +10,13 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from trainworks.engine.protocol import StepEvent
 from trainworks.render.steps import WORDS, BuildStep
 
 TAIL: Final = 20
 """Lines of a failing step's output that an error shows."""
-
-
-class Parser(Protocol):
-    """Turns one engine's lines into events."""
-
-    def feed(self, line: str) -> Iterator[StepEvent]:
-        """Yield what this line means; lines that mean nothing yield nothing."""
-
-    def finish(self) -> Iterator[StepEvent]:
-        """Yield what the end of a successful build means."""
 
 
 @dataclass(kw_only=True)

@@ -129,11 +129,6 @@ class ExtensionPlan:
     labels: Mapping[str, str]
     checks: tuple[Check, ...]
 
-    @property
-    def path_has_code(self) -> bool:
-        """Whether the base's PATH has the code directory already, as that of our images has."""
-        return CODE_FOLDER in self.base.environment.get("PATH", "").split(":")
-
 
 def check_names(base: str, tag: str) -> list[str]:
     """Return what is wrong with the names of two images."""

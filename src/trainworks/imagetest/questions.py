@@ -11,20 +11,7 @@ from importlib import resources
 from trainworks.engine.protocol import BuiltImage, Completed, Container
 from trainworks.errors import ImageTestError
 from trainworks.imagetest import inventory, packages, probe
-from trainworks.plan.checks import (
-    Check,
-    DuplicatePackagesCheck,
-    ElfNeedsCheck,
-    LoadableLibraryCheck,
-    LoadedLibraryCheck,
-    OwnedFilesCheck,
-    PathCheck,
-    PythonPackageCheck,
-    SearchPathCheck,
-    SharedLibrariesCheck,
-    SingleLibraryCheck,
-    SizeCheck,
-)
+from trainworks.plan import checks as kinds
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 """Runs the probe: the system's Python, not the environment's, so that a broken environment can be checked."""
@@ -43,12 +30,14 @@ _START = (
 _BASE_TIMEOUT = 300.0
 
 
-def oversized(check: SizeCheck, image: BuiltImage) -> bool:
+def oversized(check: kinds.SizeCheck, image: BuiltImage) -> bool:
     """Say whether the image is larger than promised."""
     return image.size > check.megabytes * 1_000_000
 
 
-def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON) -> probe.ProbeRequest:
+def request_of(
+    checks: Iterable[kinds.Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON
+) -> probe.ProbeRequest:
     """Return the questions of these checks to the probe."""
     request: probe.ProbeRequest = {
         "root": "/",
@@ -66,27 +55,27 @@ def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVI
     }
     for check in checks:
         match check:
-            case SharedLibrariesCheck():
+            case kinds.SharedLibrariesCheck():
                 request["shared_libraries"].append(shared_libraries_question(check))
-            case SingleLibraryCheck(soname=soname):
+            case kinds.SingleLibraryCheck(soname=soname):
                 request["single_libraries"].append(soname)
-            case SearchPathCheck(variable=variable):
+            case kinds.SearchPathCheck(variable=variable):
                 request["search_paths"].append(variable)
-            case PathCheck(path=path, state="absent"):
+            case kinds.PathCheck(path=path, state="absent"):
                 request["absent"].append(path)
-            case LoadedLibraryCheck():
+            case kinds.LoadedLibraryCheck():
                 request["loaded_libraries"].append(loaded_library_question(check))
-            case LoadableLibraryCheck():
+            case kinds.LoadableLibraryCheck():
                 request["loadable_libraries"].append(loadable_library_question(check))
-            case ElfNeedsCheck(cuda=cuda):
+            case kinds.ElfNeedsCheck(cuda=cuda):
                 request["elf_needs"].append(elf_needs_question(check))
                 request["distributions"] = request["distributions"] or bool(cuda)
-            case DuplicatePackagesCheck(libraries=libraries):
+            case kinds.DuplicatePackagesCheck(libraries=libraries):
                 request["library_majors"] += libraries
                 request["distributions"] = True
-            case PythonPackageCheck():
+            case kinds.PythonPackageCheck():
                 request["distributions"] = True
-            case SizeCheck():
+            case kinds.SizeCheck():
                 # Adding up every file is worth its seconds only for an image that is too large.
                 request["sizes"] = request["sizes"] or oversized(check, image)
             case _:
@@ -94,29 +83,29 @@ def request_of(checks: Iterable[Check], image: BuiltImage, *, python: str = ENVI
     return request
 
 
-def shared_libraries_question(check: SharedLibrariesCheck) -> probe.SharedLibrariesQuestion:
+def shared_libraries_question(check: kinds.SharedLibrariesCheck) -> probe.SharedLibrariesQuestion:
     """Return the check as the probe's question; equal questions have equal places in request and answer."""
     return {"roots": list(check.roots), "provided": list(check.provided)}
 
 
-def loaded_library_question(check: LoadedLibraryCheck) -> probe.LoadedLibraryQuestion:
+def loaded_library_question(check: kinds.LoadedLibraryCheck) -> probe.LoadedLibraryQuestion:
     """Return the check as the probe's question."""
     return {"module": check.module, "library": check.library}
 
 
-def loadable_library_question(check: LoadableLibraryCheck) -> probe.LoadableLibraryQuestion:
+def loadable_library_question(check: kinds.LoadableLibraryCheck) -> probe.LoadableLibraryQuestion:
     """Return the check as the probe's question."""
     return {"library": check.library, "provided": list(check.provided)}
 
 
-def elf_needs_question(check: ElfNeedsCheck) -> probe.ElfNeedsQuestion:
+def elf_needs_question(check: kinds.ElfNeedsCheck) -> probe.ElfNeedsQuestion:
     """Return the check as the probe's question."""
     return {"roots": list(check.roots), "libraries": list(check.libraries)}
 
 
-def inventory_request_of(checks: Iterable[Check]) -> inventory.InventoryRequest:
+def inventory_request_of(checks: Iterable[kinds.Check]) -> inventory.InventoryRequest:
     """Return the questions of these checks to the inventory."""
-    owned = [pattern for check in checks if isinstance(check, OwnedFilesCheck) for pattern in check.owned]
+    owned = [pattern for check in checks if isinstance(check, kinds.OwnedFilesCheck) for pattern in check.owned]
     return {"root": "/", "owned": owned, "contents": ""}
 
 

@@ -8,29 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from trainworks.plan.checks import (
-    Check,
-    CommandCheck,
-    DebianPackageCheck,
-    DuplicatePackagesCheck,
-    ElfNeedsCheck,
-    ImportCheck,
-    LabelCheck,
-    LoadableLibraryCheck,
-    LoadedLibraryCheck,
-    OwnedFilesCheck,
-    PathCheck,
-    PrivilegedFilesCheck,
-    PythonImportsCheck,
-    PythonPackageCheck,
-    RpmPackageCheck,
-    SearchPathCheck,
-    SecretsCheck,
-    SharedLibrariesCheck,
-    SingleLibraryCheck,
-    SizeCheck,
-    WorldWritableCheck,
-)
+from trainworks.plan import checks as kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,54 +30,54 @@ class CheckResult:
     seconds: float
 
 
-def title_of(check: Check) -> str:
+def title_of(check: kinds.Check) -> str:
     """Return the promise in words, as it reads when it is kept."""
     match check:
-        case PathCheck(path=path, state="absent"):
+        case kinds.PathCheck(path=path, state="absent"):
             return f"{path} does not exist"
-        case PathCheck(path=path, state="executable"):
+        case kinds.PathCheck(path=path, state="executable"):
             return f"{path} is executable"
-        case PathCheck(path=path, state=state):
+        case kinds.PathCheck(path=path, state=state):
             return f"{path} is a {state}"
-        case CommandCheck(command=command, expect=expect, why=why):
+        case kinds.CommandCheck(command=command, expect=expect, why=why):
             # What it means says more than a program of one line; a failure shows the command.
             return why or f"{shlex.join(command)} {f'prints {expect!r}' if expect else 'succeeds'}"
-        case ImportCheck(module=module):
+        case kinds.ImportCheck(module=module):
             return f"import {module} succeeds"
-        case PythonPackageCheck(distribution=distribution, version=version):
+        case kinds.PythonPackageCheck(distribution=distribution, version=version):
             return f"{distribution} {version} is installed"
-        case PythonImportsCheck(distributions=distributions):
+        case kinds.PythonImportsCheck(distributions=distributions):
             return f"{len(distributions)} distribution{'s' if len(distributions) != 1 else ''} can be imported"
-        case DebianPackageCheck(package=package, version=version):
+        case kinds.DebianPackageCheck(package=package, version=version):
             return f"Debian package {package}{f' {version}' if version else ''} is installed"
-        case RpmPackageCheck(package=package, version=version):
+        case kinds.RpmPackageCheck(package=package, version=version):
             return f"RPM package {package}{f' {version}' if version else ''} is installed"
-        case LoadedLibraryCheck(module=module, library=library):
+        case kinds.LoadedLibraryCheck(module=module, library=library):
             return f"import {module} loads {library}"
-        case LoadableLibraryCheck(library=library):
+        case kinds.LoadableLibraryCheck(library=library):
             return f"{library} can be loaded"
-        case SharedLibrariesCheck(roots=roots):
+        case kinds.SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
-        case SingleLibraryCheck(soname=soname):
+        case kinds.SingleLibraryCheck(soname=soname):
             return f"at most one {soname} exists"
-        case ElfNeedsCheck(roots=roots, libraries=libraries, cuda=cuda):
+        case kinds.ElfNeedsCheck(roots=roots, libraries=libraries, cuda=cuda):
             what = f"CUDA {cuda}" if cuda else ", ".join(libraries)
             return f"files under {', '.join(roots)} were built for {what}"
-        case DuplicatePackagesCheck():
+        case kinds.DuplicatePackagesCheck():
             return "no Python distribution, Debian package or CUDA library is installed twice"
-        case OwnedFilesCheck():
+        case kinds.OwnedFilesCheck():
             return "every file belongs to a package or a recipe"
-        case WorldWritableCheck(allowed=allowed):
+        case kinds.WorldWritableCheck(allowed=allowed):
             return f"no file can be changed by every user, except {', '.join(allowed)}"
-        case PrivilegedFilesCheck():
+        case kinds.PrivilegedFilesCheck():
             return "no setuid, setgid or capability except the declared ones"
-        case SearchPathCheck(variable=variable):
+        case kinds.SearchPathCheck(variable=variable):
             return f"every entry of {variable} exists"
-        case SecretsCheck():
+        case kinds.SecretsCheck():
             return "no key, credential, host setting or package cache in any layer"
-        case SizeCheck(megabytes=megabytes):
+        case kinds.SizeCheck(megabytes=megabytes):
             return f"the image is at most {megabytes} MB"
-        case LabelCheck(label=label, value=value):
+        case kinds.LabelCheck(label=label, value=value):
             return f"label {label} is {value}"
     assert_never(check)
 
@@ -113,6 +91,6 @@ def line(result: CheckResult, *, width: int = 10) -> str:
     return first if result.passed else f"{first}\n{textwrap.indent(result.detail, ' ' * 6)}"
 
 
-def component_width(checks: Iterable[Check]) -> int:
+def component_width(checks: Iterable[kinds.Check]) -> int:
     """Return the length of the longest component name, so that the lines of a plan stand in columns."""
     return max((len(check.component) for check in checks), default=0)

@@ -25,29 +25,7 @@ from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
 from trainworks.imagetest.probe import ProbeAnswer, ProbeRequest
-from trainworks.plan.checks import (
-    Check,
-    CommandCheck,
-    DebianPackageCheck,
-    DuplicatePackagesCheck,
-    ElfNeedsCheck,
-    ImportCheck,
-    LabelCheck,
-    LoadableLibraryCheck,
-    LoadedLibraryCheck,
-    OwnedFilesCheck,
-    PathCheck,
-    PrivilegedFilesCheck,
-    PythonImportsCheck,
-    PythonPackageCheck,
-    RpmPackageCheck,
-    SearchPathCheck,
-    SecretsCheck,
-    SharedLibrariesCheck,
-    SingleLibraryCheck,
-    SizeCheck,
-    WorldWritableCheck,
-)
+from trainworks.plan import checks as kinds
 
 COMMAND_TIMEOUT = 300.0
 """Seconds for a command or an import of a check: torch.compile takes 25 of them on two free cores, 60 on busy ones."""
@@ -62,7 +40,7 @@ class ImageUnderTest:
 
     engine: Engine
     image: BuiltImage
-    checks: tuple[Check, ...]
+    checks: tuple[kinds.Check, ...]
     forbidden: tuple[str, ...]
     base: BuiltImage | None = None
 
@@ -129,7 +107,7 @@ def _lines(lines: list[str]) -> str:
     return "\n".join([*lines[:_LINE_LIMIT], *more])
 
 
-def test_path(check: PathCheck, request: pytest.FixtureRequest) -> None:
+def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
     """A path exists as promised, or does not."""
     if check.state == "absent":
         answer: ProbeAnswer = request.getfixturevalue("answer")
@@ -149,7 +127,7 @@ def test_path(check: PathCheck, request: pytest.FixtureRequest) -> None:
         _broken(f"{check.path} is not executable: its mode is {file.mode:o}")
 
 
-def test_command(check: CommandCheck, container: Container) -> None:
+def test_command(check: kinds.CommandCheck, container: Container) -> None:
     """A command succeeds and prints what is expected."""
     # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
     completed = container.run(check.command, timeout=COMMAND_TIMEOUT)
@@ -160,7 +138,7 @@ def test_command(check: CommandCheck, container: Container) -> None:
         _broken(f"{command}\nsucceeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}")
 
 
-def test_import(check: ImportCheck, container: Container) -> None:
+def test_import(check: kinds.ImportCheck, container: Container) -> None:
     """A module can be imported."""
     program = "import importlib, sys; importlib.import_module(sys.argv[1])"
     completed = container.run(
@@ -171,7 +149,7 @@ def test_import(check: ImportCheck, container: Container) -> None:
         _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
 
 
-def test_python_imports(check: PythonImportsCheck, container: Container) -> None:
+def test_python_imports(check: kinds.PythonImportsCheck, container: Container) -> None:
     """Every installed distribution can be imported; one that fails is named with its reason."""
     program = resources.files("trainworks.imagetest").joinpath("imports.py").read_text(encoding="utf-8")
     timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
@@ -186,7 +164,7 @@ def test_python_imports(check: PythonImportsCheck, container: Container) -> None
         _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
 
 
-def test_python_package(check: PythonPackageCheck, answer: ProbeAnswer) -> None:
+def test_python_package(check: kinds.PythonPackageCheck, answer: ProbeAnswer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
     if answer["distributions_error"]:
         _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
@@ -210,7 +188,7 @@ def test_python_package(check: PythonPackageCheck, answer: ProbeAnswer) -> None:
         )
 
 
-def test_debian_package(check: DebianPackageCheck, host: Host) -> None:
+def test_debian_package(check: kinds.DebianPackageCheck, host: Host) -> None:
     """A Debian package is there; its upstream version begins with the declared one."""
     package = host.package(check.package)
     if not package.is_installed:
@@ -244,7 +222,7 @@ def upstream_version(version: str) -> str:
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
 
-def test_rpm_package(check: RpmPackageCheck, container: Container) -> None:
+def test_rpm_package(check: kinds.RpmPackageCheck, container: Container) -> None:
     """An RPM package is there; its upstream version begins with the declared one."""
     query = ("rpm", "--query", "--whatprovides", check.package, "--queryformat", r"%{NAME}\t%{VERSION}\n")
     completed = container.run(query, timeout=COMMAND_TIMEOUT)
@@ -268,7 +246,9 @@ def rpm_versions(listing: str) -> dict[str, str]:
     return {name: version for name, tab, version in lines if tab}
 
 
-def test_loadable_library(check: LoadableLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
+def test_loadable_library(
+    check: kinds.LoadableLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest
+) -> None:
     """A library can be loaded, or could be if the driver were installed."""
     position = request_to_image["loadable_libraries"].index(questions.loadable_library_question(check))
     found = answer["loadable_libraries"][position]
@@ -284,7 +264,7 @@ def test_loadable_library(check: LoadableLibraryCheck, answer: ProbeAnswer, requ
         _broken(found["error"])
 
 
-def test_elf_needs(check: ElfNeedsCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
+def test_elf_needs(check: kinds.ElfNeedsCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """Nothing was built against another major version of a library, and no wheel is for another CUDA."""
     position = request_to_image["elf_needs"].index(questions.elf_needs_question(check))
     found = answer["elf_needs"][position]
@@ -320,7 +300,7 @@ def other_cuda(name: str, version: str, cuda: str) -> str:
 
 
 def test_duplicate_packages(
-    check: DuplicatePackagesCheck, answer: ProbeAnswer, stock: inventory.InventoryAnswer
+    check: kinds.DuplicatePackagesCheck, answer: ProbeAnswer, stock: inventory.InventoryAnswer
 ) -> None:
     """No distribution, no Debian package and no library twice."""
     if answer["distributions_error"]:
@@ -342,7 +322,7 @@ def test_duplicate_packages(
         _broken(f"{_lines(problems)}\nwhich one is used depends on the search order: keep one and remove the others")
 
 
-def test_owned_files(check: OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
+def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
     """Every file has an owner."""
     if stock["unowned"]:
         _broken(
@@ -351,7 +331,7 @@ def test_owned_files(check: OwnedFilesCheck, stock: inventory.InventoryAnswer) -
         )
 
 
-def test_world_writable(check: WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:
+def test_world_writable(check: kinds.WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:
     """No file can be changed by every user."""
     problems = []
     for path, mode in stock["open"]:
@@ -362,7 +342,7 @@ def test_world_writable(check: WorldWritableCheck, stock: inventory.InventoryAns
         _broken(f"{_lines(problems)}\nevery user in the container can change it: `chmod o-w` in the step that makes it")
 
 
-def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.InventoryAnswer) -> None:
+def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: inventory.InventoryAnswer) -> None:
     """Only known programs run with the rights of another user."""
     problems = [
         f"{one['path']} has {one['rights']} (package: {one['package'] or 'none'})"
@@ -376,7 +356,7 @@ def test_privileged_files(check: PrivilegedFilesCheck, stock: inventory.Inventor
         )
 
 
-def test_loaded_library(check: LoadedLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
+def test_loaded_library(check: kinds.LoadedLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
     """A module's process has the library mapped from the declared file, and no other of its name."""
     position = request_to_image["loaded_libraries"].index(questions.loaded_library_question(check))
     found = answer["loaded_libraries"][position]
@@ -390,7 +370,9 @@ def test_loaded_library(check: LoadedLibraryCheck, answer: ProbeAnswer, request_
         _broken(f"it also loads {', '.join(others)}: two copies of one library in a process fail sooner or later")
 
 
-def test_shared_libraries(check: SharedLibrariesCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
+def test_shared_libraries(
+    check: kinds.SharedLibrariesCheck, answer: ProbeAnswer, request_to_image: ProbeRequest
+) -> None:
     """Every ELF file finds what it needs."""
     position = request_to_image["shared_libraries"].index(questions.shared_libraries_question(check))
     found = answer["shared_libraries"][position]
@@ -409,21 +391,21 @@ def test_shared_libraries(check: SharedLibrariesCheck, answer: ProbeAnswer, requ
         )
 
 
-def test_single_library(check: SingleLibraryCheck, answer: ProbeAnswer) -> None:
+def test_single_library(check: kinds.SingleLibraryCheck, answer: ProbeAnswer) -> None:
     """No second library of this name."""
     found = answer["single_libraries"][check.soname]
     if len(found) > 1:
         _broken(f"{_lines(found)}\nwhich one is loaded depends on the search order: keep one and remove the others")
 
 
-def test_search_path(check: SearchPathCheck, answer: ProbeAnswer) -> None:
+def test_search_path(check: kinds.SearchPathCheck, answer: ProbeAnswer) -> None:
     """A search path has only folders that exist."""
     problems = answer["search_paths"][check.variable]
     if problems:
         _broken(f"{_lines(problems)}\ncorrect {check.variable} in the image's environment")
 
 
-def test_secrets(check: SecretsCheck, subject: ImageUnderTest) -> None:  # noqa: ARG001  (the promise says it all)
+def test_secrets(check: kinds.SecretsCheck, subject: ImageUnderTest) -> None:  # noqa: ARG001  (the promise says it all)
     """No layer, history, label or variable contains anything that must not leave the build host."""
     found = secrets.scan(subject.engine, subject.image, subject.forbidden)
     if found and subject.base is not None:
@@ -432,7 +414,7 @@ def test_secrets(check: SecretsCheck, subject: ImageUnderTest) -> None:  # noqa:
         _broken(secrets.summary(found))
 
 
-def test_size(check: SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest) -> None:
+def test_size(check: kinds.SizeCheck, subject: ImageUnderTest, request: pytest.FixtureRequest) -> None:
     """The image is not larger than promised."""
     if not questions.oversized(check, subject.image):
         return
@@ -445,7 +427,7 @@ def test_size(check: SizeCheck, subject: ImageUnderTest, request: pytest.Fixture
     _broken("\n".join([reason, *parts]))
 
 
-def test_label(check: LabelCheck, subject: ImageUnderTest) -> None:
+def test_label(check: kinds.LabelCheck, subject: ImageUnderTest) -> None:
     """A label has the declared value."""
     value = subject.image.labels.get(check.label)
     if value is None:

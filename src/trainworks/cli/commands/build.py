@@ -13,7 +13,9 @@ from trainworks.cli.grammar import (
     DOCKER_HOST,
     FACTS,
     HOST_SETTINGS,
+    IMAGE_ERRORS,
     MEMORY,
+    PLANNING_ERRORS,
     Example,
     Grammar,
     add_build_options,
@@ -23,20 +25,7 @@ from trainworks.cli.grammar import (
     add_repositories,
     add_until,
 )
-from trainworks.errors import (
-    BuildError,
-    CompatibilityError,
-    EngineError,
-    EngineUnavailableError,
-    FactsError,
-    HostError,
-    ImageTestError,
-    InterruptionError,
-    LockError,
-    RecipeError,
-    RegistryError,
-    UnknownNameError,
-)
+from trainworks.errors import BuildError, HostError, InterruptionError, RecipeError, RegistryError
 from trainworks.terminal.output import put, put_result
 
 if TYPE_CHECKING:
@@ -79,19 +68,7 @@ def parser() -> Grammar:
         result="the image's name on stdout, after every test has passed. `build.py push NAME` pushes it. Progress and "
         "errors go to stderr.",
         done="built, and all tests passed",
-        fails=(
-            FactsError,
-            UnknownNameError,
-            RecipeError,
-            EngineError,
-            EngineUnavailableError,
-            BuildError,
-            ImageTestError,
-            HostError,
-            LockError,
-            CompatibilityError,
-            RegistryError,
-        ),
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, BuildError, HostError, RegistryError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
         see_also=("check", "extend", "push", "docs/targets.md"),
     )

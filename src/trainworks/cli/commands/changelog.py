@@ -5,15 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.errors import (
-    EngineError,
-    EngineUnavailableError,
-    FactsError,
-    ImageTestError,
-    OutputError,
-    UnknownNameError,
-)
+from trainworks.cli.grammar import DOCKER_HOST, FACTS, IMAGE_ERRORS, TARGET, Example, Grammar, add_engine, add_format
+from trainworks.errors import FactsError, OutputError, UnknownNameError
 from trainworks.terminal.output import put_result, say, write_file
 
 
@@ -33,7 +26,7 @@ def parser() -> Grammar:
         ),
         result="Markdown, the newest image first; with --file the name of the file.",
         done="written",
-        fails=(FactsError, UnknownNameError, EngineError, EngineUnavailableError, ImageTestError),
+        fails=(*IMAGE_ERRORS, FactsError, UnknownNameError),
         reads=(FACTS, DOCKER_HOST),
         see_also=("diff", "report"),
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, TARGET, Example, Grammar, add_format, add_only
-from trainworks.errors import CompatibilityError, FactsError, LockError, UnknownNameError
+from trainworks.cli.grammar import FACTS, PLANNING_ERRORS, TARGET, Example, Grammar, add_format, add_only
 from trainworks.terminal.output import put
 
 
@@ -22,7 +21,7 @@ def parser() -> Grammar:
         ),
         result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts.",
         done="all fit",
-        fails=(FactsError, UnknownNameError, LockError, CompatibilityError),
+        fails=PLANNING_ERRORS,
         reads=(FACTS,),
         see_also=("lock --check", "docs/compatibility.md"),
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import CPU_TARGET, DOCKER_HOST, FACTS, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.errors import (
-    CompatibilityError,
-    EngineError,
-    EngineUnavailableError,
-    FactsError,
-    ImageTestError,
-    LockError,
-    UnknownNameError,
+from trainworks.cli.grammar import (
+    CPU_TARGET,
+    DOCKER_HOST,
+    FACTS,
+    IMAGE_ERRORS,
+    PLANNING_ERRORS,
+    TARGET,
+    Example,
+    Grammar,
+    add_engine,
+    add_format,
 )
 from trainworks.terminal.output import put_result, say
 
@@ -37,15 +39,7 @@ def parser() -> Grammar:
         ),
         result="one line for each difference, `before -> after`, by kind; nothing is pulled, nothing is changed.",
         done="compared, whether or not they differ",
-        fails=(
-            FactsError,
-            UnknownNameError,
-            EngineError,
-            EngineUnavailableError,
-            ImageTestError,
-            LockError,
-            CompatibilityError,
-        ),
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),
         see_also=("report", "changelog"),
     )

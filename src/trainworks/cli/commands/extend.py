@@ -10,6 +10,7 @@ from trainworks.cli.grammar import (
     APT_SETTINGS,
     DOCKER_HOST,
     HOST_SETTINGS,
+    IMAGE_ERRORS,
     Example,
     Grammar,
     add_build_options,
@@ -17,16 +18,7 @@ from trainworks.cli.grammar import (
     add_format,
     add_until,
 )
-from trainworks.errors import (
-    BuildError,
-    EngineError,
-    EngineUnavailableError,
-    ExtendError,
-    HostError,
-    ImageTestError,
-    LockError,
-    UnknownNameError,
-)
+from trainworks.errors import BuildError, ExtendError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put_result
 
 STAGES = ("render", "build", "test")
@@ -54,16 +46,7 @@ def parser() -> Grammar:
         ),
         result="the new image's name, after all tests have passed. `build.py push NAME` pushes it.",
         done="made, and all tests passed",
-        fails=(
-            UnknownNameError,
-            EngineError,
-            EngineUnavailableError,
-            BuildError,
-            ImageTestError,
-            HostError,
-            LockError,
-            ExtendError,
-        ),
+        fails=(*IMAGE_ERRORS, UnknownNameError, BuildError, HostError, LockError, ExtendError),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("push", "prove", "report"),
     )

@@ -12,22 +12,14 @@ from trainworks.cli.grammar import (
     DOCKER_HOST,
     FACTS,
     HOST_SETTINGS,
+    IMAGE_ERRORS,
+    PLANNING_ERRORS,
     Example,
     Grammar,
     add_engine,
     add_format,
 )
-from trainworks.errors import (
-    CompatibilityError,
-    EngineError,
-    EngineUnavailableError,
-    FactsError,
-    HostError,
-    ImageTestError,
-    LockError,
-    OutdatedError,
-    UnknownNameError,
-)
+from trainworks.errors import HostError, OutdatedError
 from trainworks.terminal.output import put_result
 
 
@@ -49,17 +41,7 @@ def parser() -> Grammar:
         ),
         result="a line for each missing update: source package, packages, versions, CVEs; then what was compared.",
         done="no update is missing",
-        fails=(
-            FactsError,
-            UnknownNameError,
-            EngineError,
-            EngineUnavailableError,
-            ImageTestError,
-            HostError,
-            LockError,
-            CompatibilityError,
-            OutdatedError,
-        ),
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, HostError, OutdatedError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("prove", "docs/security-updates.md", "docs/scan.md"),
     )

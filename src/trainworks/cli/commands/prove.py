@@ -12,7 +12,9 @@ from trainworks.cli.grammar import (
     CPU_TARGET,
     DOCKER_HOST,
     FACTS,
+    IMAGE_ERRORS,
     LOGINS,
+    PLANNING_ERRORS,
     Example,
     Grammar,
     Source,
@@ -20,21 +22,7 @@ from trainworks.cli.grammar import (
     add_engine,
     add_format,
 )
-from trainworks.errors import (
-    CommandLineError,
-    CompatibilityError,
-    EngineError,
-    EngineUnavailableError,
-    ExtendError,
-    FactsError,
-    HostError,
-    ImageTestError,
-    LockError,
-    ProofError,
-    RecipeError,
-    RegistryError,
-    UnknownNameError,
-)
+from trainworks.errors import CommandLineError, ExtendError, HostError, ProofError, RecipeError, RegistryError
 from trainworks.terminal.output import put_result
 
 
@@ -64,20 +52,7 @@ def parser() -> Grammar:
         ),
         result="the names of the files. `build.py verify IMAGE --proof DIR --key PUBLIC` checks them.",
         done="written",
-        fails=(
-            FactsError,
-            UnknownNameError,
-            RecipeError,
-            EngineError,
-            EngineUnavailableError,
-            ImageTestError,
-            HostError,
-            LockError,
-            ExtendError,
-            CompatibilityError,
-            RegistryError,
-            ProofError,
-        ),
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, HostError, ExtendError, RegistryError, ProofError),
         reads=(
             FACTS,
             DOCKER_HOST,

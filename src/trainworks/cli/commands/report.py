@@ -6,15 +6,17 @@ import os
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import DOCKER_HOST, FACTS, MEMORY, TARGET, Example, Grammar, add_engine, add_format
-from trainworks.errors import (
-    CompatibilityError,
-    EngineError,
-    EngineUnavailableError,
-    FactsError,
-    ImageTestError,
-    LockError,
-    UnknownNameError,
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    IMAGE_ERRORS,
+    MEMORY,
+    PLANNING_ERRORS,
+    TARGET,
+    Example,
+    Grammar,
+    add_engine,
+    add_format,
 )
 from trainworks.terminal.output import put_result, say
 
@@ -32,15 +34,7 @@ def parser() -> Grammar:
         ),
         result="tables, the largest first. Keep the report of --format json as a file for a later --since.",
         done="reported, also if the image is over its budget",
-        fails=(
-            FactsError,
-            UnknownNameError,
-            EngineError,
-            EngineUnavailableError,
-            ImageTestError,
-            LockError,
-            CompatibilityError,
-        ),
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST, MEMORY),
         see_also=("diff", "changelog"),
     )
