@@ -352,6 +352,7 @@ def test_an_image_of_ours_gets_only_what_it_lacks() -> None:
     plan = make_extension(
         tag="my/train:1", base=OURS, requirements="", locked=(), resolved=True, files=CODE, entry_point=SCRIPT
     )
+    assert plan.path_has_code
     assert plan.environment == {"SAGEMAKER_PROGRAM": "train.py"}
     again = replace(OURS, environment={**OURS.environment, "SAGEMAKER_PROGRAM": "train.py"})
     plan = make_extension(
@@ -370,6 +371,7 @@ def test_a_foreign_image_gets_path_and_directory_and_is_not_asked_for_a_plan() -
         files=CODE,
         entry_point=SCRIPT,
     )
+    assert not plan.path_has_code
     assert plan.environment == {"SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/code", "SAGEMAKER_PROGRAM": "train.py"}
     commands = [check.command for check in plan.checks if isinstance(check, CommandCheck)]
     assert not any(command[0] == "train" for command in commands)

@@ -129,6 +129,11 @@ class ExtensionPlan:
     labels: Mapping[str, str]
     checks: tuple[Check, ...]
 
+    @property
+    def path_has_code(self) -> bool:
+        """Whether the base's PATH already has the code directory, as that of our images has; asked by the template."""
+        return CODE_FOLDER in self.base.environment.get("PATH", "").split(":")
+
 
 def check_names(base: str, tag: str) -> list[str]:
     """Return what is wrong with the names of two images."""
