@@ -262,7 +262,7 @@ DAMAGES = (
         "images/compatibility.toml",
         'require = { nccl = ">=2.4.8" }',
         'require = { nccl = "=>2.4.8" }',
-        "rule 'aws-ofi-nccl-nccl-2.4.8': key 'require': nccl: '=>2.4.8' is no condition; there is: >= <=",
+        "rule 'aws-ofi-nccl-nccl-2.4.8': key 'require': nccl: '=>2.4.8' is not a condition; there is: >= <=",
     ),
     Damage(
         "a rule about every plan",
@@ -282,7 +282,7 @@ url = "https://example.com/bost"
 requires = { python = "3.8 or 3.9" }
 source = "test"
 """,
-        "images/artifacts.toml: artifact bost 1: key 'requires': python: '3.8 or 3.9' is no condition",
+        "images/artifacts.toml: artifact bost 1: key 'requires': python: '3.8 or 3.9' is not a condition",
     ),
     appended(
         "an artifact whose file is in another folder",

@@ -36,7 +36,7 @@ SECRET_NAME = re.compile(
 """Names of files that are made to hold secrets; any other file is judged by its content."""
 
 LARGEST_BYTES = 1_000_000_000
-"""More is no code: a data set or a model, which a job gets as a channel."""
+"""More is not code but a data set or a model, which a job gets as a channel."""
 
 _SHOWN = 8
 
@@ -70,7 +70,7 @@ def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[s
         forbidden: Literal strings that must not be in any image, such as this machine's proxy.
 
     Returns:
-        The files with what was left out; secrets, links that lead outside, what is no file, and too much of it are
+        The files with what was left out; secrets, links that lead outside, what is not a file, and too much of it are
         problems, all at once.
     """
     if not folder.is_dir():

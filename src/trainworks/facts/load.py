@@ -146,7 +146,7 @@ def _files(files: Path, launcher: Path) -> tuple[SourceFile, ...]:
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder)
             if path.is_file() and "__pycache__" not in relative.parts and ".egg-info" not in str(relative):
-                # Git keeps one permission bit, executable or not; the rest depends on somebody's umask.
+                # Git keeps one permission bit, executable or not; the rest depends on the umask of the user.
                 mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
                 found.append(SourceFile(path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=mode))
     return tuple(found)

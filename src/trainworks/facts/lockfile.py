@@ -101,7 +101,7 @@ def _as_written(text: str) -> list[LockedPackage] | None:
     """Return the packages of a lock that is exactly as it was written, None of any other.
 
     Locks are most of what every command reads: one expression takes a fifth of the time of a TOML parser and a check
-    of each value. A lock that was edited is read as TOML, and what is wrong with it is said.
+    of each value. A lock that was edited is read as TOML, and its mistakes are reported.
     """
     header = HEADER.format(what=WHAT[LockedPackage])
     if not text.startswith(header):

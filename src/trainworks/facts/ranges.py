@@ -1,4 +1,4 @@
-"""Versions, and the ranges that rows hold them against: a small language for what vendors really call their releases.
+"""Versions, and the ranges that rows compare them with: a small language for what vendors really call their releases.
 
 A *range* says what a value may be: ``,`` is "and", ``|`` is "or", and "and" binds closer.
 
@@ -147,7 +147,7 @@ def problem_of(allowed: str) -> str:
         if not condition:
             return "a condition is empty; write what must hold on both sides of ',' and '|'"
         if comparator and not BOUND.match(bound):
-            return f"{condition!r}: behind {comparator} stands a version, for example {comparator}1.22"
+            return f"{condition!r}: write a version after {comparator}, for example {comparator}1.22"
         if not comparator and not WORD.match(plain):
-            return f"{condition!r} is no condition; {GRAMMAR}"
+            return f"{condition!r} is not a condition; {GRAMMAR}"
     return ""

@@ -77,7 +77,7 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
             target_names.append(facts.name_of(target))
     problems.extend(f"images: target {name} stands in two rows" for name in _repeated(target_names))
     if len(target_names) == len(facts.targets) and not names_of("target", ()):
-        # A lock of a target that does not exist is a leftover; one that is missing is said when the target is planned.
+        # A lock of a target that does not exist is a leftover; a missing one is reported when the target is planned.
         problems.extend(
             f"images/lock/{name}.toml: no target of this name" for name in sorted(set(facts.locks) - set(target_names))
         )

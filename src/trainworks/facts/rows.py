@@ -140,12 +140,12 @@ class LockedBaseImage:
 
 
 Severity = Literal["refuse", "advise"]
-"""What a rule that does not hold does: the plan is refused, or says so and is built."""
+"""What a rule that does not hold does: the plan is refused, or has an advice and is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A fact about what goes together; see the head of ``images/compatibility.toml``.
+    """A fact about which versions work together; see the head of ``images/compatibility.toml``.
 
     Attributes:
         name: What an error calls it.

@@ -31,7 +31,7 @@ def read_text(path: Path) -> str:
         UnreadableError: It is something else, it cannot be read, or it is empty.
     """
     try:
-        # A pipe that nobody writes to would be waited for; opening it would already wait.
+        # Opening a pipe without a writer would wait for ever.
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             raise UnreadableError(f"cannot be read: it is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}")

@@ -184,7 +184,7 @@ class OwnedFilesCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldWritableCheck:
-    """Nobody but its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
+    """Only its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
 
     component: str
     allowed: tuple[str, ...]
@@ -193,7 +193,7 @@ class WorldWritableCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivilegedFilesCheck:
-    """No file gives whoever runs it the rights of its owner (setuid, setgid) or capabilities, but those declared.
+    """No file runs with the rights of its owner (setuid, setgid) or with capabilities, but those declared.
 
     ``allowed`` are pairs of a system package and the path that it brings: the package must really be the file's owner.
     """

@@ -1,4 +1,4 @@
-"""What goes together: the rules of ``images/compatibility.toml``, held against a plan before anything is built."""
+"""Compares a plan with the rules of ``images/compatibility.toml`` before anything is built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Conflict:
         found: What the plan has of the subjects that the rule speaks about.
         wanted: What the rule requires; ``""`` where it refuses the combination itself.
         reason: Why.
-        source: Who says so.
+        source: Where the fact comes from.
         instead: What to do.
     """
 

@@ -127,7 +127,7 @@ class ImagePlan:
         fabric: What hosts with EFA need, for this image's versions.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
-        unlocked: Inputs whose hash or digest nobody has recorded yet: what has any is shown, and never built.
+        unlocked: Inputs whose hash or digest is not recorded yet. A plan that has any is shown, and never built.
         advice: Rules that do not hold and yet refuse nothing, each with its reason and what to do.
         imports: Modules that every job of this framework imports: their bytecode is in the image.
         protected: Python distributions that a job's requirements must not replace, name to version.

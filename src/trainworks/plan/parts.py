@@ -39,7 +39,7 @@ def parts_of(target: TargetContext, components: Sequence[Component], facts: Fact
     subjects |= subjects_of_artifacts(artifacts)
     unknown = {f"{name}.flags" for name in unfit}
     unknown |= {other for name in unfit for each in facts.artifacts_by_name.get(name, ()) for other in each.together}
-    # What nobody can know before its artifact is right is no second problem.
+    # A version that is unknown until its artifact is right is not a second problem.
     found = conflicts((rule for rule in facts.rules if unknown.isdisjoint({*rule.when, *rule.require})), subjects)
     advising = {rule.name for rule in facts.rules if rule.severity == "advise"}
     return Parts(

@@ -149,7 +149,7 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files of the image: that somebody knows them, and that none gives rights away."""
+    """Return the promises about all files of the image: each has an owner, and none gives rights away."""
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]

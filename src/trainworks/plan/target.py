@@ -89,7 +89,7 @@ def _brought(declared: Mapping[str, str], facts: Facts) -> dict[str, str]:
 def _needs_version(component: Component) -> bool:
     """Return whether a target has a component only where its row or stack names a version.
 
-    That holds with vendor sources, and for a component that says so (``by_row``).
+    That holds with vendor sources, and for a component with ``by_row``.
     """
     return component.by_row or component.sources == ("vendor",)
 
@@ -97,7 +97,7 @@ def _needs_version(component: Component) -> bool:
 def artifact_rows(component: Component, target: TargetContext, facts: Facts) -> tuple[Artifact, ...]:
     """Return the rows of what a component downloads by itself, in the version that the target has.
 
-    With packages only a component that says so does: others of the same name are the distribution's or the index's.
+    With packages only a component with ``by_row`` does: others of the same name are the distribution's or the index's.
     """
     if target.sources == "packages" and not component.artifact:
         return ()

@@ -317,7 +317,7 @@ def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[Sour
 
 
 def _artifact_words(artifact: Artifact) -> tuple[str, ...]:
-    """Return one line of a step's download list; ``-`` stands for what nobody has recorded yet."""
+    """Return one line of a step's download list; ``-`` stands for what is not recorded yet."""
     what = (artifact.name, artifact.version, artifact.file)
     if artifact.git:
         return ("git", *what, artifact.git, artifact.tag or "-", artifact.commit)

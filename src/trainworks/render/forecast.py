@@ -91,7 +91,7 @@ def _inputs(step: Step, plan: ImagePlan, rendering: Rendering) -> dict[str, str]
 def _copies(words: Set[str], path: str) -> bool:
     """Return whether a part copies a file of the context: by its own path, or by one of the folders above it."""
     folders = path.split("/")
-    # The topmost folder alone (`files`, `launcher`) is copied by nobody, and is a word that texts have anyway.
+    # The topmost folder alone (`files`, `launcher`) is copied by no step, and is a word that texts have anyway.
     return any("/".join(folders[:depth]) in words for depth in range(min(2, len(folders)), len(folders) + 1))
 
 

@@ -21,7 +21,7 @@ def lasting(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def render_profile(environment: Mapping[str, str]) -> str:
-    """Return the script for ``/etc/profile.d``: PATH as the image has it, the rest where nobody has set it."""
+    """Return the script for ``/etc/profile.d``: PATH as the image has it, the rest where it is not set yet."""
     lines = ["# The image's environment, for login shells. Written by trainworks."]
     for name, value in lasting(environment).items():
         if name == "PATH":
