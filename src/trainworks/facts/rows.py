@@ -250,8 +250,8 @@ class Stack:
 class Instance:
     """What one host of an instance type has; ``efa_rdma``: its EFA devices can read remote memory.
 
-    ``architecture`` is that of its processors; ``""``: x86-64, as the images are. What else has a default is for the
-    launcher's preflight; see the head of ``images/instances.toml``.
+    ``architecture`` is that of its processors; ``""``: x86-64, as the images are. Other fields with a default are for
+    ``trainworks-preflight``; see the head of ``images/instances.toml``.
     """
 
     name: str

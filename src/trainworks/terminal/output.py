@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -39,9 +38,9 @@ def put_json(content: object) -> None:
     put(json.dumps(content, indent=2) + "\n")
 
 
-def put_result(options: Namespace, content: object, text: str) -> None:
-    """Write a result for programs or for people, as ``--format`` says."""
-    if options.format == "json":
+def put_result(style: str, content: object, text: str) -> None:
+    """Write a result for programs (``--format json``) or for people (``--format text``)."""
+    if style == "json":
         put_json(content)
     else:
         put(text)

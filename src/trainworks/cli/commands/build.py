@@ -169,7 +169,7 @@ def run(options: Namespace, root: Path) -> int:
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
     result = run_target(request, make_plan(request, session.facts), session, order)
-    put_result(options, result.report, result.text)
+    put_result(options.format, result.report, result.text)
     if result.broken is not None:
         raise result.broken
     return 0
@@ -236,7 +236,7 @@ def _many(options: Namespace, like: Request, session: BuildSession, order: Build
 
         done = write_bake(targets, session, options.output, mirror=options.mirror, strict=options.strict)
         content = {"file": str(done.file), "targets": done.targets, "groups": done.groups}
-        put_result(options, content, f"{done.file}\n")
+        put_result(options.format, content, f"{done.file}\n")
         return 0
     summary = build_many(targets, session, order, at_once=options.jobs)
     put(as_json(summary) if options.format == "json" else as_text(summary))

@@ -44,7 +44,7 @@ def run(options: Namespace, root: Path) -> int:
         put(text)
         return 0
     write_file(options.output, text)
-    put_result(options, {"file": str(options.output)}, f"{options.output}\n")
+    put_result(options.format, {"file": str(options.output)}, f"{options.output}\n")
     return 0
 
 

@@ -66,5 +66,5 @@ def run(options: Namespace, root: Path) -> int:
         write_file(options.file, text)
     file = None if options.file is None else str(options.file)
     content = {"images": [contents.image.reference for contents in images], "file": file, "changelog": text}
-    put_result(options, content, text if file is None else f"{file}\n")
+    put_result(options.format, content, text if file is None else f"{file}\n")
     return 0

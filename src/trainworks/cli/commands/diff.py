@@ -70,12 +70,12 @@ def run(options: Namespace, root: Path) -> int:
     if options.planned:
         before, after = plans_of_targets((options.before, options.after), facts)
         planned = plan_difference(before, after)
-        put_result(options, planned.as_values(), planned_as_text(planned))
+        put_result(options.format, planned.as_values(), planned_as_text(planned))
         return 0
     engine = choose(options.engine, report=say)
     found = difference(
         inspect_image(engine, reference_of(options.before, facts), facts, digests=True),
         inspect_image(engine, reference_of(options.after, facts), facts, digests=True),
     )
-    put_result(options, found.as_values(), as_text(found))
+    put_result(options.format, found.as_values(), as_text(found))
     return 0

@@ -113,7 +113,7 @@ def run(options: Namespace, root: Path) -> int:
         verbose=options.verbose,
     )
     done = extend(request, root, os.environ)
-    put_result(options, done.report, done.text)
+    put_result(options.format, done.report, done.text)
     if done.broken is not None:
         raise done.broken
     return 0

@@ -53,5 +53,5 @@ def run(options: Namespace, root: Path) -> int:
     with Client(settings, watch=fetching) as client:
         fill_mirror(rows, facts, options.folder, client, settings, report=say, fetching=fetching)
     content = {"folder": str(options.folder), "targets": [facts.name_of(row) for row in rows]}
-    put_result(options, content, f"{options.folder}\n")
+    put_result(options.format, content, f"{options.folder}\n")
     return 0

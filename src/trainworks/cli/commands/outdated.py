@@ -79,7 +79,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.inspect.outdated import find_outdated
 
     report = find_outdated(options.image, options.engine, load(root), os.environ)
-    put_result(options, report.as_values(), report.as_text())
+    put_result(options.format, report.as_values(), report.as_text())
     if report.updates:
         raise OutdatedError(
             f"{report.name}: security updates are missing: {', '.join(each.source for each in report.updates)}",

@@ -56,5 +56,5 @@ def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command 
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = promote_image(options.source, options.targets, tags, registries)
     report = {"source": options.source, "promoted": report_of(done)}
-    put_result(options, report, text_of(done))
+    put_result(options.format, report, text_of(done))
     return 0

@@ -147,7 +147,7 @@ def run(options: Namespace, root: Path) -> int:
         "attached": dict(proof.attached),
     }
     lines = "".join(f"{path}\n" for path in proof.files)
-    put_result(options, content, lines)
+    put_result(options.format, content, lines)
     return 0
 
 

@@ -77,7 +77,7 @@ def run(options: Namespace, root: Path) -> int:
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}
-    put_result(options, report, text_of(done))
+    put_result(options.format, report, text_of(done))
     return 0
 
 

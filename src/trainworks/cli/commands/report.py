@@ -74,5 +74,5 @@ def run(options: Namespace, root: Path) -> int:
         before = read_report(Path(options.since)) if Path(options.since).is_file() else size(options.since)
     growth = growth_of(before, report) if before else None
     content = {**report.as_values(), "growth": growth and growth.as_values()}
-    put_result(options, content, as_text(report, before))
+    put_result(options.format, content, as_text(report, before))
     return 0

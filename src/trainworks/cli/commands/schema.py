@@ -35,5 +35,5 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.schema import write_schemas
 
     files = [str(path) for path in write_schemas(writable_root(root, "`schema`") / "images" / "schema")]
-    put_result(options, {"files": files}, "".join(f"{file}\n" for file in files))
+    put_result(options.format, {"files": files}, "".join(f"{file}\n" for file in files))
     return 0

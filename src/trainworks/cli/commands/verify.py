@@ -68,5 +68,5 @@ def run(options: Namespace, _root: Path) -> int:
     request = VerifyRequest(image=options.image, key=options.key, proof=options.proof, engine=options.engine)
     proven = verify_image(request, os.environ)
     content = {"image": options.image, **asdict(proven)}
-    put_result(options, content, describe(options.image, proven))
+    put_result(options.format, content, describe(options.image, proven))
     return 0
