@@ -87,7 +87,7 @@ def properties() -> str:
 
 
 def compatibility_rules(facts: Facts) -> str:
-    """Return the compatibility rules: what each speaks about, what it requires, why, and who says so."""
+    """Return the compatibility rules: what each is about, what it requires, why, and its source."""
 
     def ranges(written: Mapping[str, str]) -> str:
         return ", ".join(f"{name} {allowed}" for name, allowed in written.items())

@@ -85,7 +85,7 @@ def resolved(row: TargetRow, facts: Facts, settings: HostSettings, pins: Mapping
         pins: Versions that are kept, by component.
 
     Raises:
-        LockError: Nothing goes together, or no index answers.
+        LockError: No versions work together, or no index answers.
     """
     free = {name: pins.get(name, "") for name in row.versions}
     # A distribution with a CUDA version in its name would hold the framework back to that version.

@@ -1,4 +1,4 @@
-"""The rows of ``compatibility.toml``: what goes together, as data."""
+"""The rows of ``compatibility.toml``: which versions work together, as data."""
 
 from __future__ import annotations
 

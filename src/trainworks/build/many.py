@@ -1,4 +1,4 @@
-"""Many targets in one run, each in a thread of this process: one that fails takes no other with it.
+"""Many targets in one run, each in a thread of this process: one that fails does not stop the others.
 
 A thread waits for its engine nearly all the time. Threads share the engine's store and its cache of layers; each has an
 engine client of its own, and only image tests take turns (pytest keeps state of its own in the process).

@@ -204,7 +204,7 @@ def images_in(archive: Path) -> tuple[tuple[str, ...], ...]:
 
     Raises:
         OutputError: The file cannot be read.
-        BuildError: It is no such archive.
+        BuildError: It is not such an archive.
     """
     try:
         with tarfile.open(archive, "r:*") as outer:
@@ -223,7 +223,7 @@ def layers_of(stream: IO[bytes]) -> Iterator[Layer]:
     """Yield the layers of a ``docker save`` archive that is read as a stream, each once, in the archive's order.
 
     Both layouts are known: ``ID/layer.tar`` and ``HASH.tar`` of older engines, ``blobs/sha256/HASH`` of newer ones,
-    where layers stand beside configurations and are told by their first bytes, and may be compressed.
+    where layers stand beside configurations, are recognised by their first bytes, and may be compressed.
     """
     for name, content, is_layer in files_of(stream):
         if is_layer:

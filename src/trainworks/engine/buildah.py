@@ -168,7 +168,7 @@ class BuildahEngine:
                 *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
                 *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(TIMESTAMP)),
                 *("--iidfile", str(identifier_file)),
-                # Written by buildah into every working container's description: how ours are told from others'.
+                # Written by buildah into every working container's description: it distinguishes ours from others'.
                 *("--secret", f"id={_MARKER},src={marker}"),
             ]
             for identifier, path in write_secrets(folder, request.secrets):
@@ -282,7 +282,7 @@ class BuildahEngine:
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a working container and return status, stdout and stderr (merged into one unless split).
 
-        A ``job`` is never run twice; if buildah loses the end of its output, a line says so.
+        A ``job`` is never run twice; if buildah loses the end of its output, a line reports that.
 
         Raises:
             EngineError: buildah could not start the command, or lost its output, three times.
@@ -571,7 +571,7 @@ def _temporary_parent() -> str:
 def _verdict(status: int, said: bytes) -> tuple[int, bytes, str]:
     """Return the command's own exit status and words, without what ``buildah run`` adds at the end; or its own fault.
 
-    With chroot isolation buildah ends with 1 for a program that a signal ended or that does not exist, and says so.
+    With chroot isolation buildah ends with 1 for a program that a signal ended or that does not exist, and prints that.
     Where it says nothing of a subprocess's end, or one of its own processes ended before the command began, no command
     was run: the third value is buildah's words then, else it is empty.
     """

@@ -63,7 +63,7 @@ _FIRST_ANSWER: Final = 10.0
 """Seconds that a daemon on this machine has to answer the first request."""
 
 _PATIENCE: Final = 2.0
-"""Seconds of waiting for the first answer before the user is told."""
+"""Seconds of waiting for the first answer before a line reports it."""
 
 _DENIED: Final = (
     "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"

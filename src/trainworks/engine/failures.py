@@ -41,7 +41,7 @@ _UNREACHABLE: Final = re.compile(
 )
 _FETCH: Final = re.compile(r"fetch|error sending request|requested url|https?://", re.IGNORECASE)
 _ANSWER: Final = re.compile(r"(?<![\d.])(?P<answer>[45]\d\d (?:[A-Z][A-Za-z]+)(?: [A-Z][A-Za-z]+)*)")
-# pip, uv, apt: nothing has that name, or what would have it did not answer and the tool does not say so.
+# pip, uv, apt: the name is unknown, or its index did not answer and the tool does not report that.
 _ABSENT: Final = re.compile(
     r"No matching distribution found for (\S+)|Because (\S+) was not found in|Unable to locate package (\S+)"
 )

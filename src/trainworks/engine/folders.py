@@ -1,6 +1,6 @@
 """Layers as an engine keeps them on this machine, an overlay file system's folders, read without asking the engine.
 
-An engine that streams a layer of gigabytes packs every byte of it; whoever looks for keys reads the small files only.
+An engine that streams a layer of gigabytes packs every byte of it; the search for keys reads the small files only.
 """
 
 from __future__ import annotations

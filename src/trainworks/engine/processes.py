@@ -1,4 +1,4 @@
-"""Child processes that end when we say so: own session, lines as they come, bounded waits, nothing left behind.
+"""Child processes that end when we end them: own session, lines as they come, bounded waits, nothing left behind.
 
 Everything the engines start goes through ``run`` (short commands) or ``stream`` (builds). A child gets a session of its
 own, so that a Ctrl-C at the terminal reaches only us and we decide in which order things stop: SIGINT to its whole

@@ -237,7 +237,7 @@ class Engine(Protocol):
     ) -> Completed:
         """Run the image like a job: its entry point, with ``command`` as arguments.
 
-        After a time-out the job is killed: its status is 124, and the last line of its output says so.
+        After a time-out the job is killed: its status is 124, and the last line of its output names the time-out.
         """
 
     def remove(self, reference: str) -> None:

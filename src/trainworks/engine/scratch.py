@@ -1,7 +1,7 @@
 """Private folders for the time of one build: readable by this user alone, and removed afterwards.
 
 A process that is killed (SIGKILL, the machine's memory is full) removes nothing, and such folders hold passwords. So
-each has a lock for as long as its process lives, and whoever makes one removes those that nobody holds any more.
+each has a lock while its process lives. A process that makes a folder removes those whose locks are free.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def plan_extension(
         request: What is asked for.
         root: The checkout: recipes and facts.
         environment: The process's environment.
-        resolving: Whether requirements without a lock get one, and a person is told of the code. Without it this is
+        resolving: Whether requirements without a lock get one, and a line reports the code. Without it this is
             what an extension was made from: what would be resolved today is not what was installed.
     """
     settings = read_host_settings(environment)

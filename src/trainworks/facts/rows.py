@@ -145,7 +145,7 @@ Severity = Literal["refuse", "advise"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A fact about what goes together; see the head of ``images/compatibility.toml``.
+    """A fact about which versions work together; see the head of ``images/compatibility.toml``.
 
     Attributes:
         name: What an error calls it.
@@ -250,8 +250,8 @@ class Stack:
 class Instance:
     """What one host of an instance type has; ``efa_rdma``: its EFA devices can read remote memory.
 
-    ``architecture`` is that of its processors; ``""``: x86-64, as the images are. What else has a default is for the
-    launcher's preflight; see the head of ``images/instances.toml``.
+    ``architecture`` is that of its processors; ``""``: x86-64, as the images are. Other fields with a default are for
+    ``trainworks-preflight``; see the head of ``images/instances.toml``.
     """
 
     name: str

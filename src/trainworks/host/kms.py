@@ -67,7 +67,7 @@ def find_key(name: str, environment: Mapping[str, str]) -> KmsKey:
     found = _IDENTIFIER.fullmatch(identifier)
     if host or found is None:
         hint = "another endpoint is named by AWS_ENDPOINT_URL_KMS" if host and found else f"it is written {_FORMS}"
-        raise ProofError([f"--key {name} is no name of a key in AWS KMS"], hint=hint)
+        raise ProofError([f"--key {name} is not the name of a key in AWS KMS"], hint=hint)
     if find_spec("boto3") is None:
         raise ProofError([f"--key {name}: boto3, which asks AWS, is not installed"], hint=aws.INSTALL)
     region = found["region"] or environment.get("AWS_REGION") or None

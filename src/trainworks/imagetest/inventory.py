@@ -309,7 +309,7 @@ def _digest(path: str) -> str:
             for chunk in iter(lambda: file.read(1 << 20), b""):
                 digest.update(chunk)
     except OSError as error:
-        # Nobody may read it: that is what can be compared of it.
+        # The file cannot be read, so only this fact is compared.
         return str(error.strerror)
     return digest.hexdigest()
 

@@ -48,7 +48,7 @@ def run_checks(
         image: The image.
         checks: The promises, in the order of the report; equal ones are asked once.
         forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
-        base: The image that this one extends, if somebody else made it: its own secrets are not reported.
+        base: The image that this one extends, if it is of another maker: its own secrets are not reported.
         report: Called with each result as soon as it is known, in order; must not raise.
         junit: Where to write the results as JUnit XML.
 

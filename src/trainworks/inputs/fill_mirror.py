@@ -30,7 +30,7 @@ PYTHON_SUFFIXES = (".whl", ".tar.gz", ".zip")
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 where nobody knows it, ``get`` brings it."""
+    """A file of the mirror: ``sha256`` is ``""`` for a bundle, ``size`` 0 if it is not known, ``get`` brings it."""
 
     file: str
     what: str

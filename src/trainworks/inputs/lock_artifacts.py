@@ -185,10 +185,10 @@ def _write(root: Path, name: str, row_type: type[Row], rows: Iterable[Row]) -> N
 
 
 def check_locks(rows: Sequence[TargetRow], facts: Facts) -> tuple[list[str], list[str]]:
-    """Hold every lock of targets against their rows; nothing is asked and nothing is written.
+    """Compare every lock of targets with their rows; nothing is downloaded or written.
 
     Returns:
-        What does not fit; and what nobody has recorded yet.
+        What does not fit; and what is not recorded yet.
     """
     problems: list[str] = []
     unlocked: list[str] = []

@@ -128,7 +128,7 @@ def _resolve(
 
 
 def _metadata(wheel: Artifact) -> str:
-    """Return what uv is told of a wheel that requires something else than the index's file of the same version."""
+    """Return what uv has to know of a wheel that requires something else than the index's file of the same version."""
     if not wheel.requires_dist:
         return ""
     required = ", ".join(f'"{requirement}"' for requirement in wheel.requires_dist)

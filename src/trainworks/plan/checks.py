@@ -184,7 +184,7 @@ class OwnedFilesCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldWritableCheck:
-    """Nobody but its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
+    """Only its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
 
     component: str
     allowed: tuple[str, ...]

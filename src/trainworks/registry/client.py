@@ -174,7 +174,7 @@ class Registries:
 
         Args:
             address: ``HOST[:PORT]/NAME``, without a tag.
-            actions: What a token is asked for; ``pull`` to read where nobody may push.
+            actions: What a token is asked for; ``pull`` to read where pushing is not allowed.
 
         Raises:
             RegistryError: The address is malformed.

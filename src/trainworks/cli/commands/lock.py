@@ -1,4 +1,4 @@
-"""``build.py lock``: records what targets are made of, or holds the records against the rows."""
+"""``build.py lock``: records what targets are made of, or compares the records with the rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parser() -> Grammar:
 
 
 def run(options: Namespace, root: Path) -> int:
-    """Lock targets; whatever fails is said at the end, and the rest is written."""
+    """Lock targets; failures are reported at the end, and the rest is written."""
     from trainworks.facts.data import writable_root
     from trainworks.facts.load import load
     from trainworks.host.downloads import Client
@@ -83,7 +83,7 @@ def run(options: Namespace, root: Path) -> int:
         raise _failure(
             f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:",
             unique,
-            "the others are, and stay so; the same command on a machine that reaches the rest goes on from here",
+            "the others are locked; run the same command on a machine that can download the rest",
             options,
         )
     return 0
