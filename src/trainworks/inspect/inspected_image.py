@@ -64,9 +64,6 @@ def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool
     """Read an image of the engine's store.
 
     Args:
-        engine: The engine that has the image.
-        reference: The image's name.
-        facts: Says which files are the engine's.
         digests: Whether to read every file and hash it.
 
     Raises:

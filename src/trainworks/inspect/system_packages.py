@@ -80,7 +80,6 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
     Args:
         name: A target, an image of the engine, or a CycloneDX file.
         engine_name: Which engine has the image; ``None``: the first that answers.
-        facts: The targets.
 
     Raises:
         UnknownNameError: The engine does not have the image, or it has no Debian packages.

@@ -23,7 +23,6 @@ def verify_image(request: VerifyRequest, environment: Mapping[str, str]) -> Veri
 
     Args:
         request: Which image, whose key, and where the proof is.
-        environment: This machine's variables.
 
     Raises:
         UnknownNameError: The engine does not have the image.

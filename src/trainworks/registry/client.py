@@ -595,7 +595,6 @@ class Repository:
         """Attach files to an image; return the digest of the manifest that lists them.
 
         Args:
-            subject: The image's descriptor.
             artifact_type: Media type of the attachment and of each file.
             files: Name to content; the name becomes the layer's title.
             annotations: Of the manifest, for example its creation time.

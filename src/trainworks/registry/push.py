@@ -137,12 +137,6 @@ def push_image(
     """Push an image to each repository, layer by layer; what a repository has is neither compressed nor sent.
 
     Args:
-        engine: The engine that has the image.
-        reference: The image's name.
-        repositories: Their addresses.
-        tags: The tags to set.
-        registries: Connections and logins.
-        environment: Says where this machine's caches are.
         today: The date of the dated tag; default: now, UTC.
 
     Raises:
@@ -367,9 +361,7 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
 
     Args:
         source: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
-        targets: Repositories.
         tags: ``fixed`` and ``moving`` ones; default: the source's tag, if it was named by one.
-        registries: Connections and logins.
 
     Raises:
         RegistryError: A registry refuses, or another image has a tag that never moves.
