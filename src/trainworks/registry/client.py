@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
@@ -163,9 +162,7 @@ class Registries:
         self._folder = self._stack.enter_context(private_folder())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close connections and remove the CA bundles."""
         self._stack.close()
 
@@ -263,9 +260,7 @@ class Registry:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close the connection."""
         self._session.close()
 
