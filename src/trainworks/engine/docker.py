@@ -177,7 +177,7 @@ class DockerEngine:
         built = self.inspect(image)
         if built is None:
             raise BuildError(f"docker built {image}, and does not have it")
-        return _renamed(built, request.tags[0] if request.tags else image)
+        return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
@@ -632,10 +632,6 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         command=tuple(configuration.get("Cmd") or ()),
         created=str(image.attrs.get("Created") or ""),
     )
-
-
-def _renamed(built: BuiltImage, reference: str) -> BuiltImage:
-    return dataclasses.replace(built, reference=reference)
 
 
 def _innermost(error: BaseException) -> str:

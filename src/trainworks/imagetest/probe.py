@@ -752,8 +752,8 @@ def _is_elf(path: str) -> bool:
         return False
 
 
-def largest(root: str, count: int = 10) -> list[tuple[str, int]]:
-    """Return the largest components: Python packages each for itself, everything else by folder."""
+def largest(root: str) -> list[tuple[str, int]]:
+    """Return the ten largest components: Python packages each for itself, everything else by folder."""
     totals: dict[str, int] = {}
     for path, status in walk(root):
         match = re.match(r".*/(?:site|dist)-packages/(?:nvidia/)?[^/]+", path)
@@ -762,7 +762,7 @@ def largest(root: str, count: int = 10) -> list[tuple[str, int]]:
         else:
             component = "/".join(path.split("/")[:4]) if path.count("/") > 3 else os.path.dirname(path) or "/"
         totals[component] = totals.get(component, 0) + status.st_size
-    return sorted(totals.items(), key=lambda item: -item[1])[:count]
+    return sorted(totals.items(), key=lambda item: -item[1])[:10]
 
 
 # --- environment, imports, distributions -----------------------------------------------------------------------------

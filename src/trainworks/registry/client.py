@@ -235,21 +235,12 @@ def split_repository(address: str) -> tuple[str, str]:
 class Registry:
     """One registry: a connection and a login."""
 
-    def __init__(
-        self,
-        host: str,
-        *,
-        verify: bool | str = True,
-        patience: Patience,
-        report: Report,
-        login: Callable[[str], Credentials | None] = credentials_for,
-    ) -> None:
-        """Store how to connect. ``login`` is called when the registry asks for one, and again when it has expired."""
+    def __init__(self, host: str, *, verify: bool | str = True, patience: Patience, report: Report) -> None:
+        """Store how to connect. The login is read when the registry asks for one, and again when it has expired."""
         self.host = host
         self.patience = patience
         self.report = report
         self._verify = verify
-        self._login = login
         self._session = requests.Session()
         self._base = ""
         self._basic = ""
@@ -414,7 +405,7 @@ class Registry:
         """Log in as the registry asks; return whether there is a new login to try."""
         challenge = response.headers.get("WWW-Authenticate", "Basic")
         kind = challenge.partition(" ")[0].lower()
-        login = self._login(self.host)
+        login = credentials_for(self.host)
         if login is not None:
             self._secrets.add(login.password)
         if kind == "bearer":
@@ -614,8 +605,8 @@ class Repository:
         }
         return self.put_manifest(Manifest(content=canonical(value), media_type=IMAGE_MANIFEST))
 
-    def referrers(self, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """Return descriptors of the attachments of a digest, of one type or of all.
+    def referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return descriptors of the attachments of a digest.
 
         A registry without the referrers API has them in an index under the tag ``sha256-...`` (OCI distribution 1.1).
         """
@@ -632,8 +623,7 @@ class Repository:
         if index is None:
             found = self.get_manifest(_referrers_tag(digest))
             index = found.value() if found else {}
-        manifests = index.get("manifests") or ()
-        return tuple(each for each in manifests if artifact_type in ("", each.get("artifactType")))
+        return tuple(index.get("manifests") or ())
 
     def _note_referrer(self, subject: str, manifest: Manifest) -> None:
         """Add a manifest to the index under the subject's tag: for registries without the referrers API."""
