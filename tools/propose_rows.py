@@ -105,12 +105,6 @@ def resolved(row: TargetRow, facts: Facts, settings: HostSettings, pins: Mapping
     return {package["name"]: package["version"] for package in reversed(packages)}
 
 
-def components_of(row: TargetRow, facts: Facts) -> dict[str, Component]:
-    """Return the components that fit a row, by name."""
-    cuda, sources = facts.cuda_by_name[row.cuda], facts.stack_by_name[row.stack].sources
-    return {each.name: each for each in facts.components if each.fits(row.framework, sources, cuda, row.base)}
-
-
 def version_in(found: Mapping[str, str], component: Component, cuda: Cuda) -> str:
     """Return the version of a component's first distribution, `""` if it is not among what was found."""
     pattern = distribution_name(python_requirements(component, cuda)[0])

@@ -24,7 +24,6 @@ from trainworks_launcher.registry import MODES, SWITCHES
 PACKAGE = LAUNCHER / "trainworks_launcher"
 PREFLIGHT = LAUNCHER / "trainworks_preflight"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-PREFLIGHT_SOURCES = sorted(PREFLIGHT.rglob("*.py"))
 OLDEST = os.environ.get("TRAINWORKS_OLDEST_PYTHON", "")
 """Path of a Python 3.8 for the compatibility test; without it the newest pyenv one is looked for."""
 

@@ -131,7 +131,7 @@ def test_what_is_attached_is_found(server: RegistryServer, registries: Registrie
     bill = repository.attach(subject, "application/x-bill", {"bill.json": b"{}"})
     assert repository.attach(subject, "application/x-bill", {"bill.json": b"{}"}) == bill
     assert [each["digest"] for each in repository.referrers(subject["digest"])] == [note, bill]
-    (found,) = repository.referrers(subject["digest"], "application/x-note")
+    found = repository.referrers(subject["digest"])[0]
     assert found["annotations"] == {"made": "today"}
     manifest = repository.get_manifest(found["digest"])
     assert manifest is not None

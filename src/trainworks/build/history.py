@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from trainworks.host.cache import cache_folder
+from trainworks.host.cache import cache_folder, write_cached
 from trainworks.render.forecast import Inputs
 
 SCHEMA = 1
@@ -37,11 +37,7 @@ def remember_build(tag: str, inputs: Inputs, environment: Mapping[str, str]) -> 
     ended = datetime.now(UTC).isoformat(timespec="seconds")
     content = {"schema": SCHEMA, "tag": tag, "ended": ended, "inputs": inputs}
     with suppress(OSError, RuntimeError):
-        path = cache_folder(environment, "builds", _name(tag))
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_suffix(".new")
-        draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        draft.replace(path)
+        write_cached(cache_folder(environment, "builds", _name(tag)), json.dumps(content, indent=1).encode())
 
 
 def _name(tag: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Final, cast
 
-from trainworks.engine.protocol import Engine, Report, ignore
-from trainworks.errors import EngineUnavailableError
+from trainworks.engine.protocol import BuiltImage, Engine, Report, ignore
+from trainworks.errors import EngineUnavailableError, UnknownNameError
 from trainworks.plan.names import unknown
 
 ENGINES: Final = {
@@ -58,3 +58,16 @@ def choose(name: str | None = None, *, report: Report = ignore) -> Engine:
         "no container engine answers. Tried:" + "".join(tried),
         hint=hint,
     )
+
+
+def image_in(engine: Engine, reference: str, *, hint: str = "") -> BuiltImage:
+    """Return an image of the engine's store.
+
+    Raises:
+        UnknownNameError: The engine has no such image; ``hint`` says what to do.
+    """
+    image = engine.inspect(reference)
+    if image is None:
+        listed = f"`{engine.name} images` lists them; pull an image of a registry first"
+        raise UnknownNameError(f"{engine.name} has no image {reference}", hint=hint or listed)
+    return image

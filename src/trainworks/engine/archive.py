@@ -39,8 +39,6 @@ def write_archive(
     Args:
         rootfs: A folder with the files of ``/``; sockets are left out.
         destination: The archive to write; replaced only when the new one is complete.
-        name: The image's name with its tag.
-        environment: The image's environment.
         command: The image's default command.
         created: Seconds since 1970, the time of the image and the latest time of a file.
 

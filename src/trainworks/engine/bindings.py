@@ -41,7 +41,6 @@ def with_content_keys(dockerfile: str, context: Path, *, identify: Callable[[str
 
     Args:
         dockerfile: The text; only the portable subset, no heredocs.
-        context: The build context.
         identify: Returns the identifier of an image, empty where it is not known.
 
     Raises:

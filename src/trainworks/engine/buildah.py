@@ -124,12 +124,7 @@ class BuildahEngine:
         return None if description is None else self._built(reference, description)
 
     def load(self, archive: Path) -> None:
-        """Load images from a ``docker save`` archive into the store, under the names in the archive.
-
-        Raises:
-            OutputError: The file cannot be read, or the store's disk is full.
-            BuildError: It is not an image archive.
-        """
+        """Load images from a ``docker save`` archive."""
         for number, names in enumerate(images_in(archive)):
             # By position: an archive of several images is refused otherwise. buildah then leaves the names out.
             loaded = self._do(
@@ -149,14 +144,7 @@ class BuildahEngine:
         self._do(f"tagging {name}", "tag", reference, name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
-        """Build and tag.
-
-        Raises:
-            BuildError: A step failed; has component, instruction and last lines.
-            OutputError: The disk is full.
-            EngineError: buildah could not start a step, three times.
-            EngineUnavailableError: buildah is not installed.
-        """
+        """Build with chroot isolation, and tag."""
         self.probe()
         with self._temporary_files() as (folder, environment):
             marker = folder / _MARKER
@@ -246,11 +234,7 @@ class BuildahEngine:
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> Completed:
-        """Run the image like a job: its entry point, with ``command`` as arguments.
-
-        ``buildah run`` ignores the entry point, so it is added to the command. After a time-out the job is killed; its
-        status is 124.
-        """
+        """Run the image like a job. ``buildah run`` ignores the entry point, so it is added to the command."""
         options: list[str] = []
         for mount in mounts:
             options += ["--volume", f"{mount.source.resolve()}:{mount.target}" + (":ro" if mount.read_only else "")]

@@ -123,12 +123,7 @@ class DockerEngine:
         return None if image is None else _built(reference, image)
 
     def load(self, archive: Path) -> None:
-        """Load images from a ``docker save`` archive into the store, under the names in the archive.
-
-        Raises:
-            OutputError: The file cannot be read, or the store's disk is full.
-            BuildError: It is not an image archive.
-        """
+        """Load images from a ``docker save`` archive."""
         try:
             file = archive.open("rb")
         except OSError as error:
@@ -160,14 +155,7 @@ class DockerEngine:
             image.tag(name)
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
-        """Build and tag.
-
-        Raises:
-            BuildError: A step failed; has component, instruction and last lines.
-            OutputError: The disk is full.
-            EngineError: The daemon could not start a step, three times.
-            EngineUnavailableError: The daemon does not answer, or stopped answering during the build.
-        """
+        """Build with BuildKit, and tag."""
         program = self.probe().program
         with private_folder() as folder:
             identifier_file = folder / "image-id"
@@ -189,7 +177,7 @@ class DockerEngine:
         built = self.inspect(image)
         if built is None:
             raise BuildError(f"docker built {image}, and does not have it")
-        return _renamed(built, request.tags[0] if request.tags else image)
+        return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
@@ -259,10 +247,7 @@ class DockerEngine:
         environment: Mapping[str, str] | None = None,
         timeout: float = 600.0,
     ) -> Completed:
-        """Run the image like a job: its entry point, with ``command`` as arguments.
-
-        After a time-out the job is killed; its status is 124.
-        """
+        """Run the image like a job: its entry point, with ``command`` as arguments."""
         from docker.types import LogConfig
         from docker.types import Mount as SdkMount
         from requests.exceptions import ConnectionError as TransportError
@@ -647,10 +632,6 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         command=tuple(configuration.get("Cmd") or ()),
         created=str(image.attrs.get("Created") or ""),
     )
-
-
-def _renamed(built: BuiltImage, reference: str) -> BuiltImage:
-    return dataclasses.replace(built, reference=reference)
 
 
 def _innermost(error: BaseException) -> str:

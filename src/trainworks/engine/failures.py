@@ -114,7 +114,6 @@ def explain(failure: Failure, *, alive: Callable[[], str], space: Callable[[], s
     """Return the error to raise.
 
     Args:
-        failure: The failed build.
         alive: Returns why the engine's daemon does not answer, ``""`` if it does; called only when needed.
         space: Returns a sentence about the free space of the engine's storage; called only when needed.
     """

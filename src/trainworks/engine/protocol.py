@@ -203,7 +203,12 @@ class Engine(Protocol):
         """Return the image, or ``None`` if the store has none of that name."""
 
     def load(self, archive: Path) -> None:
-        """Load images from a ``docker save`` archive into the store, under the names in the archive."""
+        """Load images from a ``docker save`` archive into the store, under the names in the archive.
+
+        Raises:
+            OutputError: The file cannot be read, or the store's disk is full.
+            BuildError: It is not an image archive.
+        """
 
     def pull(self, reference: str, *, timeout: float) -> bool:
         """Pull an image from its registry; ``False`` if that fails or takes longer than ``timeout`` seconds."""
@@ -212,7 +217,14 @@ class Engine(Protocol):
         """Add a name to an image."""
 
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
-        """Build and tag; raises ``BuildError`` with component, command and last lines of the failing step."""
+        """Build and tag.
+
+        Raises:
+            BuildError: A step failed; has component, instruction and last lines.
+            OutputError: The disk is full.
+            EngineError: The engine could not start a step, three times.
+            EngineUnavailableError: The engine does not answer, or stopped answering during the build.
+        """
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first."""

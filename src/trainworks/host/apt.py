@@ -135,7 +135,6 @@ def apt_configuration(settings: AptSettings, *, sources_path: str = "", ca_path:
     """Return an ``apt.conf`` for inside a build.
 
     Args:
-        settings: This machine's settings.
         sources_path: Path of the ``sources.list`` for the build; ``""`` to keep the image's own.
         ca_path: Path of the CA bundle; ``""`` for none.
     """

@@ -27,11 +27,9 @@ def call(
         service: As boto3 names it: ``ecr``.
         operation: As boto3 names it: ``describe_repositories``.
         region: Default: the region of AWS's own configuration.
-        place: How errors name the service.
         refuse: Makes the error of a message and a hint.
         missing: The code of an error that is an answer.
         hints: What to do about other errors, by their codes; default: what they mostly come from, a missing permission.
-        arguments: The operation's own.
     """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError, NoRegionError, ParamValidationError

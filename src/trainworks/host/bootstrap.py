@@ -66,9 +66,6 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
     """Make a base image and write it as a ``docker save`` archive.
 
     Args:
-        base: The distribution.
-        name: The image's name with its tag.
-        archive: The file to write.
         settings: This machine's settings: its mirror, proxies and CA are used.
         on_line: Receives each line that the tool prints.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,3 +18,11 @@ def cache_folder(environment: Mapping[str, str], *names: str) -> Path:
         RuntimeError: The user has no home folder and ``XDG_CACHE_HOME`` is not set.
     """
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache").joinpath("trainworks", *names)
+
+
+def write_cached(path: Path, content: bytes) -> None:
+    """Write a file of the cache, complete or not at all; raises ``OSError``."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

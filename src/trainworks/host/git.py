@@ -22,9 +22,6 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
     """Return the commit that a tag points at; ``""`` if the repository has no such tag.
 
     Args:
-        repository: Its address.
-        tag: The tag's name.
-        ca_path: CA bundle.
         seconds: How long the repository may take to answer.
 
     Raises:
@@ -44,11 +41,8 @@ def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path
     """Write a bundle of a commit and its whole history: a file that git can fetch from.
 
     Args:
-        repository: Its address.
         tag: A tag that points at the commit; ``""`` if there is none.
-        commit: The commit.
         target: The file to write; it appears when it is complete.
-        ca_path: CA bundle.
 
     Raises:
         UnreachableError: The repository does not answer, or does not have the commit.
@@ -87,7 +81,6 @@ def source_archive(repository: str, reference: str) -> tuple[str, bytes]:
     ``.git_archival.txt`` gives setuptools_scm the version that it would ask git for.
 
     Args:
-        repository: Its address.
         reference: A branch, a tag or a commit; ``""`` for the default branch.
 
     Raises:

@@ -18,10 +18,7 @@ def file_addresses(package: LockedPackage, settings: PipSettings, vendor_index: 
     """Yield the addresses of a locked file, in pip's order; an address with another hash is left out.
 
     Args:
-        package: The file.
-        settings: pip's settings.
         vendor_index: A framework vendor's own index; used only if the user configured no source of packages.
-        client: Sends the requests.
 
     Raises:
         UnreachableError: An index does not answer, and no other one has the file.

@@ -88,7 +88,6 @@ def read_pip_settings(environment: Mapping[str, str], files: Iterable[Path] | No
     """Read pip's configuration: files from general to specific, then ``PIP_*`` variables, each overriding the last.
 
     Args:
-        environment: The process's environment.
         files: The configuration files; default: those that pip reads on this platform.
 
     Raises:

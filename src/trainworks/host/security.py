@@ -114,9 +114,7 @@ def security_sources(
     """Return the ``sources.list`` lines of a suite's security updates.
 
     Args:
-        suite: Code name of the distribution's release.
         settings: This machine's; its archives are asked first.
-        image: The image's own archives.
         debian: Whether the suite is one of Debian: this machine's archives have only Debian's suites.
 
     Raises:
@@ -145,9 +143,6 @@ def security_pocket(
     """Ask the archive for the versions of some packages.
 
     Args:
-        suite: Code name of the distribution's release.
-        architecture: As dpkg names it.
-        names: The packages.
         settings: This machine's settings: proxies and CA hold.
         lines: ``security_sources`` of the suite.
 

@@ -27,8 +27,6 @@ def check_signature(file: Path, signature: Path, key: Path, fingerprint: str) ->
     """Check that the key with this fingerprint, and no other, has signed a file.
 
     Args:
-        file: The signed file.
-        signature: The detached signature.
         key: The file with the vendor's public key.
         fingerprint: The vendor's fingerprint, 40 hexadecimal digits, from the artifact's row.
 

@@ -17,7 +17,6 @@ def ca_bundle(environment: Mapping[str, str], pip_certificate: str = "") -> Path
     """Return the CA bundle that this machine's clients use; ``None`` if there is none.
 
     Args:
-        environment: The process's environment.
         pip_certificate: pip's own ``cert`` setting, which wins over everything but ``PIP_CERT``.
     """
     named = [environment.get("PIP_CERT", ""), pip_certificate, *(environment.get(name, "") for name in CA_VARIABLES)]

@@ -654,21 +654,23 @@ def check_loadable_library(question: LoadableLibraryQuestion, python: str, loade
 
 def _dlopen(python: str, library: str) -> str:
     """Return the loader's message about a library; nothing if it loads."""
+    program = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)"
+    _, error = _run([python, "-c", program, library])
+    return error.splitlines()[-1] if error else ""
+
+
+def _run(command: list[str]) -> tuple[str, str]:
+    """Run a child; return what it printed to stdout, and why it failed: what it printed to stderr, or its status."""
     try:
         child = subprocess.run(
-            [python, "-c", "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], os.RTLD_NOW)", library],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            timeout=IMPORT_TIMEOUT,
-            check=False,
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=IMPORT_TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        return "", str(error)
+    output, said = (text.decode("utf-8", "replace") for text in (child.stdout, child.stderr))
     if child.returncode == 0:
-        return ""
-    lines = child.stderr.decode("utf-8", "replace").strip().splitlines()
-    return lines[-1] if lines else f"ended with status {child.returncode}"
+        return output, ""
+    return output, said.strip()[-2000:] or f"ended with status {child.returncode}"
 
 
 # --- the whole file system -------------------------------------------------------------------------------------------
@@ -750,8 +752,8 @@ def _is_elf(path: str) -> bool:
         return False
 
 
-def largest(root: str, count: int = 10) -> list[tuple[str, int]]:
-    """Return the largest components: Python packages each for itself, everything else by folder."""
+def largest(root: str) -> list[tuple[str, int]]:
+    """Return the ten largest components: Python packages each for itself, everything else by folder."""
     totals: dict[str, int] = {}
     for path, status in walk(root):
         match = re.match(r".*/(?:site|dist)-packages/(?:nvidia/)?[^/]+", path)
@@ -760,7 +762,7 @@ def largest(root: str, count: int = 10) -> list[tuple[str, int]]:
         else:
             component = "/".join(path.split("/")[:4]) if path.count("/") > 3 else os.path.dirname(path) or "/"
         totals[component] = totals.get(component, 0) + status.st_size
-    return sorted(totals.items(), key=lambda item: -item[1])[:count]
+    return sorted(totals.items(), key=lambda item: -item[1])[:10]
 
 
 # --- environment, imports, distributions -----------------------------------------------------------------------------
@@ -839,20 +841,9 @@ def loaded_library(python: str, question: LoadedLibraryQuestion) -> LoadedLibrar
 
 def installed_distributions(python: str) -> tuple[list[ProbedDistribution], str]:
     """Ask the environment's Python for all distributions on its search path, ``PYTHONPATH`` too."""
-    try:
-        child = subprocess.run(
-            [python, "-c", _DISTRIBUTIONS],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=IMPORT_TIMEOUT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], str(error)
-    if child.returncode != 0:
-        return [], child.stderr.decode("utf-8", "replace").strip()[-2000:]
-    found: list[ProbedDistribution] = json.loads(child.stdout.splitlines()[-1])
-    return found, ""
+    output, error = _run([python, "-c", _DISTRIBUTIONS])
+    found: list[ProbedDistribution] = [] if error else json.loads(output.splitlines()[-1])
+    return found, error
 
 
 def matching(root: str, pattern: str) -> list[str]:

@@ -45,7 +45,6 @@ def run_checks(
 
     Args:
         engine: The engine whose store has the image.
-        image: The image.
         checks: The promises, in the order of the report; equal ones are asked once.
         forbidden: Literal strings of the build host that must not occur in the image (its proxy, its index).
         base: The image that this one extends, if it is of another maker: its own secrets are not reported.

@@ -19,6 +19,9 @@ from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry, Layer
 CONTENT_LIMIT = 1_000_000
 """Larger files are known by their name only: no key, no setting is that large, and models and libraries are."""
 
+SHOWN = 20
+"""How many findings the summary lists."""
+
 _TEXT_SAMPLE = 8192
 _LAYER_NAME_LENGTH = len("sha256:") + 12
 _HOST_SETTING = "setting of the build host"
@@ -347,7 +350,7 @@ def _fingerprints(data: bytes) -> set[str]:
     return found
 
 
-def summary(findings: tuple[SecretFinding, ...], limit: int = 20) -> str:
+def summary(findings: tuple[SecretFinding, ...]) -> str:
     """Return the findings as lines, what opens a door first, and a crowd (a cache's files) as one line for a layer."""
     groups: dict[tuple[str, str, str, str], list[SecretFinding]] = {}
     for finding in findings:
@@ -359,6 +362,6 @@ def summary(findings: tuple[SecretFinding, ...], limit: int = 20) -> str:
     for members in sorted(groups.values(), key=lambda group: group[0].rule.startswith("package cache")):
         more = f" (and {len(members) - 1} more like it in this layer)" if len(members) > 1 else ""
         lines.append(f"{members[0]}{more}")
-    if len(lines) > limit:
-        lines = [*lines[:limit], f"... and {len(lines) - limit} more"]
+    if len(lines) > SHOWN:
+        lines = [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more"]
     return "\n".join(lines)

@@ -24,7 +24,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
-from trainworks.imagetest.probe import ProbeAnswer, ProbeRequest
+from trainworks.imagetest.probe import ProbeAnswer, ProbedDistribution, ProbeRequest
 from trainworks.plan import checks as kinds
 
 COMMAND_TIMEOUT = 300.0
@@ -98,6 +98,12 @@ def _broken(reason: str) -> NoReturn:
     pytest.fail(reason, pytrace=False)
 
 
+def _distributions(answer: ProbeAnswer) -> list[ProbedDistribution]:
+    if answer["distributions_error"]:
+        _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
+    return answer["distributions"]
+
+
 def _tail(output: str) -> str:
     return output.strip()[-_OUTPUT_LIMIT:] or "(it printed nothing)"
 
@@ -166,10 +172,8 @@ def test_python_imports(check: kinds.PythonImportsCheck, container: Container) -
 
 def test_python_package(check: kinds.PythonPackageCheck, answer: ProbeAnswer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
-    if answer["distributions_error"]:
-        _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
     name = canonicalize_name(check.distribution)
-    versions = [one["version"] for one in answer["distributions"] if one["name"] == name]
+    versions = [one["version"] for one in _distributions(answer) if one["name"] == name]
     if not versions:
         _broken(f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}")
     if len(versions) > 1:
@@ -272,9 +276,7 @@ def test_elf_needs(check: kinds.ElfNeedsCheck, answer: ProbeAnswer, request_to_i
         f"{one['distribution'] or 'no distribution'}: {one['file']} needs {one['soname']}" for one in found["others"]
     ]
     if check.cuda:
-        if answer["distributions_error"]:
-            _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
-        for one in answer["distributions"]:
+        for one in _distributions(answer):
             other = other_cuda(one["name"], one["version"], check.cuda)
             if other:
                 problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
@@ -303,10 +305,8 @@ def test_duplicate_packages(
     check: kinds.DuplicatePackagesCheck, answer: ProbeAnswer, stock: inventory.InventoryAnswer
 ) -> None:
     """No distribution, no Debian package and no library twice."""
-    if answer["distributions_error"]:
-        _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
     installed: dict[str, list[str]] = {}
-    for one in answer["distributions"]:
+    for one in _distributions(answer):
         installed.setdefault(one["name"], []).append(f"{one['version']} in {one['folder']}")
     problems = [f"{name}: {', '.join(places)}" for name, places in sorted(installed.items()) if len(places) > 1]
     problems += [

@@ -54,9 +54,7 @@ def fill_mirror(
 
     Args:
         rows: The targets: all that their lock and their components ask for, optional ones included.
-        facts: All facts.
         folder: The mirror; made where it is not there.
-        client: Downloads.
         settings: Where this machine's pip looks for Python files.
         report: Told what is being done.
         fetching: Shows the downloads; what watches ``client``.

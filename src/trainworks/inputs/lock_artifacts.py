@@ -30,9 +30,6 @@ def lock_artifacts(
     """Record hash and size of every file that targets download; what is recorded already stays as it is.
 
     Args:
-        rows: The targets.
-        facts: All facts.
-        client: Downloads.
         root: The checkout, whose ``images/lock/artifacts.toml`` is written.
         mirror: Folder whose files are taken instead of asking their servers, and where downloads are left; default:
             nothing is left.
@@ -137,8 +134,6 @@ def lock_base_images(
     A tag moves with each security update of its image, so a new digest replaces the recorded one, and is reported.
 
     Args:
-        rows: The targets.
-        facts: All facts.
         registries: Connections and logins. A registry that does not answer is not asked again.
         root: The checkout, whose ``images/lock/base-images.toml`` is written.
         report: Receives a line of text for each digest that changed.

@@ -76,8 +76,6 @@ def check_mirror(plan: ImagePlan, folder: Path, *, complete: bool) -> None:
     Only the presence of components' downloads is checked; the build checks their hashes before it unpacks them.
 
     Args:
-        plan: The plan to build.
-        folder: The mirror.
         complete: Whether it must have every file.
 
     Raises:

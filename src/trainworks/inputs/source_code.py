@@ -31,11 +31,7 @@ def reachable_plan(
     """Download the sources of a plan; return the plan of what can be built with them, and what was left out.
 
     Args:
-        request: The request.
-        plan: Its plan.
-        facts: The rows.
         places: Where to look for sources.
-        settings: This machine's settings.
         strict: Whether a source that cannot be downloaded is an error.
         mirror: The value of ``--mirror``, for the error.
 
@@ -68,9 +64,7 @@ def download_missing(
     """Download the sources of a plan that are not on this machine; return those that cannot be downloaded.
 
     Args:
-        plan: The plan.
         places: Where to look for its sources.
-        settings: This machine's settings.
         needed: Components that the image cannot be built without; default: all.
         mirror: The value of ``--mirror``, for the error.
 

@@ -89,7 +89,6 @@ def archives_of(bases: Iterable[Base], apt: AptSettings, suite: str) -> dict[str
 
     Args:
         bases: Rows of ``images/bases.toml``.
-        apt: This machine's settings.
         suite: Code name of the machine's Debian; ``""`` on another system, which has no such mirror.
     """
     own = tuple(dict.fromkeys(source.uri.rstrip("/") for source in apt.sources if suite and source.suite == suite))
@@ -135,7 +134,6 @@ def download_sources(
     Args:
         missing: See ``missing_sources``.
         places: Where to look for them.
-        client: Downloads files.
         report: Receives a line of text for each file.
 
     Raises:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainworks.engine import image_in
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry
-from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.imagetest.questions import take_contents
@@ -64,21 +64,13 @@ def inspect_image(engine: Engine, reference: str, facts: Facts, *, digests: bool
     """Read an image of the engine's store.
 
     Args:
-        engine: The engine that has the image.
-        reference: The image's name.
-        facts: Says which files are the engine's.
         digests: Whether to read every file and hash it.
 
     Raises:
         UnknownNameError: The engine has no such image.
         ImageTestError: The image has no Python to run the inventory with.
     """
-    image = engine.inspect(reference)
-    if image is None:
-        raise UnknownNameError(
-            f"{engine.name} has no image {reference}",
-            hint=f"`{engine.name} images` lists them; pull an image of a registry first",
-        )
+    image = image_in(engine, reference)
     with DISPLAY.task("reading", log=False) as task, engine.container(image.reference) as container:
         task.note = reference
         found = take_contents(container, digests=digests)

@@ -96,7 +96,6 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
         name: A target, an image of the engine, or a CycloneDX file.
         engine_name: Which engine has the image; ``None``: the first that answers.
         facts: The targets, and the distributions that bases stand on.
-        environment: This machine's variables.
 
     Raises:
         UnknownNameError: The image does not exist, or its distribution is not known.
@@ -109,11 +108,6 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
 
 def compare_with_archive(installed: SystemPackages, suite: str, settings: HostSettings) -> OutdatedReport:
     """Compare packages with the security updates of a suite.
-
-    Args:
-        installed: The packages of an image.
-        suite: Code name of the distribution's release.
-        settings: This machine's settings.
 
     Raises:
         HostError: The archive cannot be reached or is not signed, or apt is not installed.

@@ -14,7 +14,7 @@ from typing import Any
 from trainworks.engine.protocol import HistoryEntry
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
-from trainworks.host.cache import cache_folder
+from trainworks.host.cache import cache_folder, write_cached
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
@@ -349,10 +349,5 @@ def remember(report: SizeReport, engine: str, environment: Mapping[str, str]) ->
         kept = [_from_values(values) for values in json.loads(path.read_text(encoding="utf-8"))]
     earlier = [each for each in kept if each.identifier != report.identifier]
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_suffix(".new")
-        draft.write_text(
-            json.dumps([report.as_values(), *(each.as_values() for each in earlier[:1])]), encoding="utf-8"
-        )
-        draft.replace(path)
+        write_cached(path, json.dumps([report.as_values(), *(each.as_values() for each in earlier[:1])]).encode())
     return earlier[0] if earlier else None

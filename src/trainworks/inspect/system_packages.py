@@ -11,7 +11,7 @@ from typing import Any
 
 from packageurl import PackageURL
 
-from trainworks.engine import choose
+from trainworks.engine import choose, image_in
 from trainworks.errors import ImageTestError, OutputError, UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
@@ -80,7 +80,6 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
     Args:
         name: A target, an image of the engine, or a CycloneDX file.
         engine_name: Which engine has the image; ``None``: the first that answers.
-        facts: The targets.
 
     Raises:
         UnknownNameError: The engine does not have the image, or it has no Debian packages.
@@ -93,12 +92,7 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
         raise OutputError(f"{name}: no such file", hint="`build.py prove TARGET --output DIR` writes sbom.cdx.json")
     engine = choose(engine_name, report=say)
     reference = reference_of(name, facts)
-    image = engine.inspect(reference)
-    if image is None:
-        raise UnknownNameError(
-            f"{engine.name} has no image {reference}",
-            hint=f"`{engine.name} images` lists its images; pull an image of a registry first",
-        )
+    image = image_in(engine, reference)
     say(f"reading the packages of {reference}")
     with DISPLAY.task("reading", log=False), engine.container(image.reference) as container:
         found = list_packages(container)

@@ -122,11 +122,8 @@ def target_bill(
     Args:
         plan: The plan that it was built from.
         rendering: The context that it was built from.
-        image: The image.
-        found: The packages that were found inside.
         base_identifier: ``sha256:...`` of the base image's configuration; ``""`` if the engine does not have it.
         launcher_version: The version of the launcher in that context.
-        launcher_license: The licence of the launcher.
 
     Raises:
         ProofError: The image cannot list its packages.
@@ -156,7 +153,6 @@ def package_components(
 
     Args:
         reference: The image, for a message.
-        found: The packages that were found inside.
         locked: Files of the lock, by normalised name and version.
 
     Raises:
@@ -199,8 +195,6 @@ def extension_bill(
 
     Args:
         plan: The plan that it was built from.
-        image: The image.
-        found: The packages that were found inside.
         inherited: The components of the image that was extended.
 
     Raises:

@@ -30,8 +30,6 @@ def cyclonedx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict
     """Return the document: the same bill of materials gives the same bytes.
 
     Args:
-        bill: What the image contains.
-        builder_version: The version of this program.
         time: The time of the document, in seconds since 1970.
     """
     references = references_of(bill.components)

@@ -48,7 +48,6 @@ def private_key(content: bytes, name: str, password: bytes | None) -> PrivateKey
     """Return the key in a PEM file.
 
     Args:
-        content: The file's content.
         name: The file's name, for messages.
         password: What it is encrypted with, if it is.
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainworks.engine import choose
+from trainworks.engine import choose, image_in
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import OutputError, ProofError, UnknownNameError
+from trainworks.errors import OutputError, ProofError
 from trainworks.extend.image import TITLE_LABEL, plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
@@ -118,9 +118,7 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
 
 def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
     again = f"build it again: `python {command}` with the same options"
-    image = engine.inspect(reference)
-    if image is None:
-        raise UnknownNameError(f"{engine.name} has no image {reference}", hint=again)
+    image = image_in(engine, reference, hint=again)
     if image.labels.get(INPUTS_LABEL) != rendering.digest:
         raise ProofError(
             [f"{reference} was not built from this checkout as it is now"],

@@ -50,11 +50,6 @@ class Proof:
 def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> Proof:
     """Write the proof of a target's image, or of an extended one, to a folder.
 
-    Args:
-        request: Which image, and where to.
-        root: The checkout.
-        environment: This machine's variables.
-
     Raises:
         UnknownNameError: The target, the image or the base image does not exist.
         ExtendError, LockError: The inputs of the extension are not complete.
@@ -105,7 +100,6 @@ def texts_of(
     """Return the files of a proof: name to text. The same values give the same texts.
 
     Args:
-        bill: The image and its components.
         provenance: Returns the predicate of the provenance, given the hashes of the other files.
         builder: The builder that the documents name.
         key: Signs the statements; ``None``: they are not signed. A key in KMS makes a different signature each time.

@@ -80,10 +80,6 @@ def provenance(
     """Return the predicate: how an image came to be.
 
     Args:
-        plan: The plan of the image.
-        request: The request that the plan answers.
-        rendering: The build context.
-        bill: The image and its components.
         checkout: The files of this repository that it was built from.
         builder: The builder that the document names.
         documents: The files beside this one: name to hash.
@@ -118,9 +114,6 @@ def extension_provenance(
     """Return the predicate of an extension: of which image, with which requirements and code.
 
     Args:
-        plan: The plan of the extension.
-        rendering: The build context.
-        bill: The image and its components.
         checkout: The files of this repository that it was built from.
         builder: The builder that the document names.
         documents: The files beside this one: name to hash.

@@ -34,8 +34,6 @@ def spdx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict[str,
     """Return the document: the same bill of materials gives the same bytes.
 
     Args:
-        bill: What the image contains.
-        builder_version: The version of this program.
         time: The time of the document, in seconds since 1970; the format requires one.
     """
     references = references_of(bill.components)

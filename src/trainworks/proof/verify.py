@@ -46,7 +46,6 @@ def verify(lines: Sequence[str], key: PublicKey, sha256: str, documents: Mapping
 
     Args:
         lines: The signed envelopes, one of each statement.
-        key: The key whose signatures count.
         sha256: The hash of the image's configuration.
         documents: File name to content; each must equal what was signed. Files may be missing.
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainworks.engine import choose
-from trainworks.errors import ProofError, UnknownNameError
+from trainworks.engine import choose, image_in
+from trainworks.errors import ProofError
 from trainworks.host.settings import read_host_settings
 from trainworks.proof.attach import attached, find_pushed
 from trainworks.proof.keys import verifying_key
@@ -23,7 +23,6 @@ def verify_image(request: VerifyRequest, environment: Mapping[str, str]) -> Veri
 
     Args:
         request: Which image, whose key, and where the proof is.
-        environment: This machine's variables.
 
     Raises:
         UnknownNameError: The engine does not have the image.
@@ -51,11 +50,7 @@ def _image_digest(image: str, engine_name: str | None) -> str:
     if match := re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image):
         return match[1]
     engine = choose(engine_name, report=say)
-    found = engine.inspect(image)
-    if found is None:
-        raise UnknownNameError(
-            f"{engine.name} has no image {image}", hint="name an image that the engine has, or sha256:... itself"
-        )
+    found = image_in(engine, image, hint="name an image that the engine has, or sha256:... itself")
     return found.identifier.removeprefix("sha256:")
 
 

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlencode, urljoin, urlsplit, urlunsplit
 
@@ -163,9 +162,7 @@ class Registries:
         self._folder = self._stack.enter_context(private_folder())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close connections and remove the CA bundles."""
         self._stack.close()
 
@@ -238,21 +235,12 @@ def split_repository(address: str) -> tuple[str, str]:
 class Registry:
     """One registry: a connection and a login."""
 
-    def __init__(
-        self,
-        host: str,
-        *,
-        verify: bool | str = True,
-        patience: Patience,
-        report: Report,
-        login: Callable[[str], Credentials | None] = credentials_for,
-    ) -> None:
-        """Store how to connect. ``login`` is called when the registry asks for one, and again when it has expired."""
+    def __init__(self, host: str, *, verify: bool | str = True, patience: Patience, report: Report) -> None:
+        """Store how to connect. The login is read when the registry asks for one, and again when it has expired."""
         self.host = host
         self.patience = patience
         self.report = report
         self._verify = verify
-        self._login = login
         self._session = requests.Session()
         self._base = ""
         self._basic = ""
@@ -263,9 +251,7 @@ class Registry:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Close the connection."""
         self._session.close()
 
@@ -419,7 +405,7 @@ class Registry:
         """Log in as the registry asks; return whether there is a new login to try."""
         challenge = response.headers.get("WWW-Authenticate", "Basic")
         kind = challenge.partition(" ")[0].lower()
-        login = self._login(self.host)
+        login = credentials_for(self.host)
         if login is not None:
             self._secrets.add(login.password)
         if kind == "bearer":
@@ -595,7 +581,6 @@ class Repository:
         """Attach files to an image; return the digest of the manifest that lists them.
 
         Args:
-            subject: The image's descriptor.
             artifact_type: Media type of the attachment and of each file.
             files: Name to content; the name becomes the layer's title.
             annotations: Of the manifest, for example its creation time.
@@ -620,8 +605,8 @@ class Repository:
         }
         return self.put_manifest(Manifest(content=canonical(value), media_type=IMAGE_MANIFEST))
 
-    def referrers(self, digest: str, artifact_type: str = "") -> tuple[Descriptor, ...]:
-        """Return descriptors of the attachments of a digest, of one type or of all.
+    def referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return descriptors of the attachments of a digest.
 
         A registry without the referrers API has them in an index under the tag ``sha256-...`` (OCI distribution 1.1).
         """
@@ -638,8 +623,7 @@ class Repository:
         if index is None:
             found = self.get_manifest(_referrers_tag(digest))
             index = found.value() if found else {}
-        manifests = index.get("manifests") or ()
-        return tuple(each for each in manifests if artifact_type in ("", each.get("artifactType")))
+        return tuple(index.get("manifests") or ())
 
     def _note_referrer(self, subject: str, manifest: Manifest) -> None:
         """Add a manifest to the index under the subject's tag: for registries without the referrers API."""

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import re
 import tempfile
 import time
@@ -18,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from trainworks.engine import image_in
 from trainworks.engine.archive import files_of
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import RegistryError, UnknownNameError
+from trainworks.errors import RegistryError
 from trainworks.host import aws
-from trainworks.host.cache import cache_folder
+from trainworks.host.cache import cache_folder, write_cached
 from trainworks.registry import ecr
 from trainworks.registry.client import (
     IMAGE_CONFIGURATION,
@@ -137,12 +137,6 @@ def push_image(
     """Push an image to each repository, layer by layer; what a repository has is neither compressed nor sent.
 
     Args:
-        engine: The engine that has the image.
-        reference: The image's name.
-        repositories: Their addresses.
-        tags: The tags to set.
-        registries: Connections and logins.
-        environment: Says where this machine's caches are.
         today: The date of the dated tag; default: now, UTC.
 
     Raises:
@@ -150,11 +144,7 @@ def push_image(
         RegistryError: A registry refuses, or another image has a tag that never moves. The failing repository and
             those after it got no tag; the command can be repeated.
     """
-    image = engine.inspect(reference)
-    if image is None:
-        raise UnknownNameError(
-            f"{engine.name} has no image {reference}", hint="build it first, or choose another --engine"
-        )
+    image = image_in(engine, reference, hint="build it first, or choose another --engine")
     day = f"{today or datetime.now(UTC):%Y%m%d}"
     places = [registries.repository(address) for address in repositories]
     results = [Pushed(repository=str(place)) for place in places]
@@ -367,9 +357,7 @@ def promote_image(source: str, targets: Sequence[str], tags: Tags, registries: R
 
     Args:
         source: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
-        targets: Repositories.
         tags: ``fixed`` and ``moving`` ones; default: the source's tag, if it was named by one.
-        registries: Connections and logins.
 
     Raises:
         RegistryError: A registry refuses, or another image has a tag that never moves.
@@ -478,11 +466,7 @@ def _recorded(engine: Engine, image: BuiltImage, environment: Mapping[str, str])
 def _record(engine: Engine, image: BuiltImage, manifest: Manifest, environment: Mapping[str, str]) -> None:
     """Store the manifest of a push, so that the next push does not have to compress the image again."""
     with contextlib.suppress(OSError, RuntimeError):
-        path = _record_file(engine, image, environment)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        draft.write_bytes(manifest.content)
-        draft.replace(path)
+        write_cached(_record_file(engine, image, environment), manifest.content)
 
 
 def _record_file(engine: Engine, image: BuiltImage, environment: Mapping[str, str]) -> Path:

@@ -195,7 +195,6 @@ class Display:
         """Write a line for people after this thread's label.
 
         Args:
-            text: The line.
             one_row: Cut a line that is longer than a row; otherwise it goes on in the next row.
         """
         self.write(labelled_text(text), one_row=one_row)
