@@ -395,7 +395,7 @@ def _interface_towards(host: str) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
             address = str(probe.getsockname()[0])
-    except (OSError, ValueError):  # ValueError: not even the form of a host name
+    except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
         return ""
     return "lo" if address.startswith("127.") else _interface_of(address)
 

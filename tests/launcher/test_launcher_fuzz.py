@@ -409,6 +409,13 @@ def test_a_host_that_cannot_be_looked_up_does_not_stop_the_search_for_an_interfa
     assert any("the network interface 'absent0' does not exist on this host" in warning for warning in made[0].warnings)
 
 
+def test_a_host_name_with_a_nul_is_refused_where_an_interface_is_looked_for(machine: Path) -> None:
+    config: dict[str, Json] = {"current_host": "algo-1", "hosts": ["algo\0"], "network_interface_name": "absent0"}
+    made = outcome(machine, files({}, config), {})
+    assert isinstance(made, RefusalError)
+    assert made.problems[0].what == "'hosts' has a NUL character"
+
+
 @pytest.mark.parametrize(
     "field", [{"args": ["a\0b"]}, {"args": ["\ud800"]}, {"requirements": "a\0b"}, {"command": "a\0b"}]
 )
