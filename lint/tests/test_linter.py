@@ -130,7 +130,7 @@ WORDS = st.sampled_from(
 TEXTS = st.one_of(st.lists(WORDS, max_size=25).map(" ".join), st.lists(WORDS, max_size=25).map("".join), st.text())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(TEXTS)
 @example("")
 @example("FROM")
@@ -146,7 +146,7 @@ def test_no_text_is_too_odd(text: str) -> None:
         assert finding.what
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(TEXTS)
 @example("FROM a\nRUN a \\\n  # comment\n\n  b\n")
 @example("FROM a\nRUN --mount=type=bind,from=b   a \\\\\\\nb")

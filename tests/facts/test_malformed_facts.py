@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +34,14 @@ LOCK = "images/lock/pytorch-2.4.1-cu121-py311-debian12.toml"
 
 
 @pytest.fixture
-def checkout(checkout: Path) -> Path:
-    """Give a checkout with one target's lock: to read fifty more of the same would take most of the time."""
-    for path in (checkout / "images" / "lock").iterdir():
-        if path != checkout / LOCK:
-            path.unlink()
-    return checkout
+def checkout(root: Path, tmp_path: Path) -> Path:
+    """Give a checkout with one target's lock: to copy and read fifty more of the same would take most of the time."""
+    shutil.copytree(root / "images", tmp_path / "images", ignore=shutil.ignore_patterns("lock"))
+    shutil.copytree(root / "templates", tmp_path / "templates")
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / LOCK).parent.mkdir()
+    shutil.copy(root / LOCK, tmp_path / LOCK)
+    return tmp_path
 
 
 DAMAGES = (

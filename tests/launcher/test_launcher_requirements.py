@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 from collections.abc import Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -84,9 +84,8 @@ class Image:
 
     def versions(self) -> dict[str, str]:
         """What is installed, without pip itself."""
-        words = (str(self.python), "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
-        listed = subprocess.run(words, capture_output=True, check=True, text=True).stdout.split()
-        return dict(line.split("==") for line in listed)
+        (site,) = self.base.glob("venv/lib/python*/site-packages")
+        return {found.name: found.version for found in distributions(path=[str(site)])}
 
 
 @pytest.fixture
