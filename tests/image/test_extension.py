@@ -376,7 +376,7 @@ def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Pro
 def test_an_unknown_base(image: BuiltByCommand, project: Project) -> None:
     done = project.extend(image.engine, "localhost:9/trainworks-test/none:1")
     assert done.returncode == 4
-    assert "there is no image localhost:9/trainworks-test/none:1" in done.stderr
+    assert "no image localhost:9/trainworks-test/none:1: " in done.stderr
 
 
 FOREIGN = """\
