@@ -168,8 +168,9 @@ def test_what_a_mirror_spoils_is_refused_by_name(
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = json.loads(done.stdout)["message"]
     assert "failed in component metis" in message.splitlines()[0], message
-    assert f"error: metis {METIS.version}: {spoiling_server.url}/{METIS.file} " in message
-    assert said in message, message
+    (error,) = [line for line in message.splitlines() if f"error: metis {METIS.version}: " in line]
+    assert f"{spoiling_server.url}/{METIS.file} " in error
+    assert said in error, message
 
 
 @pytest.mark.usefixtures("vendor_image")
