@@ -3,9 +3,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Four processes, also on two cores: some tests wait for a time-out of the product, and each process imports all tests
-# first. What tests share is made once: those of a file stay together.
-PARALLEL := --numprocesses 4 --dist loadfile
+# As many processes as there are cores, and at most four, because each imports all tests first. What tests share is made
+# once: those of a file stay together.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .PHONY: image test test-quick check docs site golden benchmark setup engine engines peers clean
 
