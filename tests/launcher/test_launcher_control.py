@@ -440,12 +440,13 @@ def test_a_host_with_a_secret_refuses_a_leader_without_one(tmp_path: Path) -> No
 
 
 def test_hosts_without_the_leaders_secret_do_not_get_in(tmp_path: Path) -> None:
-    limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}
+    # Long enough for three hosts to start on a busy machine.
+    limit = {"TRAINWORKS_JOIN_LIMIT_SECONDS": "4"}
     own = {LEADER: {"TRAINWORKS_JOB_SECRET": SECRET}, THIRD: {"TRAINWORKS_JOB_SECRET": SECRET + "x"}}
     with hosts(tmp_path, "", names=(LEADER, WORKER, THIRD), variables=limit, own=own) as made:
         assert [launcher.wait() for launcher in made] == [66, 66, 66]
     leader, none, another = made
-    assert f"hosts that did not join within 1 s: {WORKER}" in leader.failure
+    assert f"hosts that did not join within 4 s: {WORKER}" in leader.failure
     assert THIRD in leader.failure
     for worker, words in (
         (none, "it has no TRAINWORKS_JOB_SECRET, and the leader has one"),
