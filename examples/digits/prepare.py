@@ -1,7 +1,8 @@
 """Lays out a folder as the platform mounts it at /opt/ml, for the digits example.
 
 python examples/digits/prepare.py FOLDER --mode mpi --processes 2
-python examples/digits/prepare.py FOLDER --host algo-1 --hosts algo-1,algo-2
+python examples/digits/prepare.py FOLDER --mode smp
+python examples/digits/prepare.py FOLDER --host algo-1 --hosts algo-1,algo-2 --processes 1
 """
 
 import argparse
@@ -10,11 +11,19 @@ import json
 import shutil
 from pathlib import Path
 
+TORCHRUN = {"sagemaker_torch_distributed_enabled": "true"}
+MPI = {"sagemaker_mpi_enabled": "true"}
+SMDDP = {"sagemaker_distributed_dataparallel_enabled": "true"}
+PARTITIONS = {"mp_parameters": '{"pipeline_parallel_degree": 2, "microbatches": 4, "ddp": true}'}
+
 MODES = {
-    "torch_distributed": {"sagemaker_torch_distributed_enabled": "true"},
-    "mpi": {"sagemaker_mpi_enabled": "true"},
+    "torch_distributed": ("train.py", TORCHRUN),
+    "mpi": ("train.py", MPI),
+    "smddp": ("train_smddp.py", SMDDP),
+    "smddp-torchrun": ("train_smddp.py", {**TORCHRUN, **SMDDP}),
+    "smp": ("train_smp.py", {**MPI, **PARTITIONS}),
 }
-"""What the SageMaker SDK sends for each `distribution`."""
+"""The script, and what the SageMaker SDK sends for its `distribution`."""
 
 
 def write_digits(folder: Path) -> None:
@@ -33,13 +42,15 @@ def prepare(folder: Path, *, mode: str, processes: int, host: str, hosts: tuple[
     """Write code, data and configuration below `folder`; anything the example left there before is replaced."""
     for name in ("code", "input/config", "input/data/training", "model", "output"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(Path(__file__).with_name("train.py"), folder / "code" / "train.py")
+    script, switches = MODES[mode]
+    for name in (script, "read_digits.py"):
+        shutil.copyfile(Path(__file__).with_name(name), folder / "code" / name)
     write_digits(folder / "input" / "data" / "training")
     hyperparameters = {
-        "sagemaker_program": "train.py",
+        "sagemaker_program": script,
         "sagemaker_mpi_num_of_processes_per_host": str(processes),
         "epochs": str(epochs),
-        **MODES[mode],
+        **switches,
     }
     for name, content in (
         ("hyperparameters", hyperparameters),

@@ -5,12 +5,12 @@ difference. Prints the mean loss of each epoch, and rank 0 writes `model.pt` to 
 """
 
 import argparse
-import csv
 import gc
 import os
 from pathlib import Path
 
 import torch
+from read_digits import read_digits
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,13 +24,6 @@ def join():
     os.environ.setdefault("MASTER_PORT", "7777")
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return distributed.get_rank(), distributed.get_world_size()
-
-
-def read_digits(folder):
-    """Return images [N, 64] in 0..1 and labels [N] from `digits.csv`: 64 pixels in 0..16, then the digit."""
-    with (Path(folder) / "digits.csv").open(newline="") as file:
-        rows = torch.tensor([[float(cell) for cell in row] for row in csv.reader(file)])
-    return rows[:, :64] / 16, rows[:, 64].long()
 
 
 def train(options, rank, world):

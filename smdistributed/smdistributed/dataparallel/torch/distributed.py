@@ -1,0 +1,79 @@
+"""The interface before version 1.4: torch.distributed on the backend ``smddp``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import (
+    ReduceOp,
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    get_rank,
+    get_world_size,
+    group,
+    is_initialized,
+    reduce,
+)
+
+import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
+from smdistributed.dataparallel.torch.backend import NAME
+from trainworks_smdistributed import legacy
+from trainworks_smdistributed.environment import OPEN_MPI, ranks_of
+
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "is_available",
+    "is_initialized",
+    "reduce",
+]
+
+legacy.install()
+
+
+def is_available() -> bool:
+    """Return whether this process was started as a rank of a job."""
+    return any(os.environ.get(name) for name in ("WORLD_SIZE", OPEN_MPI["WORLD_SIZE"]))
+
+
+def init_process_group(*args: Any, **kwargs: Any) -> None:
+    """Begin, on the backend ``smddp``; a second time it does nothing.
+
+    Args:
+        args: As torch's; a backend in the first place is dropped.
+        kwargs: As torch's; ``backend`` is dropped.
+    """
+    if not dist.is_initialized():
+        kwargs.pop("backend", None)
+        dist.init_process_group(NAME, *args[1:], **kwargs)
+
+
+def get_local_rank() -> int:
+    """Return the rank of this process among those of its host."""
+    return ranks_of(os.environ).local_rank
+
+
+def all_to_all_single(
+    output_t: torch.Tensor,
+    input_t: torch.Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Give each rank its part of the input; the output is what the others gave to this one. As torch's."""
+    return dist.all_to_all_single(output_t, input_t, output_split_sizes, input_split_sizes, group, async_op)

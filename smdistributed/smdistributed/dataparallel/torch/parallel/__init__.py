@@ -1,0 +1,5 @@
+"""The wrapper before version 1.4."""
+
+from .distributed import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]

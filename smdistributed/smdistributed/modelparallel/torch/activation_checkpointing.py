@@ -1,0 +1,233 @@
+"""Modules whose activations are computed again in the backward pass: ``smp.set_activation_checkpointing``."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from . import recompute
+from .config import SMPConfigError
+from .ranks import pp_rank
+from .state_mod import state
+
+__all__ = ["check_partition", "checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
+
+_logger = logging.getLogger("smdistributed.modelparallel")
+_said: set[str] = set()
+
+
+def set_activation_checkpointing(
+    module: nn.Module,
+    preserve_rng_state: bool = True,
+    pack_args_as_tuple: bool = False,  # noqa: ARG001
+    strategy: str = "each",
+) -> None:
+    """Keep only the inputs of a module, and run it again in the backward pass.
+
+    It can be called before or after the model is wrapped. A module that is on several partitions is an error if it
+    was placed by hand; else a warning, and its activations are kept.
+
+    Args:
+        module: Of a Sequential or a ModuleList the children are meant.
+        preserve_rng_state: Whether the second run draws the random numbers of the first one.
+        pack_args_as_tuple: Accepted: tuples need nothing.
+        strategy: Of a Sequential: ``each`` child alone, ``contiguous`` (all consecutive ones of a partition
+            together), or ``group_N`` (at most N of these).
+
+    Raises:
+        TypeError: It is not a module.
+        ValueError: Unknown strategy.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"set_activation_checkpointing needs a torch.nn.Module, got {type(module).__name__}")
+    size = _group_size(strategy)
+    if state.initialized and state.cfg.offload_activations:
+        _say("offload_activations: checkpointed inputs that are on a GPU wait in host memory; on CPUs nothing changes")
+    if isinstance(module, nn.ModuleList) or (isinstance(module, nn.Sequential) and size == 1):
+        if size != 1:
+            _say(f"set_activation_checkpointing: a ModuleList is checkpointed child by child, not as {strategy!r}")
+        for child in module:
+            _set(child, preserve_rng_state)
+    elif isinstance(module, nn.Sequential):
+        groups = _Groups(module, recompute.Again(preserve_rng_state, size))
+        module.__dict__["_smp_run_children"] = groups.run  # for the runtime, which calls the children of one partition
+        if _where(module).here and len(_where(module).partitions) < 2:
+            module.forward = groups  # type: ignore[method-assign]
+    else:
+        _set(module, preserve_rng_state)
+
+
+def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -> Any:
+    """Call a module, keep only its inputs, and run it again in the backward pass.
+
+    Args:
+        module: The module. Unlike torch's function this takes no other callable.
+        args: Its arguments.
+        preserve_rng_state: See ``set_activation_checkpointing``.
+
+    Raises:
+        TypeError: It is not a module.
+        SMPConfigError: It was placed by hand on several partitions.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"checkpoint needs a torch.nn.Module, got {type(module).__name__}")
+    if not _can_run_again(module):
+        return module(*args)
+    if not _where(module).here:
+        # The runtime tells it to the module's rank.
+        module.__dict__["_smp_checkpoint"] = recompute.Again(preserve_rng_state)
+        try:
+            return module(*args)
+        finally:
+            module.__dict__.pop("_smp_checkpoint", None)
+    return recompute.run(module, args, {}, preserve_rng_state=preserve_rng_state)
+
+
+def checkpoint_sequential(
+    sequential_module: nn.Sequential,
+    input: Any,  # noqa: A002  the documented name
+    strategy: str = "each",
+    preserve_rng_state: bool = True,
+    pack_args_as_tuple: bool = False,  # noqa: ARG001
+) -> Any:
+    """Call a Sequential, keep only what the strategy says, and run the rest again in the backward pass.
+
+    Args:
+        sequential_module: The module.
+        input: Its argument: a tensor, or a tuple of tensors that the first child takes as one.
+        strategy: See ``set_activation_checkpointing``; the rest too.
+        preserve_rng_state: Likewise.
+        pack_args_as_tuple: Likewise.
+
+    Raises:
+        TypeError: It is not a Sequential.
+        ValueError: Unknown strategy.
+    """
+    if not isinstance(sequential_module, nn.Sequential):
+        raise TypeError(f"checkpoint_sequential needs a torch.nn.Sequential, got {type(sequential_module).__name__}")
+    again = recompute.Again(preserve_rng_state, _group_size(strategy))
+    groups = _Groups(sequential_module, again)
+    if _where(sequential_module).here and len(_where(sequential_module).partitions) < 2:
+        return groups(input)
+    # The runtime calls the children, and tells it to the other ranks that have some.
+    vars(sequential_module).update(_smp_run_children=groups.run, _smp_checkpoint=again)
+    return sequential_module(input)
+
+
+def check_partition(model: nn.Module) -> None:
+    """Look at the modules that are checkpointed, when the model has been divided.
+
+    Raises:
+        SMPConfigError: One was placed by hand on several partitions.
+    """
+    for module in model.modules():
+        if "_smp_runs_again" in vars(module):
+            _can_run_again(module)
+
+
+class _Checkpointed:
+    """The forward of a module that runs again in the backward pass."""
+
+    def __init__(self, module: nn.Module, preserve_rng_state: bool) -> None:
+        self.module, self.forward, self.preserve_rng_state = module, module.forward, preserve_rng_state
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not _can_run_again(self.module):
+            return self.forward(*args, **kwargs)
+        return recompute.run(self.forward, args, kwargs, preserve_rng_state=self.preserve_rng_state)
+
+
+class _Groups:
+    """The forward of a Sequential whose children run again in groups."""
+
+    def __init__(self, module: nn.Sequential, again: recompute.Again) -> None:
+        self.module, self.again = module, again
+
+    def __call__(self, input: Any) -> Any:  # noqa: A002
+        return self.run(list(self.module), input)
+
+    def run(self, children: Sequence[nn.Module], x: Any) -> Any:
+        """Run neighbours that are on this rank."""
+        return self.again.chain(children, x) if _all_can_run_again(children) else recompute.in_turn(children, x)
+
+
+def _set(module: nn.Module, preserve_rng_state: bool) -> None:
+    module.__dict__["_smp_runs_again"] = True
+    if not _where(module).here:
+        return
+    _can_run_again(module)
+    inner = module.forward
+    if isinstance(inner, _Checkpointed):  # set twice: the last one counts
+        inner.preserve_rng_state = preserve_rng_state
+    else:
+        module.forward = _Checkpointed(module, preserve_rng_state)
+
+
+def _group_size(strategy: str) -> int | None:
+    """Return how many children a group has; None: as many as there are."""
+    if strategy == "each":
+        return 1
+    if strategy == "contiguous":
+        return None
+    if re.fullmatch(r"group_[1-9]\d*", strategy):
+        return int(strategy.removeprefix("group_"))
+    raise ValueError(f"strategy must be 'each', 'contiguous' or 'group_N' with N of 1 or more, got {strategy!r}")
+
+
+class _Where(NamedTuple):
+    """Whether a module's own forward runs on this rank, and on which partitions it and its descendants are."""
+
+    here: bool
+    partitions: frozenset[int]
+
+
+def _where(module: nn.Module) -> _Where:
+    """Find a module; one that is not of the model, or of one that is not divided yet, is here."""
+    model = state.model
+    if model is None or not model.partitioned:
+        return _Where(True, frozenset())
+    known: _Where | None = module.__dict__.get("_smp_where")
+    if known is None:
+        inside = {id(part) for part in module.modules()}
+        owners = {id(part): model.owner[name] for name, part in model.module.named_modules() if id(part) in inside}
+        known = _Where(owners.get(id(module), pp_rank()) == pp_rank(), frozenset(owners.values()))
+        module.__dict__["_smp_where"] = known
+    return known
+
+
+def _can_run_again(module: nn.Module) -> bool:
+    """Whether a module is on one partition.
+
+    Raises:
+        SMPConfigError: It is on several, by hand.
+    """
+    if state.tracing:
+        return False
+    there = _where(module).partitions
+    if len(there) < 2:
+        return True
+    model = state.model
+    assert model is not None
+    name = next((n for n, part in model.module.named_modules() if part is module), "")
+    text = f"activation checkpointing of {name or 'the model'}: it is on partitions {sorted(there)}"
+    if not state.cfg.auto_partition:
+        raise SMPConfigError(f"{text}. Put it on one with smp.partition, or checkpoint the modules in it")
+    if "_smp_warned" not in vars(module) and state.topo.rank == 0:
+        warnings.warn(f"{text}, so its activations are kept", stacklevel=2)
+    vars(module)["_smp_warned"] = True
+    return False
+
+
+def _all_can_run_again(modules: Sequence[nn.Module]) -> bool:
+    return all([_can_run_again(module) for module in modules])  # noqa: C419  every one is looked at
+
+
+def _say(text: str) -> None:
+    if text not in _said and state.initialized and state.topo.rank == 0:
+        _logger.warning("%s", text)
+    _said.add(text)

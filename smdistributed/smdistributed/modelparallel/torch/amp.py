@@ -1,0 +1,61 @@
+"""`smp.amp.GradScaler`: torch's, which finds infinite gradients on all partitions of a model."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from trainworks_smdistributed import emulation
+
+from .ranks import mp_size
+from .state_mod import state
+from .topology import CommGroup
+
+
+class GradScaler(torch.amp.GradScaler):
+    """Scale the loss for automatic mixed precision, as ``torch.amp.GradScaler`` does.
+
+    All ranks of a model skip the same steps and have the same scale.
+
+    Args:
+        init_scale: First factor.
+        growth_factor: Factor of growth after ``growth_interval`` good steps.
+        backoff_factor: Factor after a step with infinite gradients.
+        growth_interval: Number of good steps before growth.
+        enabled: False makes every method a plain pass-through. The default is True with CUDA and False on CPUs.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool | None = None,
+    ) -> None:
+        """See the class."""
+        cuda = emulation.cuda_is_available()
+        super().__init__(
+            "cuda" if cuda else "cpu",
+            init_scale,
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            cuda if enabled is None else enabled,
+        )
+
+    def _unscale_grads_(
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
+    ) -> dict[torch.device, torch.Tensor]:
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        # A rank that owns no parameter has found nothing, and takes part all the same.
+        worst = found_inf.clone()
+        for value in found.values():
+            worst = torch.maximum(worst, value.to(worst.device))
+        if state.initialized and mp_size() > 1:
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=state.groups[CommGroup.MP_GROUP])
+        return {device: worst.to(device) for device in {*found, worst.device}}

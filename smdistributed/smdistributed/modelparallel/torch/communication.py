@@ -1,0 +1,215 @@
+"""Objects sent between ranks outside steps, and the process groups.
+
+Every call returns when its part is done. Objects travel between two ranks on a group that nothing else uses: what a
+rank sends cannot meet the barrier that another rank is in. They are pickled: the ranks of a job trust each other.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .exceptions import SMPRuntimeError
+from .ranks import rank
+from .state_mod import state
+from .topology import GROUP_OF, CommGroup, RankType, Topology
+
+__all__ = [
+    "Groups",
+    "allgather",
+    "barrier",
+    "broadcast",
+    "dp_barrier",
+    "make_groups",
+    "mp_barrier",
+    "pp_barrier",
+    "rdp_barrier",
+    "recv_from",
+    "send",
+    "tp_barrier",
+]
+
+
+class Groups(Mapping[CommGroup, dist.ProcessGroup]):
+    """The process groups of this rank, by their kind.
+
+    Attributes:
+        objects: The group of all ranks for objects that one rank sends to another.
+    """
+
+    objects: dist.ProcessGroup
+
+    def __init__(self, own: Mapping[CommGroup, dist.ProcessGroup], objects: dist.ProcessGroup) -> None:
+        """Keep the groups."""
+        self._own = dict(own)
+        self.objects = objects
+
+    def __getitem__(self, kind: CommGroup) -> dist.ProcessGroup:
+        """Return the group of a kind that this rank is in."""
+        return self._own[kind]
+
+    def __iter__(self) -> Any:
+        """Return the kinds."""
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        """Return the number of kinds."""
+        return len(self._own)
+
+
+def make_groups(topology: Topology) -> Groups:
+    """Make all process groups of a job; every rank calls this, at the same point.
+
+    Kinds whose groups have the same members share them.
+    """
+    world = _default_group()
+    everyone = tuple(range(topology.world))
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {everyone: world}
+    own = {}
+    for kind in CommGroup:
+        for members in topology.all_groups(kind):
+            if members not in made:
+                # Every rank makes every group, in the same order.
+                made[members] = dist.new_group(list(members))
+        own[kind] = made[topology.members(kind)]
+    return Groups(own, dist.new_group(list(everyone), backend="gloo"))
+
+
+def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
+    """Send an object to one rank, which calls ``recv_from``.
+
+    Args:
+        obj: Any object that pickle takes, tensors among them.
+        dest_rank: The receiver.
+        rank_type: How the receiver is counted: in this rank's group of that type.
+    """
+    _send(_packed(obj), _global_rank(dest_rank, rank_type))
+
+
+def recv_from(src_rank: int, rank_type: RankType) -> Any:
+    """Return the next object that one rank sends to this one with ``send`` or ``broadcast``.
+
+    Tensors that were on a GPU are on the current device of this rank.
+
+    Args:
+        src_rank: The sender.
+        rank_type: How the sender is counted: in this rank's group of that type.
+    """
+    source = _global_rank(src_rank, rank_type)
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, source, group=state.groups.objects)
+    data = torch.empty(int(length), dtype=torch.uint8)
+    dist.recv(data, source, group=state.groups.objects)
+    return _unpacked(data)
+
+
+def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
+    """Send an object to the other ranks of a group; each of them calls ``recv_from``."""
+    data = _packed(obj)
+    for member in _members(group):
+        if member != rank():
+            _send(data, member)
+
+
+def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
+    """Return the objects that the ranks of a group pass, in the order of their ranks; all of them call this."""
+    members = _members(group)
+    packed = _packed(obj).numpy().tobytes()
+    found: list[Any] = [None] * len(members)
+    dist.all_gather_object(found, packed, group=state.groups[group])
+    return [_unpacked(torch.frombuffer(bytearray(each), dtype=torch.uint8)) for each in found]
+
+
+def barrier(group: CommGroup = CommGroup.WORLD) -> None:
+    """Return when all ranks of a group have called this."""
+    _members(group)
+    dist.barrier(group=state.groups[group])
+
+
+def dp_barrier() -> None:
+    """Return when all ranks that have the same partition have called this."""
+    barrier(CommGroup.DP_GROUP)
+
+
+def mp_barrier() -> None:
+    """Return when all ranks that hold this replica of the model have called this."""
+    barrier(CommGroup.MP_GROUP)
+
+
+def pp_barrier() -> None:
+    """Return when all ranks of this pipeline have called this."""
+    barrier(CommGroup.PP_GROUP)
+
+
+def tp_barrier() -> None:
+    """Return when all ranks that share split modules with this one have called this."""
+    barrier(CommGroup.TP_GROUP)
+
+
+def rdp_barrier() -> None:
+    """Return when all ranks with the same partition and the same slices have called this."""
+    barrier(CommGroup.RDP_GROUP)
+
+
+def _default_group() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    if world is None:
+        raise SMPRuntimeError("torch.distributed is not initialized: call smp.init() first")
+    return world
+
+
+def _members(group: CommGroup) -> tuple[int, ...]:
+    """Return the global ranks of this rank's group of a kind.
+
+    Raises:
+        TypeError: It is not a ``CommGroup``.
+        SMPRuntimeError: ``smp.init`` has not been called.
+    """
+    if not isinstance(group, CommGroup):
+        raise TypeError(f"group = {group!r}: must be one of smp.CommGroup, for example smp.CommGroup.DP_GROUP")
+    if not state.initialized:
+        raise SMPRuntimeError("ranks cannot communicate yet: call smp.init() first")
+    return state.topo.members(group)
+
+
+def _global_rank(place: int, rank_type: RankType) -> int:
+    """Return the global rank of another process, named by its place in this rank's group.
+
+    Raises:
+        TypeError: The type is not a ``RankType``.
+        ValueError: The rank does not exist, or is this process.
+    """
+    if not isinstance(rank_type, RankType):
+        raise TypeError(f"rank_type = {rank_type!r}: must be one of smp.RankType, for example smp.RankType.PP_RANK")
+    members = _members(GROUP_OF[rank_type])
+    if not 0 <= place < len(members):
+        raise ValueError(f"{rank_type.name} = {place!r}: must be an integer from 0 to {len(members) - 1}")
+    if members[place] == rank():
+        raise ValueError(f"{rank_type.name} = {place!r} is this process itself: it cannot send to itself")
+    return members[place]
+
+
+def _packed(obj: Any) -> torch.Tensor:
+    """Return an object as bytes."""
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _unpacked(data: torch.Tensor) -> Any:
+    """Return the object; a tensor of another rank's GPU comes to this rank's."""
+
+    def place(storage: Any, location: str) -> Any:
+        return storage.cuda(torch.cuda.current_device()) if location.startswith("cuda") else storage
+
+    # It is a rank of this job that sent the object, and it may be of any class.
+    return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=place, weights_only=False)
+
+
+def _send(data: torch.Tensor, destination: int) -> None:
+    dist.send(torch.tensor([data.numel()]), destination, group=state.groups.objects)
+    dist.send(data, destination, group=state.groups.objects)

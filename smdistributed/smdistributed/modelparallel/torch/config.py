@@ -1,0 +1,379 @@
+"""What a job asks for, as one value: the dictionary of ``smp.init`` under the JSON of ``SM_HP_MP_PARAMETERS``.
+
+The keys are those of the public documentation (the SageMaker Python SDK, ``smd_model_parallel_general.rst``; the ranges
+are those that its ``fw_utils.validate_mp_config`` checks), and the few more that AWS's own scripts pass.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+from .exceptions import SMPConfigError
+
+__all__ = ["Config", "SMPConfigError"]
+
+VARIABLE = "SM_HP_MP_PARAMETERS"
+"""The environment variable with the job's parameters, as a JSON object. It wins over the script's."""
+
+OLD_NAMES = {"partitions": "pipeline_parallel_degree"}
+"""Old names of keys, and the keys."""
+
+IGNORED = frozenset(
+    {
+        "_fp32_grad_accumulation",
+        "_match_weights",
+        "attention_in_fp32",
+        "checkpoint_attentions",
+        "contiguous",
+        "fast_mode",
+        "horovod",
+        "static_mode",
+        "use_times",
+        "zero2d",
+    }
+)
+"""Keys that public scripts pass and that have no effect here."""
+
+STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
+"""Names of placements, as letters: data, pipeline and tensor parallelism. The last letter varies fastest over ranks."""
+
+ORDERS = tuple("".join(letters) for letters in permutations("DPT"))
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which values a key takes.
+
+    Attributes:
+        kind: Their type. A bool is not an int; an int is a float.
+        least: The smallest number, if there is one.
+        most: The largest number, if there is one.
+        choices: The only strings that are taken; empty for any.
+    """
+
+    kind: type
+    least: int | None = None
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+
+    def has(self, value: object) -> bool:
+        """Return whether the key can have this value."""
+        kinds: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
+            return False
+        if isinstance(value, int | float):
+            # Not a number is in no range.
+            return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        return not self.choices or value in self.choices
+
+    def __str__(self) -> str:
+        """Return the range as words that follow "must be"."""
+        if self.kind is bool:
+            return "True or False"
+        if self.choices:
+            return f"{', '.join(map(repr, self.choices[:-1]))} or {self.choices[-1]!r}"
+        noun = {int: "an integer", float: "a number", str: "a string"}[self.kind]
+        if self.least is not None and self.most is not None:
+            return f"{noun} from {self.least} to {self.most}"
+        return noun if self.least is None else f"{noun} of at least {self.least}"
+
+
+BOOL = Range(bool)
+COUNT = Range(int, least=1)
+SIZE = Range(int, least=0)
+
+RANGES: Mapping[str, Range] = {
+    "pipeline_parallel_degree": COUNT,
+    "microbatches": COUNT,
+    "pipeline": Range(str, choices=("interleaved", "simple", "_only_forward")),
+    "optimize": Range(str, choices=("memory", "speed")),
+    "placement_strategy": Range(str, choices=(*STRATEGIES, *ORDERS)),
+    "auto_partition": BOOL,
+    "default_partition": SIZE,
+    "memory_weight": Range(float, least=0, most=1),
+    "ddp": BOOL,
+    "ddp_port": Range(int, least=1, most=65535),
+    "ddp_dist_backend": Range(str, choices=("auto", "nccl")),
+    "active_microbatches": COUNT,
+    "deterministic_server": BOOL,
+    "offload_activations": BOOL,
+    "activation_loading_horizon": COUNT,
+    "tensor_parallel_degree": COUNT,
+    "fp16": BOOL,
+    "bf16": BOOL,
+    "fp16_params": BOOL,
+    "shard_optimizer_state": BOOL,
+    "prescaled_batch": BOOL,
+    "skip_tracing": BOOL,
+    "delayed_parameter_initialization": BOOL,
+    "sharded_data_parallel_degree": COUNT,
+    "sdp_reduce_bucket_size": SIZE,
+    "sdp_param_persistence_threshold": SIZE,
+    "sdp_max_live_parameters": SIZE,
+    "sdp_hierarchical_allgather": BOOL,
+    "sdp_gradient_clipping": Range(float, least=0),
+    "load_partition": BOOL,
+    "partition_file": Range(str),
+}
+"""What each key takes; the attributes of ``Config`` are the same, with the defaults."""
+
+UNSET = ("active_microbatches", "ddp_port", "memory_weight", "partition_file")
+"""Keys for which None is the same as no value."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A valid configuration.
+
+    Attributes:
+        pipeline_parallel_degree: Number of partitions (pipeline stages).
+        microbatches: Number of parts that a batch is split into.
+        pipeline: Schedule: ``interleaved``, ``simple`` or ``_only_forward``.
+        optimize: ``speed`` keeps activations on all tensor ranks, ``memory`` splits them.
+        placement_strategy: As it was given; ``placement`` has it as letters.
+        auto_partition: Whether the library decides which module is on which partition.
+        default_partition: Partition of modules that are in no ``smp.partition``.
+        memory_weight: Weight of memory against time in the automatic partition, from 0 to 1.
+        ddp: Whether there is data parallelism.
+        ddp_port: Port of the rendezvous where ``MASTER_PORT`` is not set; None: the library's own.
+        ddp_dist_backend: ``nccl`` asks for it; ``auto`` takes what the machine has.
+        active_microbatches: Most microbatches that are in flight on one rank.
+        deterministic_server: Whether all replicas must run requests in the same order. They always do.
+        offload_activations: Whether checkpointed activations go to the host's memory.
+        activation_loading_horizon: How many pipeline tasks ahead they are loaded back.
+        tensor_parallel_degree: Number of ranks that share a split module.
+        fp16: Train in float16 with float32 master weights.
+        bf16: The same in bfloat16.
+        fp16_params: Make distributed modules in float16.
+        shard_optimizer_state: Share the state of the optimizer out over the reduced-data-parallel group.
+        prescaled_batch: Tensor ranks are given the same batch.
+        skip_tracing: Partition without a trace.
+        delayed_parameter_initialization: Make parameters after the partition.
+        sharded_data_parallel_degree: Number of ranks that share parameters.
+        sdp_reduce_bucket_size: Of sharded data parallelism: elements in a bucket.
+        sdp_param_persistence_threshold: Parameters with fewer elements are not shared.
+        sdp_max_live_parameters: Most elements that are gathered at a time.
+        sdp_hierarchical_allgather: Whether to gather within a host first.
+        sdp_gradient_clipping: Largest norm of the gradient.
+        load_partition: Whether to read the partition from a file. Not in this implementation.
+        partition_file: That file.
+    """
+
+    pipeline_parallel_degree: int = 1
+    microbatches: int = 1
+    pipeline: str = "interleaved"
+    optimize: str = "memory"
+    placement_strategy: str = "cluster"
+    auto_partition: bool = True
+    default_partition: int = 0
+    memory_weight: float = 0.8
+    ddp: bool = False
+    ddp_port: int | None = None
+    ddp_dist_backend: str = "auto"
+    active_microbatches: int = 3
+    deterministic_server: bool = False
+    offload_activations: bool = False
+    activation_loading_horizon: int = 4
+    tensor_parallel_degree: int = 1
+    fp16: bool = False
+    bf16: bool = False
+    fp16_params: bool = False
+    shard_optimizer_state: bool = False
+    prescaled_batch: bool = False
+    skip_tracing: bool = False
+    delayed_parameter_initialization: bool = False
+    sharded_data_parallel_degree: int = 1
+    sdp_reduce_bucket_size: int = 500_000_000
+    sdp_param_persistence_threshold: int = 1_000_000
+    sdp_max_live_parameters: int = 1_000_000_000
+    sdp_hierarchical_allgather: bool = True
+    sdp_gradient_clipping: float = 1.0
+    load_partition: bool = False
+    partition_file: str | None = None
+
+    @property
+    def placement(self) -> str:
+        """The placement as three letters; the last varies fastest over the global ranks."""
+        return STRATEGIES.get(self.placement_strategy, self.placement_strategy)
+
+    @classmethod
+    def resolve(
+        cls, given: Mapping[str, Any] | None, environment: Mapping[str, str], world: int | None = None
+    ) -> Config:
+        """Return the configuration of a job.
+
+        Unknown keys and keys without effect are one warning each time.
+
+        Args:
+            given: What the script passed to ``smp.init``.
+            environment: The environment variables; ``SM_HP_MP_PARAMETERS`` wins over ``given``.
+            world: Number of ranks of the job; None: not known yet, and not checked.
+
+        Raises:
+            SMPConfigError: Something cannot work. It names every problem that there is.
+        """
+        problems: list[str] = []
+        values = _with_new_names(given or {}, "smp.init", problems)
+        values |= _with_new_names(_of_environment(environment, problems), VARIABLE, problems)
+        problems += [
+            f"{key} = {value!r}: must be {RANGES[key]}"
+            for key, value in values.items()
+            if key in RANGES and not RANGES[key].has(value)
+        ]
+        _warn(values)
+        # Rules between keys are about values that are right in themselves.
+        good = {key: value for key, value in values.items() if key in RANGES and RANGES[key].has(value)}
+        unusable = values.keys() & RANGES.keys() - good.keys()
+        good.setdefault("memory_weight", 0.2 if good.get("optimize") == "speed" else cls.memory_weight)
+        good.setdefault("active_microbatches", good.get("pipeline_parallel_degree", 1) + 2)
+        config = cls(**good)
+        problems += [
+            text
+            for keys, wrong, text in (*_rules(config, good), *(() if world is None else _rules_of(config, world)))
+            if wrong and not unusable & set(keys)
+        ]
+        if problems:
+            raise SMPConfigError(*problems)
+        return config
+
+
+def _of_environment(environment: Mapping[str, str], problems: list[str]) -> Mapping[str, Any]:
+    text = environment.get(VARIABLE, "").strip()
+    try:
+        values = json.loads(text or "{}")
+    except ValueError as error:
+        problems.append(f"{VARIABLE} = {text!r}: must be a JSON object ({error})")
+        return {}
+    if not isinstance(values, dict):
+        problems.append(f"{VARIABLE} = {text!r}: must be a JSON object")
+        return {}
+    return values
+
+
+def _with_new_names(values: Any, source: str, problems: list[str]) -> dict[str, Any]:
+    """Return the values under the keys' new names, without those that are not set."""
+    if not isinstance(values, Mapping):
+        problems.append(f"{source} was given {values!r}: must be a dictionary")
+        return {}
+    for old, new in OLD_NAMES.items():
+        if old in values and new in values and values[old] != values[new]:
+            problems.append(
+                f"{old} = {values[old]!r} and {new} = {values[new]!r}: must be the same, they are two names of one key"
+            )
+    named: Mapping[str, Any] = values
+    return {OLD_NAMES.get(key, key): value for key, value in named.items() if not (value is None and key in UNSET)}
+
+
+def _rules(config: Config, given: Mapping[str, Any]) -> list[tuple[tuple[str, ...], bool, str]]:
+    """Return what keys ask of each other: the keys, whether it is broken, and the sentence that says so."""
+    degree, sharded = config.pipeline_parallel_degree, config.sharded_data_parallel_degree
+    return [
+        (
+            ("default_partition", "pipeline_parallel_degree"),
+            config.default_partition >= degree,
+            (
+                f"default_partition = {config.default_partition}: must be an integer from 0 to {degree - 1}, "
+                f"below pipeline_parallel_degree = {degree}"
+            ),
+        ),
+        (
+            ("auto_partition", "default_partition"),
+            not config.auto_partition and "default_partition" not in given,
+            f"auto_partition = False: needs default_partition, an integer from 0 to {degree - 1}",
+        ),
+        (
+            ("ddp", "ddp_port"),
+            "ddp_port" in given and not config.ddp,
+            f"ddp_port = {config.ddp_port}: needs ddp = True, which is not set",
+        ),
+        (
+            ("ddp", "ddp_dist_backend"),
+            "ddp_dist_backend" in given and not config.ddp,
+            f"ddp_dist_backend = {config.ddp_dist_backend!r}: needs ddp = True, which is not set",
+        ),
+        (
+            ("ddp", "tensor_parallel_degree"),
+            config.tensor_parallel_degree > 1 and not config.ddp,
+            f"tensor_parallel_degree = {config.tensor_parallel_degree}: more than 1 needs ddp = True, which is not set",
+        ),
+        (
+            ("fp16", "bf16"),
+            config.fp16 and config.bf16,
+            "fp16 = True and bf16 = True: only one of them can be True",
+        ),
+        *(
+            (
+                (key, "sharded_data_parallel_degree"),
+                sharded > 1 and value > 1,
+                (
+                    f"{key} = {value!r}: must be {'False' if value is True else 1} "
+                    f"with sharded_data_parallel_degree = {sharded}"
+                ),
+            )
+            for key, value in (
+                ("pipeline_parallel_degree", degree),
+                ("tensor_parallel_degree", config.tensor_parallel_degree),
+            )
+        ),
+        (
+            ("shard_optimizer_state", "sharded_data_parallel_degree"),
+            sharded > 1 and config.shard_optimizer_state,
+            f"shard_optimizer_state = True: must be False with sharded_data_parallel_degree = {sharded}",
+        ),
+    ]
+
+
+def _rules_of(config: Config, world: int) -> list[tuple[tuple[str, ...], bool, str]]:
+    """Return what the number of ranks asks of the keys, in the same way."""
+    pipeline, tensor = config.pipeline_parallel_degree, config.tensor_parallel_degree
+    sharded = config.sharded_data_parallel_degree
+    parallel = pipeline * tensor
+    degrees = f"pipeline_parallel_degree = {pipeline} and tensor_parallel_degree = {tensor}"
+    keys = ("pipeline_parallel_degree", "tensor_parallel_degree")
+    return [
+        (
+            keys,
+            world % parallel > 0,
+            f"{degrees}: their product {parallel} must divide the number of ranks, which is {world}",
+        ),
+        (
+            (*keys, "ddp"),
+            world % parallel == 0 and world > parallel and not config.ddp,
+            f"ddp = False: must be True, because {world} ranks are more than the {parallel} of {degrees}",
+        ),
+        (
+            (*keys, "sharded_data_parallel_degree"),
+            sharded > 1 and world % parallel == 0 and world // parallel % sharded > 0,
+            (
+                f"sharded_data_parallel_degree = {sharded}: must divide the data-parallel degree, "
+                f"which is {world // parallel}"
+            ),
+        ),
+        (
+            ("sharded_data_parallel_degree",),
+            sharded > 1,
+            (
+                f"sharded_data_parallel_degree = {sharded}: must be 1, sharded data parallelism is not part of this "
+                "implementation; shard_optimizer_state, or torch's fully_shard without smp, save memory as well"
+            ),
+        ),
+    ]
+
+
+def _warn(values: Mapping[str, Any]) -> None:
+    """Say which keys are not known, and which do nothing."""
+    unknown = []
+    for key in sorted((key for key in values if key not in RANGES and key not in IGNORED), key=str):
+        near = difflib.get_close_matches(str(key), [*RANGES, *OLD_NAMES], n=1)
+        unknown.append(f"{key} (did you mean {near[0]}?)" if near else str(key))
+    if unknown:
+        warnings.warn(f"smp does not know these keys of its configuration: {', '.join(unknown)}", stacklevel=3)
+    idle = sorted(IGNORED & values.keys()) + [key for key in ("load_partition", "partition_file") if values.get(key)]
+    if idle:
+        warnings.warn(f"these keys of smp's configuration have no effect: {', '.join(idle)}", stacklevel=3)

@@ -1,0 +1,36 @@
+"""Errors that scripts can meet. sagemaker-training looks for the names of these classes in a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smdistributed.modelparallel.backend.exceptions import SMPRuntimeError
+
+__all__ = ["SMPConfigError", "SMPRuntimeError", "SMPUnsupportedError", "StepError"]
+
+
+class SMPConfigError(ValueError):
+    """The configuration cannot work.
+
+    Attributes:
+        problems: One sentence for each problem, with key, value and range.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        """Make the error of one or more problems."""
+        super().__init__(*problems)
+        self.problems: Sequence[str] = problems
+
+    def __str__(self) -> str:
+        """Return the only problem, or a line for each."""
+        if len(self.problems) == 1:
+            return self.problems[0]
+        return "\n  ".join([f"the configuration has {len(self.problems)} problems", *self.problems])
+
+
+class StepError(SMPRuntimeError):
+    """A function decorated with ``smp.step``, or what it calls, failed on some rank or cannot run."""
+
+
+class SMPUnsupportedError(NotImplementedError):
+    """A name of the public interface is used that this library can only import."""

@@ -1,0 +1,109 @@
+"""The norm of all gradients of a model whose parameters are on several ranks, and clipping by it.
+
+``torch.nn.utils.clip_grad_norm_`` sees one rank's gradients. Given parameters of several partitions, as
+``model.parameters()`` is, it must use the norm over all of them: transformers and accelerate call it so. It is
+replaced when this module is imported. Other calls go to torch's function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .ranks import tp_rank, tp_size
+from .state_mod import state
+from .topology import CommGroup
+
+_torch_clip = nn.utils.clip_grad_norm_
+
+
+def total_norm(
+    parameters: Iterable[torch.Tensor], norm_type: float = 2.0, *, group: CommGroup = CommGroup.MP_GROUP
+) -> torch.Tensor:
+    """Return the norm of the gradients of all ranks of a group. Every rank of the group must call it.
+
+    Args:
+        parameters: This rank's parameters. Those without a gradient count as zeros.
+        norm_type: 2, another positive number, or infinity.
+        group: ``MP_GROUP``: over partitions and tensor slices; ``TP_GROUP``: over tensor slices.
+    """
+    found = [p for p in parameters if p.grad is not None]
+    total = torch.zeros(1, dtype=torch.float64, device=found[0].device if found else _device())
+    infinite = norm_type == float("inf")
+    for parameter in found:
+        grad = parameter.grad
+        assert grad is not None
+        # Tensor ranks have equal copies of a parameter that is not split: one of them counts.
+        if tp_rank() != 0 and not getattr(parameter, "_smp_distributed", False):
+            continue
+        grad = grad.coalesce().values() if grad.is_sparse else grad
+        norm = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=torch.promote_types(torch.float32, grad.dtype))
+        norm = norm.to(total.device, torch.float64)
+        total = torch.maximum(total, norm) if infinite else total + norm**norm_type
+    if len(state.topo.members(group)) > 1:
+        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=state.groups[group])
+    # In float64 on every rank, so that all scale by the same factor.
+    return total[0] if infinite else total[0] ** (1.0 / norm_type)
+
+
+@torch.no_grad()
+def clip(
+    parameters: Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    *,
+    error_if_nonfinite: bool = False,
+    group: CommGroup = CommGroup.MP_GROUP,
+) -> torch.Tensor:
+    """Scale the gradients so that their norm over all ranks of a group is at most ``max_norm``; return the norm."""
+    parameters = list(parameters)
+    norm = total_norm(parameters, float(norm_type), group=group)
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise RuntimeError(f"the total norm of order {norm_type} of the gradients is {norm.item()}: it is not finite")
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor.to(parameter.grad.device, parameter.grad.dtype))
+    return norm
+
+
+@functools.wraps(_torch_clip)
+def _clip_grad_norm(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    group = _group(listed)
+    if group is None:
+        return _torch_clip(listed, max_norm, norm_type, error_if_nonfinite, foreach)
+    return clip(listed, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite, group=group)
+
+
+def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
+    """Return over which ranks these parameters are spread. Every rank that has the same list gets the same answer."""
+    model = state.model
+    if model is None or not model.partitioned:
+        return None
+    if len({owner for p in parameters if (owner := model.partition_of(p)) is not None}) > 1:
+        return CommGroup.MP_GROUP
+    if tp_size() > 1 and any(getattr(p, "_smp_distributed", False) for p in parameters):
+        return CommGroup.TP_GROUP
+    return None
+
+
+def _device() -> torch.device:
+    """Where tensors for a collective are made by a rank that has no gradient."""
+    from .placement import device
+
+    return device() or torch.device("cpu")
+
+
+nn.utils.clip_grad_norm_ = _clip_grad_norm
+nn.utils.clip_grad.clip_grad_norm_ = _clip_grad_norm

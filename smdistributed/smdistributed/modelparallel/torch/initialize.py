@@ -1,0 +1,174 @@
+"""`smp.init`: process groups, connections, the runtime; and the end of a process."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import gc
+import multiprocessing.util
+import os
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from trainworks_smdistributed import emulation
+from trainworks_smdistributed.environment import ranks_of, set_rendezvous
+
+from .communication import make_groups
+from .config import Config
+from .ranks import local_rank
+from .runtime import Runtime
+from .runtime.errors import PeerError
+from .state_mod import state
+from .topology import CommGroup, Topology
+from .transport import Transport, connect
+from .watch import Failure, Watch
+
+GROUP_MINUTES = 10
+"""How long a collective of the process groups may take."""
+
+_LINKS = {"pp": CommGroup.PP_GROUP, "tp": CommGroup.TP_GROUP, "dp": CommGroup.DP_GROUP}
+
+_watch: Watch | None = None
+_process = 0
+_COLLECTIVE = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+def init(config: Mapping[str, Any] | None = None) -> None:
+    """Start smp on this rank. Collective; a second call does nothing.
+
+    Args:
+        config: Keys of the configuration. The JSON in `SM_HP_MP_PARAMETERS` overrides it.
+
+    Raises:
+        SMPConfigError: A key has a wrong value.
+        StartError: Ranks of the job are missing.
+    """
+    if state.initialized:
+        return
+    ranks = ranks_of(os.environ)
+    rank, size = ranks.rank, ranks.size
+    cfg = Config.resolve(config, os.environ, size)
+    set_rendezvous(os.environ, cfg.ddp_port)
+    topology = Topology(size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement, rank)
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if emulation.cuda_is_available() else "gloo"
+        timeout = datetime.timedelta(minutes=GROUP_MINUTES)
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+    state.cfg, state.topo = cfg, topology
+    state.groups = make_groups(topology)
+    _at_exit()
+    if size > 1:
+        _connect(cfg, topology)
+
+
+def _connect(cfg: Config, topology: Topology) -> None:
+    """Make the connections of this rank, the watch and the runtime."""
+    global _watch
+    rank, size = topology.rank, topology.world
+    links = {"watch": [peer for peer in range(size) if peer != rank] if rank == 0 else [0]}
+    ordered = None
+    if cfg.pipeline_parallel_degree > 1:
+        # Ranks of one stage whose contexts must run in the same order.
+        if cfg.deterministic_server and len(topology.members(CommGroup.DP_GROUP)) > 1:
+            ordered = "dp"
+        elif cfg.tensor_parallel_degree > 1:
+            ordered = "tp"
+        for name in ("pp", ordered):
+            if name is not None:
+                links[name] = [peer for peer in topology.members(_LINKS[name]) if peer != rank]
+    master = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+    connections = connect(store, rank, size, links, master=master)
+    _watch = Watch(rank, connections["watch"], lambda peer: _name(topology, peer))
+    _install_hook(_watch)
+    if cfg.pipeline_parallel_degree > 1:
+        pipeline = topology.members(CommGroup.PP_GROUP)
+        transport = Transport(rank, pipeline, connections["pp"], payload=_payload())
+        peers = None
+        if ordered is not None:
+            members = topology.members(_LINKS[ordered])
+            peers = Transport(rank, members, connections[ordered], f"{ordered}_rank", inbox=transport.inbox)
+        state.runtime = Runtime(cfg, transport, transport.me, transport.n, peers=peers)
+
+
+def _payload() -> Any:
+    """Return what carries CUDA tensors between the ranks of a pipeline: NCCL where it is there, else host memory."""
+    if not (emulation.cuda_is_available() and dist.is_nccl_available()):
+        return None
+    from .transport_nccl import NcclPayload
+
+    return NcclPayload(dist.get_rank(), local_rank(), state.topo)
+
+
+def _name(topology: Topology, rank: int) -> str:
+    if topology.degree["P"] == 1:
+        return f"rank {rank}"
+    return f"rank {rank} (pp_rank {topology.coords(rank)['P']})"
+
+
+# ---- the end of a process ------------------------------------------------------------------------------------------
+
+
+def _at_exit() -> None:
+    global _process
+    _process = os.getpid()
+    atexit.register(_shutdown)
+    # Processes that multiprocessing starts do not call what atexit registered.
+    multiprocessing.util.Finalize(None, _shutdown, exitpriority=100)
+
+
+def _shutdown() -> None:
+    """End everything in the order in which nothing aborts: no thread may be left in torch when the interpreter goes."""
+    global _watch
+    if os.getpid() != _process:
+        return
+    watch, _watch = _watch, None
+    error = sys.exc_info()[1]  # set where multiprocessing calls this for a function that raised
+    if watch is not None and error is not None and not (isinstance(error, SystemExit) and not error.code):
+        _failed(watch, error)
+    runtime, state.runtime = state.runtime, None
+    if runtime is not None:
+        runtime.close()
+    if dist.is_initialized():
+        # gloo's threads end with the last reference. Left to static destruction they abort the process, 1 in 100.
+        state.groups = None  # type: ignore[assignment]
+        dist.destroy_process_group()
+        gc.collect()
+    if watch is not None:
+        watch.leave()
+
+
+def _install_hook(watch: Watch) -> None:
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        if not _failed(watch, error):
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _failed(watch: Watch, error: BaseException) -> bool:
+    """Tell the job that this rank ends by an error. Return whether another rank is the cause, and was named."""
+    if isinstance(error, PeerError):
+        watch.fail(error.reason, error.rank)
+        watch.say(str(error))
+        return True
+    failure: Failure | None = watch.wait_for_failure(2.0 if _is_collective(error) else 0.0)
+    if failure is not None:
+        watch.say(watch.words(failure))
+        return True
+    lines = str(error).strip().splitlines()
+    watch.fail(type(error).__name__ + (f": {lines[0]}" if lines else ""))
+    return False
+
+
+def _is_collective(error: BaseException) -> bool:
+    """Return whether an error may be the consequence of a lost peer in a collective."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _COLLECTIVE)
+    )

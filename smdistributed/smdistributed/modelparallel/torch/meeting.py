@@ -1,0 +1,47 @@
+"""Calls that all ranks of a group must make: wait for the others, and say which ranks are missing."""
+
+from __future__ import annotations
+
+import collections
+import time
+
+import torch.distributed as dist
+
+from .runtime import StepError
+from .state_mod import state
+from .topology import CommGroup
+
+# Seconds. The others may still write a file or end an evaluation.
+LIMIT = 300.0
+
+_calls: collections.Counter[str] = collections.Counter()
+
+
+def meet(call: str, group: CommGroup = CommGroup.MP_GROUP) -> None:
+    """Wait until every rank of a group has made this call.
+
+    Args:
+        call: What the script called, for the error.
+        group: Whose ranks must call it.
+
+    Raises:
+        StepError: Some ranks have not called it after ``LIMIT`` seconds.
+    """
+    members = state.topo.members(group)
+    if len(members) == 1:
+        return
+    base = f"smp/meet/{group.name}/{'.'.join(map(str, members))}/{call}"
+    _calls[base] += 1
+    keys = {member: f"{base}/{_calls[base]}/{member}" for member in members}
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name
+    store.set(keys[state.topo.rank], "")
+    end, pause = time.monotonic() + LIMIT, 0.001
+    while missing := [member for member, key in keys.items() if not store.check([key])]:
+        if time.monotonic() > end:
+            raise StepError(
+                f"{call}: waited {LIMIT:g} s on rank {state.topo.rank}, but rank(s) "
+                f"{', '.join(map(str, missing))} did not call it.\n"
+                f"Every rank of {group.name} must call it: {', '.join(map(str, members))}"
+            )
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)

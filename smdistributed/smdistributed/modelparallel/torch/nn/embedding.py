@@ -1,0 +1,94 @@
+"""An embedding split over tensor ranks by its dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from .collectives import exchange, gather_last
+from .module import DistributedModule, same_samples, tensor_group
+
+__all__ = ["DistributedEmbedding"]
+
+
+class DistributedEmbedding(DistributedModule):
+    """``nn.Embedding`` with ``embedding_dim / tensor_parallel_degree`` columns on each tensor rank.
+
+    Each rank has its own samples (the same ones with ``prescaled_batch``) and gets the vectors of its own samples;
+    all ranks of a group must call with tensors of one shape.
+
+    Attributes:
+        num_embeddings: Rows.
+        embedding_dim: Columns of all ranks together.
+        padding_idx: Row that gets no gradient.
+        scale_grad_by_freq: Whether gradients are divided by how often a row occurs in the group's samples.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        initializer_range: float = 0.02,
+    ) -> None:
+        """Make the embedding, with normal values of this standard deviation (``initializer_range``).
+
+        Raises:
+            ValueError: ``max_norm`` or ``sparse`` is set: no rank sees a whole row, and sparse gradients are not split.
+        """
+        super().__init__()
+        if max_norm is not None or sparse:
+            raise ValueError("smp.nn.DistributedEmbedding cannot use max_norm or sparse; use nn.Embedding")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.norm_type, self.scale_grad_by_freq = norm_type, scale_grad_by_freq
+        whole = torch.empty(num_embeddings, embedding_dim).normal_(0, initializer_range)
+        self.padding_idx = padding_idx
+        if padding_idx is not None:
+            self.padding_idx = padding_idx % num_embeddings
+            whole[self.padding_idx].zero_()
+        self.split("weight", whole, 1)
+
+    @classmethod
+    def refusal(cls, module: nn.Module, degree: int) -> str | None:
+        """Refuse a dimension that the degree does not divide, and what needs whole rows."""
+        assert isinstance(module, nn.Embedding)
+        if module.embedding_dim % degree:
+            return f"embedding_dim ({module.embedding_dim}) is not divisible by tensor_parallel_degree ({degree})"
+        if module.max_norm is not None:
+            return "max_norm needs whole rows"
+        if module.sparse:
+            return "its gradient is sparse"
+        return None
+
+    @classmethod
+    def arguments(cls, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments that make an embedding of the same shape."""
+        return (module.num_embeddings, module.embedding_dim, module.padding_idx), {
+            "scale_grad_by_freq": module.scale_grad_by_freq
+        }
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the vectors of this rank's samples."""
+        group = tensor_group()
+        if same_samples():
+            return gather_last(self._look_up(ids), group)
+        of_all = [torch.empty_like(ids, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        dist.all_gather(of_all, ids.contiguous(), group=group)
+        return torch.cat(list(exchange(self._look_up(torch.stack(of_all)), group)), -1)
+
+    def extra_repr(self) -> str:
+        """Return what ``print`` shows."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, padding_idx={self.padding_idx}"
+
+    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(ids, self.weight, self.padding_idx, scale_grad_by_freq=self.scale_grad_by_freq)

@@ -1,0 +1,65 @@
+"""Layer normalization: by the name that apex's kernel has in smp, and split over tensor ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from smdistributed.modelparallel.torch.state_mod import state
+
+from .collectives import gather_weight
+from .module import DistributedModule, same_samples, tensor_group
+
+__all__ = ["DistributedLayerNorm", "FusedLayerNorm"]
+
+
+class FusedLayerNorm(nn.LayerNorm):
+    """``nn.LayerNorm``: torch's own kernel is fused."""
+
+
+class DistributedLayerNorm(DistributedModule, FusedLayerNorm):
+    """``nn.LayerNorm`` whose weight and bias are split over tensor ranks, and gathered for each use.
+
+    Parameters, gradients and optimizer states are split. Every rank normalizes its own samples: the statistics need
+    no exchange. With ``optimize: speed`` a LayerNorm is left whole.
+    """
+
+    def __init__(
+        self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True
+    ) -> None:
+        """Make the layer, with the values that ``nn.LayerNorm`` would have."""
+        FusedLayerNorm.__init__(self, normalized_shape, eps, elementwise_affine)
+        if elementwise_affine:
+            for name in ("weight", "bias"):
+                whole = getattr(self, name)
+                delattr(self, name)
+                self.split(name, whole, 0)
+
+    @classmethod
+    def refusal(cls, module: nn.Module, degree: int) -> str | None:
+        """Refuse a first axis that the degree does not divide, and ``optimize: speed``."""
+        assert isinstance(module, nn.LayerNorm)
+        if state.cfg.optimize == "speed":
+            return "optimize is 'speed'"
+        if not module.elementwise_affine or module.bias is None:
+            return "it has no weight and bias to split"
+        if module.normalized_shape[0] % degree:
+            return (
+                f"its first axis ({module.normalized_shape[0]}) is not divisible by tensor_parallel_degree ({degree})"
+            )
+        return None
+
+    @classmethod
+    def arguments(cls, module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments that make a layer of the same shape."""
+        return (module.normalized_shape, module.eps), {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalized samples."""
+        if not self.elementwise_affine:
+            return super().forward(x)
+        both = gather_weight(torch.stack([self.weight, self.bias]), 1, tensor_group(), same_samples=same_samples())
+        return functional.layer_norm(x, self.normalized_shape, both[0], both[1], self.eps)

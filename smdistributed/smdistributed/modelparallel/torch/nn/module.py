@@ -1,0 +1,78 @@
+"""The base of modules whose parameters are split over tensor ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smdistributed.modelparallel.torch.config import SMPConfigError
+from smdistributed.modelparallel.torch.delayed import put_slice
+from smdistributed.modelparallel.torch.state_mod import state
+from smdistributed.modelparallel.torch.topology import CommGroup
+
+__all__ = ["DistributedModule", "mark"]
+
+
+class DistributedModule(nn.Module):
+    """A module that works with the other ranks of its tensor-parallel group.
+
+    A subclass that replaces another class's modules takes the arguments of that class (or what an ``init_hook`` makes
+    of them), names its parameters alike, and calls ``mark`` on those that it splits: replacing copies the values.
+    """
+
+    @classmethod
+    def refusal(cls, _module: nn.Module, _degree: int) -> str | None:
+        """Return why a module cannot be replaced by this class; None if it can."""
+        return None
+
+    @classmethod
+    def arguments(cls, _module: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Return the arguments that the module was made with, as far as its attributes tell; None if they do not."""
+        return None
+
+    def split(self, name: str, whole: torch.Tensor | None, axis: int) -> None:
+        """Register this rank's part of a whole parameter, and mark it."""
+        if whole is None:
+            self.register_parameter(name, None)
+            return
+        degree, index = tensor_group().size(), tensor_group().rank()
+        if whole.shape[axis] % degree:
+            raise SMPConfigError(
+                f"smp.nn.{type(self).__name__}: {name} has {whole.shape[axis]} channels, which tensor_parallel_degree "
+                f"({degree}) does not divide"
+            )
+        size = list(whole.shape)
+        size[axis] //= degree
+        part = nn.Parameter(torch.empty(size, dtype=dtype_of_parameters(whole), device=whole.device))
+        put_slice(part, whole, axis, degree, index)
+        mark(part, axis)
+        self.register_parameter(name, part)
+
+
+def mark(tensor: torch.Tensor, axis: int) -> None:
+    """Mark a parameter or buffer as split over the tensor ranks on this axis."""
+    vars(tensor).update(_smp_distributed=True, _smp_axis=axis)
+
+
+def tensor_group() -> dist.ProcessGroup:
+    """Return this rank's tensor-parallel group.
+
+    Raises:
+        SMPConfigError: ``smp.init`` was not called.
+    """
+    if not state.initialized:
+        raise SMPConfigError("call smp.init() before a module of smp.nn is made")
+    return state.groups[CommGroup.TP_GROUP]
+
+
+def same_samples() -> bool:
+    """Return whether all tensor ranks work on the same samples (``prescaled_batch``)."""
+    return state.cfg.prescaled_batch
+
+
+def dtype_of_parameters(whole: torch.Tensor) -> torch.dtype:
+    """Return the type of a distributed module's parameter that is made of a whole one."""
+    return torch.float16 if state.cfg.fp16_params and whole.is_floating_point() else whole.dtype

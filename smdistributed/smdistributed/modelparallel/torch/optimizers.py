@@ -1,0 +1,248 @@
+"""`smp.optimizers`: LAMB and NovoGrad, with the arguments of Apex's fused ones and norms over all partitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .gradient_norm import total_norm
+from .ranks import tp_size
+from .state_mod import state
+from .topology import CommGroup
+
+Tensor = torch.Tensor
+
+
+class FusedLAMB(torch.optim.Optimizer):
+    """LAMB: Adam whose step of each tensor is as long as the tensor's norm allows.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2.
+    Gradients are first scaled down to a global norm of ``max_grad_norm``, which is taken over all partitions.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate.
+        bias_correction: Correct both moments for their start at zero.
+        betas: Decay of the first and the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: Factor of the parameters in the update.
+        amsgrad: Not supported.
+        adam_w_mode: Add the decay to the update; else to the gradient.
+        grad_averaging: Multiply the gradient by 1 - beta1 in the first moment.
+        set_grad_none: ``zero_grad`` drops gradients.
+        max_grad_norm: Largest global norm of the gradients; 0 or None for none.
+        use_nvlamb: Scale by the norm also where there is no weight decay.
+
+    Raises:
+        ValueError: ``amsgrad`` is set.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float | None = 1.0,
+        use_nvlamb: bool = False,
+    ) -> None:
+        """See the class."""
+        if amsgrad:
+            raise ValueError("FusedLAMB has no AMSGrad variant: amsgrad must be False")
+        self.adam_w_mode, self.set_grad_none, self.use_nvlamb = adam_w_mode, set_grad_none, use_nvlamb
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+            "max_grad_norm": max_grad_norm,
+        }
+        super().__init__(params, defaults)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters."""
+        loss = _evaluated(closure)
+        norm = _global_norm([p for group in self.param_groups for p in group["params"]])
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            limit, decay = group["max_grad_norm"], group["weight_decay"]
+            shrink = (limit / norm).clamp(max=1.0) if limit else 1.0
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                one = self.state[parameter]
+                if not one:
+                    one["step"] = 0
+                    one["exp_avg"], one["exp_avg_sq"] = _zeros(parameter), _zeros(parameter)
+                one["step"] += 1
+                weight = parameter.to(one["exp_avg"].dtype)
+                gradient = parameter.grad.to(weight.dtype) * shrink
+                if decay and not self.adam_w_mode:
+                    gradient = gradient + decay * weight
+                one["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
+                one["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+                first, second = 1.0, 1.0
+                if group["bias_correction"]:
+                    first, second = 1 - beta1 ** one["step"], 1 - beta2 ** one["step"]
+                update = (one["exp_avg"] / first) / ((one["exp_avg_sq"] / second).sqrt() + group["eps"])
+                if decay and self.adam_w_mode:
+                    update = update + decay * weight
+                if decay or self.use_nvlamb:
+                    length, wanted = _whole_norm(update, parameter), _whole_norm(weight, parameter)
+                    ratio = torch.where((length > 0) & (wanted > 0), wanted / length, torch.ones_like(length))
+                    update = ratio * update
+                parameter.copy_(weight - group["lr"] * update)
+        return loss
+
+
+class FusedNovoGrad(torch.optim.Optimizer):
+    """NovoGrad: the first moment of gradients that are divided by a running norm, one number for each tensor.
+
+    Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training of Deep
+    Networks", algorithm 1. The paper puts the weight decay into the moment (``reg_inside_moment``).
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Learning rate.
+        bias_correction: Correct the first moment for its start at zero, and the second if it starts there.
+        betas: Decay of the first and the second moment.
+        eps: Added to the norm.
+        weight_decay: Factor of the parameters in the update.
+        amsgrad: Not supported.
+        reg_inside_moment: Add the decay to the normed gradient; else to the update.
+        grad_averaging: Multiply the gradient by 1 - beta1 in the first moment.
+        norm_type: 2, or 0 for the largest absolute value.
+        init_zero: Start the second moment at zero; else at the first gradient's.
+        set_grad_none: ``zero_grad`` drops gradients.
+
+    Raises:
+        ValueError: ``amsgrad`` is set, or ``norm_type`` is neither 0 nor 2.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        reg_inside_moment: bool = False,
+        grad_averaging: bool = True,
+        norm_type: int = 2,
+        init_zero: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        """See the class."""
+        if amsgrad:
+            raise ValueError("FusedNovoGrad has no AMSGrad variant: amsgrad must be False")
+        if norm_type not in (0, 2):
+            raise ValueError(f"FusedNovoGrad: norm_type must be 2, or 0 for the largest value, got {norm_type!r}")
+        self.reg_inside_moment, self.set_grad_none = reg_inside_moment, set_grad_none
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+            "norm_type": norm_type,
+            "init_zero": init_zero,
+        }
+        super().__init__(params, defaults)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters."""
+        loss = _evaluated(closure)
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            decay, largest = group["weight_decay"], group["norm_type"] == 0
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                one = self.state[parameter]
+                gradient = parameter.grad.to(torch.promote_types(parameter.dtype, torch.float32))
+                weight = parameter.to(gradient.dtype)
+                norm = _whole_norm(gradient, parameter, math.inf if largest else 2.0)
+                size = norm if largest else norm**2
+                if not one:
+                    one["step"] = 0
+                    one["exp_avg"] = _zeros(parameter)
+                    one["exp_avg_sq"] = torch.zeros_like(size) if group["init_zero"] else size.clone()
+                one["step"] += 1
+                one["exp_avg_sq"].mul_(beta2).add_(size, alpha=1 - beta2)
+                first, second = 1.0, 1.0
+                if group["bias_correction"]:
+                    first = 1 - beta1 ** one["step"]
+                    second = 1 - beta2 ** one["step"] if group["init_zero"] else 1.0
+                running = one["exp_avg_sq"] / second
+                divisor = (running if largest else running.sqrt()) + group["eps"]
+                part = 1 - beta1 if group["grad_averaging"] else 1.0
+                if self.reg_inside_moment:
+                    one["exp_avg"].mul_(beta1).add_(gradient / divisor + decay * weight, alpha=part)
+                    update = one["exp_avg"] / first
+                else:
+                    one["exp_avg"].mul_(beta1).add_(gradient / divisor, alpha=part)
+                    update = one["exp_avg"] / first + decay * weight
+                parameter.copy_(weight - group["lr"] * update)
+        return loss
+
+
+FusedLamb = FusedLAMB  # the documented name, and the one that scripts use
+
+
+def _evaluated(closure: Callable[[], Any] | None) -> Any:
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))
+
+
+def _global_norm(parameters: list[Tensor]) -> Tensor:
+    """Return the norm of all gradients of the model, over all ranks that have a part of them."""
+    if not state.initialized:
+        return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    # Sharded, the optimizer shows each replica the gradients of its own shard.
+    return total_norm(parameters, group=CommGroup.WORLD if state.cfg.shard_optimizer_state else CommGroup.MP_GROUP)
+
+
+def _whole_norm(value: Tensor, parameter: Tensor, power: float = 2.0) -> Tensor:
+    """Return the norm of a tensor that is shaped as its parameter, over the tensor ranks if that is split."""
+    norm: Tensor = torch.linalg.vector_norm(value, power)
+    if getattr(parameter, "_smp_distributed", False) and tp_size() > 1:
+        group = state.groups[CommGroup.TP_GROUP]
+        if power == math.inf:
+            dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=group)
+        else:
+            norm = norm**power
+            dist.all_reduce(norm, group=group)
+            norm = norm ** (1.0 / power)
+    return norm

@@ -1,0 +1,108 @@
+"""On which partition a module is: `smp.partition`, `smp.set_partition` and the decision for a whole model."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn as tnn
+
+from trainworks_smdistributed import emulation
+
+from . import nn
+from .config import SMPConfigError
+from .ranks import local_rank
+from .state_mod import state
+
+_open: list[int] = []
+_module_init = tnn.Module.__init__
+
+
+def _tagging_init(self: tnn.Module, *args: Any, **kwargs: Any) -> None:
+    """Tag a module with the contexts in which it is made."""
+    _module_init(self, *args, **kwargs)
+    if _open:
+        object.__setattr__(self, "_smp_partition", _open[-1])
+    nn.tag(self)
+
+
+tnn.Module.__init__ = _tagging_init  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """Put modules that are made in this context on partition ``index``. The innermost context counts.
+
+    With ``auto_partition`` it has no effect.
+
+    Raises:
+        SMPConfigError: There is no such partition, or ``smp.init`` was not called.
+    """
+    _check(index)
+    _open.append(index)
+    try:
+        yield
+    finally:
+        _open.pop()
+
+
+def set_partition(module: tnn.Module, index: int) -> None:
+    """Put a module and all modules in it on partition ``index``. With ``auto_partition`` it has no effect.
+
+    Raises:
+        SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is partitioned already.
+    """
+    _check(index)
+    if state.model is not None and state.model.partitioned and state.cfg.pipeline_parallel_degree > 1:
+        raise SMPConfigError(
+            "smp.set_partition: the model is already partitioned. Call it before the first step function runs"
+        )
+    for part in module.modules():
+        object.__setattr__(part, "_smp_partition", index)
+
+
+def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
+    """Return the partition of each module by name: what the script said, else ``default``.
+
+    Modules that share a parameter go where the first of them is. A warning says so.
+
+    Raises:
+        SMPConfigError: A module's partition does not exist.
+    """
+    owner = {name: getattr(module, "_smp_partition", default) for name, module in root.named_modules()}
+    for name, index in owner.items():
+        if index >= degree:  # tagged before another configuration
+            raise SMPConfigError(f"module {name!r}: partition {index} is not in 0 to {degree - 1}")
+    holders: dict[int, str] = {}
+    for name, module in root.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            first = holders.setdefault(id(parameter), name)
+            if owner[first] != owner[name]:
+                warnings.warn(
+                    f"module {name!r} goes to partition {owner[first]}, not {owner[name]}: "
+                    f"its parameter {key!r} is shared with module {first!r}",
+                    stacklevel=2,
+                )
+                owner[name] = owner[first]
+    return owner
+
+
+def _check(index: int) -> None:
+    if not state.initialized:
+        raise SMPConfigError("call smp.init() before smp.partition or smp.set_partition")
+    degree = state.cfg.pipeline_parallel_degree
+    # A bool is an int; scripts are not typed.
+    if type(index) is not int or not 0 <= index < degree:
+        raise SMPConfigError(
+            f"partition must be an integer from 0 to {degree - 1} (pipeline_parallel_degree is {degree}), got {index!r}"
+        )
+
+
+def device() -> torch.device | None:
+    """Return the GPU of this rank, or None: everything stays on the CPU."""
+    if emulation.cuda_is_available():
+        return torch.device("cuda", local_rank())
+    return None

@@ -1,0 +1,215 @@
+"""Training in fp16 and bf16: loss scaling and master weights in float32."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import placement
+from .exceptions import SMPConfigError
+from .state_mod import state
+from .topology import CommGroup
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+
+_FIRST_SCALE = 2.0**32  # documented default of dynamic loss scaling
+
+
+class LossScaler:
+    """Hold the factor that the loss is multiplied by, and change it after each step.
+
+    A dynamic scale is divided by ``scale_factor`` after an overflow, and multiplied by it after ``scale_window`` steps
+    without one. ``delayed_shift`` is the number of overflows that lower the scale. It counts anew after each growth of
+    the scale, or after each good step with ``consecutive_hysteresis``.
+
+    Attributes:
+        loss_scale: The present factor. It can be set.
+        dynamic: False for a static scale, which never changes.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = _FIRST_SCALE,
+        scale_factor: float = 2.0,
+        scale_window: int = 1000,
+        min_scale: float = 1.0,
+        delayed_shift: int = 1,
+        consecutive_hysteresis: bool = False,
+        *,
+        dynamic: bool = True,
+    ) -> None:
+        """See the class."""
+        self.loss_scale = float(init_scale)
+        self.dynamic = dynamic
+        self.scale_factor = float(scale_factor)
+        self.scale_window = int(scale_window)
+        self.min_scale = float(min_scale)
+        self.delayed_shift = int(delayed_shift)
+        self.consecutive_hysteresis = bool(consecutive_hysteresis)
+        self.good_steps = 0
+        self.overflows_left = self.delayed_shift
+
+    @classmethod
+    def of(
+        cls, static_loss_scale: float | None, dynamic_loss_scale: bool, dynamic_loss_args: Mapping[str, Any] | None
+    ) -> LossScaler:
+        """Make a scaler from the arguments of ``smp.DistributedOptimizer``.
+
+        Raises:
+            SMPConfigError: An argument is unknown or out of range.
+        """
+        if not dynamic_loss_scale:
+            scale = 1.0 if static_loss_scale is None else static_loss_scale
+            if scale <= 0:
+                raise SMPConfigError(f"static_loss_scale must be greater than 0, got {static_loss_scale!r}")
+            return cls(scale, dynamic=False)
+        given = dict(dynamic_loss_args or {})
+        known = ("init_scale", "scale_factor", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f" (available: {', '.join(known)})"
+                raise SMPConfigError(f"dynamic_loss_args has no {name!r}{hint}")
+        for name, least in (("init_scale", 0), ("min_scale", 0), ("scale_factor", 1), ("scale_window", 0)):
+            if name in given and not given[name] > least:
+                raise SMPConfigError(f"dynamic_loss_args: {name} must be greater than {least}, got {given[name]!r}")
+        if given.get("delayed_shift", 1) < 1:
+            raise SMPConfigError(f"dynamic_loss_args: delayed_shift must be at least 1, got {given['delayed_shift']!r}")
+        return cls(**given)
+
+    @property
+    def cur_scale(self) -> float:
+        """The present factor, under the name that scripts for Apex use."""
+        return self.loss_scale
+
+    @cur_scale.setter
+    def cur_scale(self, value: float) -> None:
+        self.loss_scale = float(value)
+
+    def update_scale(self, overflow: bool) -> None:
+        """Take note of one step.
+
+        Args:
+            overflow: Whether a gradient of the step was infinite or not a number.
+        """
+        if not self.dynamic:
+            return
+        if overflow:
+            self.good_steps = 0
+            if self.overflows_left > 1:
+                self.overflows_left -= 1
+            else:
+                self.loss_scale = max(self.loss_scale / self.scale_factor, self.min_scale)
+            return
+        self.good_steps += 1
+        grows = self.good_steps % self.scale_window == 0
+        if grows:
+            self.loss_scale *= self.scale_factor
+        if grows or self.consecutive_hysteresis:
+            self.overflows_left = self.delayed_shift
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a resumed job needs: the scale and its counters."""
+        return {
+            "loss_scale": self.loss_scale,
+            "good_steps": self.good_steps,
+            "overflows_left": self.overflows_left,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, float]) -> None:
+        """Take over what ``state_dict`` returned. A static scale stays as the script set it."""
+        if self.dynamic:
+            self.loss_scale = float(saved["loss_scale"])
+            self.good_steps = int(saved["good_steps"])
+            self.overflows_left = int(saved["overflows_left"])
+
+
+class MasterWeights:
+    """Keep a float32 copy of each parameter that this rank updates, in the parameter's place in the optimizer.
+
+    Args:
+        optimizer: Its groups get the copies; state that it already has for a parameter moves to the copy.
+        wanted: Whether the parameter with this index (over all groups) gets a copy.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool]) -> None:
+        """See the class."""
+        self.pairs: dict[int, tuple[Parameter, Parameter]] = {}
+        self._seen: dict[int, int] = {}
+        self.add(optimizer, wanted)
+
+    def add(self, optimizer: torch.optim.Optimizer, wanted: Callable[[int], bool], first: int = 0) -> None:
+        """Make copies for the parameters from index ``first`` on."""
+        index = -1
+        for group in optimizer.param_groups:
+            for place, parameter in enumerate(group["params"]):
+                index += 1
+                if index < first or not parameter.requires_grad or not parameter.is_floating_point():
+                    continue
+                if not wanted(index):
+                    continue
+                master = Parameter(
+                    parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+                )
+                for tag in ("_smp_distributed", "_smp_axis"):
+                    if hasattr(parameter, tag):
+                        setattr(master, tag, getattr(parameter, tag))
+                group["params"][place] = master
+                if parameter in optimizer.state:
+                    optimizer.state[master] = optimizer.state.pop(parameter)
+                self.pairs[index] = (parameter, master)
+                self._seen[index] = parameter._version  # noqa: SLF001
+
+    def take_gradients(self, scale: float) -> None:
+        """Copy the gradients of the parameters to their masters, divided by ``scale``."""
+        for parameter, master in self.pairs.values():
+            if parameter.grad is None:
+                master.grad = None
+                continue
+            gradient = parameter.grad.to(master.dtype, copy=True)
+            master.grad = gradient if scale == 1.0 else gradient.mul_(1.0 / scale)
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Round the masters into the parameters."""
+        for index, (parameter, master) in self.pairs.items():
+            parameter.copy_(master)
+            self._seen[index] = parameter._version  # noqa: SLF001
+
+    @torch.no_grad()
+    def refresh(self, *, everything: bool = False) -> None:
+        """Take over parameters that somebody else changed, as ``load_state_dict`` does.
+
+        An element that is the rounded master stays: a master is more exact than the parameter that was made from it.
+
+        Args:
+            everything: Look at all parameters, also at those changed through ``.data``, which torch does not count.
+        """
+        for index, (parameter, master) in self.pairs.items():
+            if everything or self._seen[index] != parameter._version:  # noqa: SLF001
+                same = master.to(parameter.dtype) == parameter
+                master.copy_(torch.where(same, master, parameter.to(master.dtype)))
+                self._seen[index] = parameter._version  # noqa: SLF001
+
+
+def any_overflow(gradients: Iterable[Tensor], *, all_replicas: bool = False) -> bool:
+    """Return whether a gradient on any rank of the model is infinite or not a number.
+
+    Args:
+        gradients: This rank's gradients.
+        all_replicas: Ask the ranks of all replicas, not only those of this one.
+    """
+    group = CommGroup.WORLD if all_replicas else CommGroup.MP_GROUP
+    sums = [(g.coalesce().values() if g.is_sparse else g).sum(dtype=torch.float32) for g in gradients]
+    where = sums[0].device if sums else placement.device() or torch.device("cpu")
+    bad = torch.zeros(1, device=where)
+    if sums:
+        bad += ~torch.isfinite(torch.stack([one.detach().to(where) for one in sums])).all()
+    if len(state.topo.members(group)) > 1:
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX, group=state.groups[group])
+    return bool(bad)

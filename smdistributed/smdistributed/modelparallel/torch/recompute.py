@@ -1,0 +1,83 @@
+"""Run a function without keeping its activations: the backward pass runs it again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from .state_mod import state
+
+__all__ = ["Again", "in_turn", "run"]
+
+WITHOUT_CACHE: Mapping[str, Any] = {
+    "use_cache": False,
+    "past_key_values": None,
+    "past_key_value": None,
+    "layer_past": None,
+}
+"""Named arguments that Hugging Face's layers get when they run again: their own checkpointing gives them too."""
+
+
+class Again(NamedTuple):
+    """How modules run again.
+
+    Attributes:
+        preserve_rng_state: Whether the second run draws the random numbers of the first one.
+        group: How many neighbours of a Sequential run again together; None: as many as there are.
+    """
+
+    preserve_rng_state: bool
+    group: int | None = 1
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a module."""
+        return run(module, args, kwargs, preserve_rng_state=self.preserve_rng_state)
+
+    def chain(self, children: Sequence[nn.Module], x: Any) -> Any:
+        """Run neighbours of a Sequential, in groups."""
+        size = self.group or len(children)
+        for start in range(0, len(children), size):
+            group = children[start : start + size]
+            x = run(in_turn, (group, x), {}, preserve_rng_state=self.preserve_rng_state)
+        return x
+
+
+def in_turn(children: Sequence[nn.Module], x: Any) -> Any:
+    """Run neighbours of a Sequential."""
+    for child in children:
+        x = child(x)
+    return x
+
+
+def run(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, preserve_rng_state: bool
+) -> Any:
+    """Call a function that is run again in the backward pass, in whichever thread that runs.
+
+    Args:
+        function: It must not call a module of another partition.
+        args: Its arguments. Tensors in them, nested ones too, are kept; on the host with ``offload_activations``, if
+            they are on a GPU.
+        kwargs: Its named arguments, likewise.
+        preserve_rng_state: Whether the second run draws the random numbers of the first one.
+    """
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    # The second run would write into the cache again.
+    kwargs = {**kwargs, **{name: value for name, value in WITHOUT_CACHE.items() if name in kwargs}}
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+
+    def call(*values: Any) -> Any:
+        again_args, again_kwargs = pytree.tree_unflatten(list(values), spec)
+        return function(*again_args, **again_kwargs)
+
+    offload = state.cfg.offload_activations and any(isinstance(v, torch.Tensor) and v.is_cuda for v in leaves)
+    # The hooks reach only what the checkpoint itself keeps: its inputs.
+    with torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext():
+        return checkpoint(call, *leaves, use_reentrant=False, preserve_rng_state=preserve_rng_state)

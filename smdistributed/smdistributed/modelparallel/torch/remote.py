@@ -1,0 +1,107 @@
+"""Modules, parameters and buffers of other partitions: no memory, no hooks, and an error for those who read them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .runtime import StepError
+
+# What can be asked of a tensor without its values. Optimizers, clip_grad_norm_ and load_state_dict need no more.
+_ALLOWED = frozenset(
+    """
+    shape size numel nelement dim ndim ndimension stride storage_offset is_contiguous dtype device layout names
+    element_size itemsize nbytes grad grad_fn grad_dtype requires_grad requires_grad_ is_leaf retains_grad output_nr
+    is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_mkldnn is_floating_point is_complex is_signed
+    is_shared is_pinned is_inference data_ptr untyped_storage get_device register_hook
+    register_post_accumulate_grad_hook _version _is_view _backward_hooks _post_accumulate_grad_hooks
+    """.split()  # noqa: SIM905  a list would take a screen
+)
+
+
+class _Guard:
+    _smp_remote: tuple[str, int, int]  # name, its partition, this rank's partition
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name in ("__get__", "__set__", "__delete__"):
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+        if name in _ALLOWED:
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  what torch's own subclasses do
+                return func(*args, **(kwargs or {}))
+        if name == "copy_" and isinstance(args[0], _Guard):
+            return args[0]  # load_state_dict: the owner takes the values
+        tensor = next(t for t in _flat((args, kwargs)) if isinstance(t, _Guard))
+        what, owner, me = tensor._smp_remote  # noqa: SLF001
+        module, _, key = what.rpartition(".")
+        raise StepError(
+            f"{name}: {key!r} of module {module!r} is on partition {owner}, and was read on partition {me}.\n"
+            f"Only the module itself can read its parameters. Put the module that reads them on the same partition "
+            f"with smp.set_partition, or use local_parameters(), local_state_dict() or state_dict() of the model."
+        )
+
+
+class RemoteParameter(_Guard, nn.Parameter):
+    """A parameter of another partition. It keeps its identity, shape and attributes."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """Return its name and partition."""
+        return _text(self)
+
+
+class RemoteBuffer(_Guard, torch.Tensor):
+    """A buffer of another partition."""
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """Return its name and partition."""
+        return _text(self)
+
+
+def _text(tensor: _Guard) -> str:
+    name, owner, _ = tensor._smp_remote  # noqa: SLF001
+    return f"<{name}, on partition {owner}>"
+
+
+def empty(tensor: torch.Tensor, name: str, owner: int, me: int) -> None:
+    """Free the memory of a parameter or buffer that is on another partition."""
+    if not tensor.is_meta:
+        # A new storage: the old one may have other tensors in it.
+        hollow = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        hollow.untyped_storage().resize_(0)
+        tensor.data = hollow
+    tensor.grad = None
+    tensor._smp_remote = (name, owner, me)  # type: ignore[attr-defined]  # noqa: SLF001
+    tensor.__class__ = RemoteParameter if isinstance(tensor, nn.Parameter) else RemoteBuffer
+
+
+def detach_module(module: nn.Module) -> None:
+    """Make a module of another partition only forward calls.
+
+    Its hooks fire on its owner, once, and not also at the caller. ``to()``, ``half()`` and the like skip its tensors.
+    """
+    object.__setattr__(module, "_call_impl", module.forward)
+    object.__setattr__(module, "_apply", functools.partial(_apply_children, module))
+
+
+def _apply_children(module: nn.Module, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
+    if recurse:
+        for child in module.children():
+            child._apply(fn)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    return module
+
+
+def _flat(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, Mapping):
+        yield from _flat(list(value.values()))
+    else:
+        yield value

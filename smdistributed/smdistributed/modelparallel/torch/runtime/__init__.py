@@ -1,0 +1,283 @@
+"""The pipeline of one rank: a server of modules, and the microbatches of the user's step function as its clients.
+
+Every rank runs the user's step function on each microbatch. Where that calls a module of another rank, the arguments go
+there, and the context waits (calls.py). The owner runs the module and sends the result back, later the gradients
+(serving.py). What the root module returns goes to all ranks (outputs.py). scheduler.py decides what runs when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from smdistributed.modelparallel.torch.transport import Gone, Item, Transport
+
+from .calls import Caller
+from .contexts import Context, Key
+from .errors import PeerError, StepError
+from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Outputs, Pick, Result
+from .modules import Modules
+from .outputs import Model
+from .scheduler import Scheduler, Step
+from .serving import Server
+from .threadstate import Home, capture
+
+__all__ = ["Runtime", "StepError"]
+
+
+GONE = "it ended, was killed, or its connection was lost"
+
+
+class Settings(Protocol):
+    """The keys of the configuration that the runtime reads."""
+
+    @property
+    def pipeline(self) -> str:
+        """The schedule: `interleaved`, `simple` or `_only_forward` (ordered as `interleaved`)."""
+
+    @property
+    def active_microbatches(self) -> int | None:
+        """The most microbatches in flight on a rank, under `interleaved`."""
+
+
+class Runtime:
+    """The pipeline of one rank.
+
+    Attributes:
+        me: Rank in the pipeline.
+        n: Number of ranks of the pipeline.
+        stats: Counts over all steps: remote_calls, switches (of threads), max_live (microbatches in flight).
+        order: What ran in the last step, for tests of schedules: ("F" or "B", microbatch).
+    """
+
+    def __init__(
+        self,
+        cfg: Settings,
+        transport: Transport,
+        me: int,
+        n: int,
+        on_thread_start: Callable[[], None] = lambda: None,
+        peers: Transport | None = None,
+    ) -> None:
+        """Make the runtime of a rank.
+
+        Args:
+            cfg: The configuration.
+            transport: The link with the other ranks of the pipeline.
+            me: Rank in the pipeline.
+            n: Number of ranks of the pipeline.
+            on_thread_start: Called once in each new thread.
+            peers: The link with ranks of this stage that must run contexts in the same order, with the same inbox.
+        """
+        self.cfg, self.transport, self.peers, self.me, self.n = cfg, transport, peers, me, n
+        self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
+        self.number = 0
+        self.order: list[tuple[str, int]] = []
+        self.root_rank = 0
+        self._leads = peers is None or peers.me == 0
+        self._later: list[Item] = []
+        self._on_thread_start = on_thread_start
+        self.calls, self.server, self.model = Caller(self), Server(self), Model(self)
+        self.scheduler = self._new_scheduler()
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.transport.inbox,
+            self._dispatch,
+            self._on_thread_start,
+            self._announce if self.peers is not None and self._leads else None,
+            leads=self._leads,
+            starts=self.me == self.root_rank,
+        )
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counts over all steps."""
+        return {**self.scheduler.stats, "remote_calls": self.calls.made}
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this thread runs a context."""
+        context = self.scheduler.current
+        return context is not None and context.seat is not None and context.seat.ident == threading.get_ident()
+
+    def context(self) -> Context:
+        """Return the context that this thread runs.
+
+        Raises:
+            StepError: It runs none.
+        """
+        if not self.in_step or self.scheduler.current is None:
+            raise StepError(
+                "a pipeline-parallel smp.DistributedModel can only be called in the thread of a function decorated "
+                "with smp.step"
+            )
+        return self.scheduler.current
+
+    def install(self, root: nn.Module, owner: Mapping[str, int]) -> None:
+        """Place the modules: replace the forward of each at which work leaves this rank.
+
+        Args:
+            root: The wrapped module.
+            owner: Rank in the pipeline for the name of each module.
+        """
+        self.modules = Modules(root, owner, self.me)
+        self.modules.bind(self.calls.module, self.calls.chain)
+        self.root_rank = self.modules.owner[0]
+        self.scheduler.starts = self.me == self.root_rank
+
+    def run_step(self, callables: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Run a step: one callable for each microbatch.
+
+        Returns:
+            What the callables returned, in their order.
+
+        Raises:
+            StepError: Another rank failed, or the model cannot be run.
+            Exception: What the user's code raised on this rank.
+        """
+        if self.scheduler.step is not None:
+            raise StepError("a function decorated with smp.step was called within another")
+        self.number += 1
+        self.order = []
+        for part in (self.calls, self.server, self.model):
+            part.begin()
+        limit = self.cfg.active_microbatches or self.n + 2
+        bodies = [self._body(n, body) for n, body in enumerate(callables)]
+        step = Step(self.number, bodies, capture(), Home(), simple=self.cfg.pipeline == "simple", limit=limit)
+        self.scheduler.step = step
+        try:
+            later, self._later = self._later, []
+            for item in later:
+                self._dispatch(item)
+            self.scheduler.run(step)
+            if step.error is not None:
+                self._abort(step.error, step.trace)
+                raise step.error
+            self._end()
+        except OSError as error:
+            raise StepError(f"a connection of the pipeline was lost: {error}") from error
+        finally:
+            self.scheduler.step = None
+            for part in (self.calls, self.server, self.model):
+                part.begin()
+        return step.results
+
+    def model_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model in a step function."""
+        return self.model.call(args, kwargs)
+
+    def backward(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+        """Run the backward pass of a loss in a step function."""
+        self.model.backward(tensors, grads)
+
+    def close(self) -> None:
+        """End threads and connections."""
+        self.scheduler.close()
+        for link in (self.transport, self.peers):
+            if link is not None:
+                link.close()
+
+    def post(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str) -> None:
+        """Send a message to a rank of the pipeline, which may be this one."""
+        if peer == self.me:
+            self.transport.inbox.put((self.transport, peer, message, [t if t is None else t.detach() for t in tensors]))
+            return
+        try:
+            self.transport.send(peer, message, tensors)
+        except OSError as error:
+            raise PeerError(self.transport.members[peer], self.transport.name(peer), f"{GONE} ({error})") from error
+        except (TypeError, AttributeError, RuntimeError, ValueError) as error:
+            raise StepError(
+                f"cannot send the {what} to {self.transport.name(peer)}: {type(error).__name__}: {error}\n"
+                "Place the module and its caller on one partition with smp.set_partition, or pass tensors only."
+            ) from error
+
+    def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            result = body()
+            self.model.finish(microbatch)
+            return result
+
+        return run
+
+    def _announce(self, key: Key) -> None:
+        assert self.peers is not None
+        for peer in range(self.peers.n):
+            if peer != self.peers.me:
+                self.peers.send(peer, Pick(self.number, key))
+
+    def _dispatch(self, item: Item) -> None:
+        link, peer, message, tensors = item
+        if isinstance(message, Gone):
+            reason = f"{GONE} ({message.reason})"
+            self.scheduler.lost = PeerError(link.members[peer], link.name(peer), reason)
+            return
+        if message.step != self.number:
+            if message.step > self.number:
+                self._later.append(item)
+            return
+        if link.payload is not None:
+            link.payload.arrived(tensors)
+        given: Any = tensors
+        match message:
+            case Forward():
+                self.server.accept_forward(message, given)
+            case Backward():
+                self.server.accept_backward(message, given)
+            case Result():
+                value = (message.value, message.differentiable, given)
+                self.scheduler.answer(("R", message.call), value)
+            case Gradients():
+                self.calls.ended(message.call)
+                self.scheduler.answer(("B", message.call), given)
+            case Outputs():
+                self.scheduler.answer(("O", message.microbatch, message.number), (message, given))
+            case NotStarted():
+                self.calls.not_started(message.call)
+            case Pick():
+                self.scheduler.picked(message.key)
+            case Done():
+                self.scheduler.done(self._leads or link is self.peers)
+            case Abort():
+                self.scheduler.fail(PeerError(message.rank, message.name, message.summary, message.trace))
+
+    def _links(self) -> list[Transport]:
+        return [self.transport] if self.peers is None else [self.transport, self.peers]
+
+    def _end(self) -> None:
+        """Tell those who wait for it that the step has ended."""
+        if not self._leads:
+            return
+        for link in self._links():
+            if link is self.transport and self.me != self.root_rank:
+                continue
+            for peer in range(link.n):
+                if peer != link.me:
+                    with contextlib.suppress(OSError):  # this rank needs nothing more of the others
+                        link.send(peer, Done(self.number))
+
+    def _abort(self, error: BaseException, trace: str) -> None:
+        """Tell the others that the step failed. News from another rank go on to the other link."""
+        if isinstance(error, PeerError):
+            if self.peers is None or not error.trace:
+                return
+            news = Abort(self.number, error.rank, error.name, error.reason, error.trace)
+        else:
+            link = self.transport
+            lines = str(error).strip().splitlines()
+            reason = type(error).__name__ + (f": {lines[0]}" if lines else "")
+            news = Abort(self.number, link.members[link.me], link.name(link.me), reason, trace)
+        for link in self._links():
+            for peer in range(link.n):
+                if peer != link.me:
+                    try:
+                        link.send(peer, news)
+                    except OSError:
+                        continue

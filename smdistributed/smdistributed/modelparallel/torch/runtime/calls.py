@@ -1,0 +1,226 @@
+"""Calls of remote modules: one autograd function for each, whose forward and backward run on the owner."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.modules import module as torch_module
+
+from .contexts import Context
+from .errors import StepError
+from .messages import Backward, CallId, Forward, Packed, pack_arguments, unpack
+from .modules import run_children
+from .scheduler import BACKWARD, FORWARD
+from .threadstate import Flags, capture
+
+if TYPE_CHECKING:
+    from . import Runtime
+
+
+class RemoteCall:
+    """One call of a remote module, or of the rest of a Sequential chain.
+
+    Attributes:
+        id: Unique in the step, and equal on tensor-parallel peers.
+        first: The rank that gets the arguments.
+        last: The rank that returns the result, and starts the backward.
+        hop: The last served part.
+    """
+
+    def __init__(self, runtime: Runtime, id: CallId, number: int, segment: int | None, tail: int | None) -> None:  # noqa: A002
+        """Make a call that has not been sent."""
+        modules = runtime.modules
+        self.runtime, self.id, self.number, self.segment, self.tail = runtime, id, number, segment, tail
+        if segment is None:
+            self.first = self.last = modules.owner[number]
+            self.last_segment = None
+        else:
+            segments = modules.chains[number]
+            self.first, self.last, self.last_segment = segments[segment].owner, segments[-1].owner, len(segments) - 1
+        self.value: Packed | None = None
+        self.differentiable: tuple[bool, ...] = ()
+        self.count = 0
+        self.asked = False
+
+    def forward(self, arguments: Packed, tensors: list[torch.Tensor], flags: Flags) -> list[torch.Tensor]:
+        """Send the arguments, and wait for the result."""
+        runtime = self.runtime
+        context = runtime.context()
+        needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
+        self.count = len(tensors)
+        message = Forward(
+            runtime.number,
+            self.id,
+            self.number,
+            self.segment,
+            context.microbatch,
+            flags,
+            arguments,
+            needs,
+            (runtime.me, None),
+            self.tail,
+            runtime.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
+        )
+        runtime.post(self.first, message, tensors, f"arguments of module {runtime.modules.title(self.number)}")
+        self.value, self.differentiable, results = runtime.scheduler.wait(("R", self.id), FORWARD)
+        return list(results)
+
+    def backward(self, grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Send the gradients of the result, and wait for those of the arguments.
+
+        After a tail call the last owner has the loss too, and starts by itself.
+        """
+        if self.asked:
+            raise StepError(
+                f"a second backward pass through one call of module {self.runtime.modules.title(self.number)}\n"
+                "Add the losses up, and call model.backward once."
+            )
+        self.asked = True
+        if self.tail is None:
+            self.ask(grads)
+        else:
+            self.runtime.calls.expect(self, grads)
+        gradients: list[torch.Tensor | None] = self.runtime.scheduler.wait(("B", self.id), BACKWARD)
+        return gradients
+
+    def ask(self, grads: list[torch.Tensor | None]) -> None:
+        """Send the gradients of the result to the last owner."""
+        runtime = self.runtime
+        microbatch = runtime.context().microbatch if runtime.scheduler.current else 0
+        runtime.post(
+            self.last, Backward(runtime.number, self.id, self.number, self.last_segment, microbatch), grads, "gradients"
+        )
+
+
+class _Remote(torch.autograd.Function):
+    """Records a remote call in the graph.
+
+    `tie` is a tensor that requires a gradient: the parameters are remote, so the result may need a gradient although no
+    argument does.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        call: RemoteCall,
+        arguments: Packed,
+        flags: Flags,
+        tie: torch.Tensor,  # noqa: ARG004
+        *tensors: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        results = call.forward(arguments, list(tensors), flags)
+        ctx.mark_non_differentiable(*[r for r, needed in zip(results, call.differentiable, strict=True) if not needed])
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        call: RemoteCall = ctx.call
+        wanted = [g if needed else None for g, needed in zip(grads, call.differentiable, strict=True)]
+        if all(g is None for g in wanted):
+            return (None,) * (4 + call.count)
+        return (None, None, None, None, *call.backward(wanted))
+
+
+class Caller:
+    """The calling side of remote calls."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Make the calling side of a runtime."""
+        self.runtime = runtime
+        self.made = 0
+        self._ids = itertools.count()
+        self._expected: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
+        self._not_started: set[CallId] = set()
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._ids = itertools.count()
+        self._expected.clear()
+        self._not_started.clear()
+
+    def module(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a remote module."""
+        return self._call(number, args, kwargs, None)
+
+    def chain(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a Sequential of this rank that spans ranks: the result of each segment goes to the next owner."""
+        if kwargs or len(args) != 1:
+            raise TypeError(f"{self.runtime.modules.title(number)} takes one argument")
+        value = args[0]
+        runtime = self.runtime
+        for n, segment in enumerate(runtime.modules.chains[number]):
+            if segment.owner != runtime.me:
+                return self._call(number, (value,), {}, n)
+            value = run_children(runtime.modules.modules[number], segment.modules, value)
+        return value
+
+    def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None) -> Any:
+        runtime = self.runtime
+        if not runtime.in_step:
+            raise StepError(
+                f"module {runtime.modules.title(number)} is on pp_rank {runtime.modules.owner[number]}, and can only "
+                "be called in the thread of a function decorated with smp.step"
+            )
+        context = runtime.context()
+        if context.tail is not None:
+            raise StepError(_NOT_LAST)
+        self.made += 1
+        tail = self._tail(context, number)
+        call = RemoteCall(runtime, (runtime.me, next(self._ids)), number, segment, tail)
+        arguments, tensors = pack_arguments(args, kwargs)
+        flags = capture()
+        if flags.grad and not flags.inference:
+            tie = torch.empty(0, requires_grad=True)
+            results = list(_Remote.apply(call, arguments, flags, tie, *tensors))  # type: ignore[no-untyped-call]
+        else:
+            results = call.forward(arguments, tensors, flags)
+        assert call.value is not None
+        if tail is not None:
+            context.tail = results
+        elif context.key[0] == "S" and runtime.me == runtime.root_rank:
+            hop = (call.id, call.last_segment)
+            for n, tensor in enumerate(results):
+                context.produced[id(tensor)] = (weakref.ref(tensor), call.last, hop, n)
+        return unpack(call.value, results)
+
+    def _tail(self, context: Context, number: int) -> int | None:
+        """Return the number of the model call whose result this call's will be, if that is certain."""
+        runtime = self.runtime
+        path = runtime.modules.tails.get(number)
+        if path is None or not runtime.tail_calls or context.key[0] != "S" or not context.in_model:
+            return None
+        if torch_module._global_forward_hooks or any(module._forward_hooks for module in path):  # noqa: SLF001
+            return None
+        return context.calls - 1
+
+    def expect(self, call: RemoteCall, grads: list[torch.Tensor | None]) -> None:
+        """Keep the gradients of a tail call, in case its last owner does not start by itself."""
+        if call.id in self._not_started:
+            call.ask(grads)
+        else:
+            self._expected[call.id] = (call, grads)
+
+    def ended(self, id: CallId) -> None:  # noqa: A002
+        """Forget the gradients of a tail call whose backward has ended."""
+        self._expected.pop(id, None)
+
+    def not_started(self, id: CallId) -> None:  # noqa: A002
+        """Ask for the backward of a tail call that its last owner has not started."""
+        expected = self._expected.pop(id, None)
+        if expected is None:
+            self._not_started.add(id)
+        else:
+            expected[0].ask(expected[1])
+
+
+_NOT_LAST = (
+    "the model called a module after the one whose result it returns\n"
+    "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
+)

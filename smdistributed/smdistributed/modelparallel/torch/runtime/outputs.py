@@ -1,0 +1,126 @@
+"""The model call and its backward within the user's step function: every rank gets the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import StepError
+from .messages import Backward, Hop, NotStarted, Outputs, pack, unpack
+from .scheduler import FORWARD
+from .serving import fresh
+
+if TYPE_CHECKING:
+    from . import Runtime
+
+
+class Model:
+    """The root module, as the user's step function calls it.
+
+    The root's owner runs it and sends what it returns to all others. A tensor that another rank computed is not sent
+    back to it. After a tail call the last owner has sent the outputs already.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Make the model call of a runtime."""
+        self.runtime = runtime
+        self._leaves: dict[tuple[int, int], tuple[Hop, int, list[torch.Tensor]]] = {}
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._leaves.clear()
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the root module returns."""
+        runtime = self.runtime
+        context = runtime.context()
+        number = context.calls
+        context.calls += 1
+        if runtime.me != runtime.root_rank:
+            message, tensors = runtime.scheduler.wait(("O", context.microbatch, number), FORWARD)
+            return self._take(message, tensors)
+        runtime.order.append(("F", context.microbatch))
+        context.in_model = True
+        try:
+            result = runtime.modules.root(*args, **kwargs)
+        finally:
+            context.in_model = False
+        value, tensors = pack(result)
+        if context.tail is not None:
+            sent, context.tail = context.tail, None
+            if len(sent) != len(tensors) or any(a is not b for a, b in zip(sent, tensors, strict=True)):
+                raise StepError(
+                    "the model returned something else than its last remote call did\n"
+                    "Set SMP_TAIL_CALLS=0 in the environment of all ranks."
+                )
+            return result
+        made = [context.produced.get(id(tensor)) for tensor in tensors]
+        made = [
+            entry if entry is not None and entry[0]() is t else None for entry, t in zip(made, tensors, strict=True)
+        ]
+        differentiable = tuple(bool(tensor.requires_grad) for tensor in tensors)
+        for peer in range(runtime.n):
+            if peer == runtime.me:
+                continue
+            sources = tuple((entry[2], entry[3]) if entry is not None and entry[1] == peer else None for entry in made)
+            sent = [tensor for tensor, source in zip(tensors, sources, strict=True) if source is None]
+            runtime.post(
+                peer,
+                Outputs(runtime.number, context.microbatch, number, value, sources, differentiable, None),
+                sent,
+                "outputs of the model",
+            )
+        return result
+
+    def backward(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
+        """Run the backward pass of a loss.
+
+        The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after a tail call the
+        last owner starts at once.
+        """
+        runtime = self.runtime
+        context = runtime.context()
+        if runtime.me == runtime.root_rank:
+            runtime.scheduler.wait_at_gate()
+            runtime.order.append(("B", context.microbatch))
+            torch.autograd.backward(tensors, grads)
+            return
+        own = [(key, value) for key, value in self._leaves.items() if key[0] == context.microbatch]
+        if not own:
+            return
+        torch.autograd.backward(tensors, grads)
+        for key, (hop, module, leaves) in own:
+            found = [leaf.grad for leaf in leaves]
+            if all(grad is None for grad in found) or not runtime.server.has_graph(hop):
+                continue
+            del self._leaves[key]
+            message = Backward(runtime.number, hop[0], module, hop[1], context.microbatch)
+            runtime.scheduler.hold_at_gate(runtime.server.backward_context(message, found))
+
+    def finish(self, microbatch: int) -> None:
+        """Clear up when the step function has returned for a microbatch."""
+        runtime = self.runtime
+        runtime.server.results.pop(microbatch, None)
+        for key in [key for key in self._leaves if key[0] == microbatch]:
+            hop, _, _ = self._leaves.pop(key)
+            if runtime.server.has_graph(hop):
+                runtime.post(runtime.root_rank, NotStarted(runtime.number, hop[0]), (), "")
+
+    def _take(self, message: Outputs, received: Sequence[torch.Tensor]) -> Any:
+        given, outputs, leaves = iter(received), [], []
+        kept = self.runtime.server.results.get(message.microbatch, {})
+        for source, differentiable in zip(message.sources, message.differentiable, strict=True):
+            tensor = next(given) if source is None else kept[source[0]][source[1]]
+            if differentiable:
+                with torch.inference_mode(False), torch.enable_grad():
+                    tensor = tensor.detach().requires_grad_()
+                    outputs.append(fresh(tensor))
+            else:
+                outputs.append(tensor)
+            leaves.append(tensor)
+        if message.tail is not None:
+            hop, module = message.tail
+            self._leaves[message.microbatch, message.number] = (hop, module, leaves)
+        return unpack(message.value, outputs)

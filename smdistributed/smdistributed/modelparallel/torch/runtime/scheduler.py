@@ -1,0 +1,406 @@
+"""Which context of this rank runs next, and on which thread.
+
+The thread that has the baton schedules: a context that must wait runs the scheduler where it stands. It goes on without
+a change of threads if its own answer comes next, and serves requests for local modules on its own stack meanwhile. Only
+what needs a stack of its own goes to another thread.
+
+Priorities ('interleaved'): a forward that got its answer, as it mostly sends the next message; a backward; a request
+for a forward; the start of a microbatch. So 1F1B emerges. Under 'simple' backward passes come last, and none starts
+before all microbatches of the rank have made their forward.
+
+Tensor-parallel peers must run contexts in one order, or their collectives cross. The first of them picks; the others
+follow its picks. `deterministic_server` does the same for all replicas.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smdistributed.modelparallel.torch.transport import Item
+
+from .contexts import Context, Key, Seat, Worker
+from .errors import StepError
+from .threadstate import Applied, Flags, Home
+
+RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
+"""Why a context is ready: a forward got its answer; a backward; a request; a microbatch."""
+
+_INTERLEAVED = {RETURNED: 0, BACKWARD: 1, FORWARD: 2, START: 3}
+_SIMPLE = {RETURNED: 0, FORWARD: 1, START: 2, BACKWARD: 3}
+
+_PATIENCE = 0.05
+"""Seconds after which a rank that waits for outputs starts another microbatch. Its script may meet others before."""
+
+
+class Step:
+    """The state of one step on this rank.
+
+    Attributes:
+        number: Number of the step; the same on all ranks of the pipeline.
+        bodies: The user's function on each microbatch.
+        results: What it returned.
+        flags: Modes of the thread that called the step.
+        limit: The most microbatches in flight.
+        arrived: Answers that no context has taken yet.
+        waiting: Contexts that wait for an answer, and as what they become ready.
+        early: Microbatches that have not started, but whose first outputs are here.
+        done: The owner of the root module has ended the step.
+        error: The first error.
+        trace: Its traceback.
+    """
+
+    def __init__(
+        self, number: int, bodies: Sequence[Callable[[], Any]], flags: Flags, home: Home, *, simple: bool, limit: int
+    ) -> None:
+        """Make the state of a step that starts."""
+        self.number, self.bodies, self.size = number, bodies, len(bodies)
+        self.flags, self.home, self.simple = flags, home, simple
+        self.limit = self.size if simple else min(self.size, limit)
+        self.results: list[Any] = [None] * self.size
+        self.started = self.finished = 0
+        self.ready: list[tuple[int, int, int, Context]] = []
+        self.priorities = _SIMPLE if simple else _INTERLEAVED
+        self.arrivals = itertools.count()
+        self.arrived: dict[Key, Any] = {}
+        self.waiting: dict[Key, tuple[Context, str]] = {}
+        self.early: set[int] = set()
+        self.expecting = 0
+        self.eager = False
+        self.gate: list[Context] = []
+        self.at_gate = 0
+        self.gate_open = not simple
+        self.picks: collections.deque[Key] = collections.deque()
+        self.done = False
+        self.error: BaseException | None = None
+        self.trace = ""
+
+
+class Scheduler:
+    """Runs the contexts of a rank.
+
+    Attributes:
+        step: The present step, or None between steps.
+        current: The context that runs.
+        lost: A peer whose connection has ended. It is an error when something of it is still to come.
+        stats: Counts over all steps: changes of threads, and the most microbatches in flight.
+    """
+
+    def __init__(
+        self,
+        inbox: queue.SimpleQueue[Item],
+        dispatch: Callable[[Item], None],
+        on_thread_start: Callable[[], None],
+        announce: Callable[[Key], None] | None,
+        *,
+        leads: bool,
+        starts: bool,
+    ) -> None:
+        """Make the scheduler of a rank.
+
+        Args:
+            inbox: Messages of the other ranks.
+            dispatch: What to do with one.
+            on_thread_start: Called once in each new thread.
+            announce: Tells the peers that follow what runs next; None without such peers.
+            leads: This rank picks by itself.
+            starts: This rank owns the root module.
+        """
+        self.inbox, self.dispatch, self.on_thread_start, self.announce = inbox, dispatch, on_thread_start, announce
+        self.leads, self.starts = leads, starts
+        self.step: Step | None = None
+        self.current: Context | None = None
+        self.lost: BaseException | None = None
+        self.stats = {"switches": 0, "max_live": 0}
+        self._workers: list[Worker] = []
+        self._idle: list[Seat] = []
+        self._sleeping: dict[Context, Seat] = {}
+        self._main = Seat(main=True)
+
+    # ---- what contexts call ------------------------------------------------------------------------------------------
+
+    def wait(self, key: Key, kind: str) -> Any:
+        """Let other contexts run until an answer is here, and return it.
+
+        Raises:
+            StepError: The step failed meanwhile.
+        """
+        step, context = self._now(), self._context()
+        if key in step.arrived:
+            # A backward takes its turn, so that gradients add up in the order of the microbatches.
+            if kind == FORWARD and self.announce is None and self.leads:
+                return step.arrived.pop(key)
+            self.make_ready(context, RETURNED if kind == FORWARD else kind)
+        else:
+            step.waiting[key] = (context, kind)
+            step.expecting += key[0] == "O"
+        self._wait(context)
+        return step.arrived.pop(key)
+
+    def wait_at_gate(self) -> None:
+        """Under 'simple', wait until all microbatches of this rank have made their forward."""
+        step, context = self._now(), self._context()
+        if not step.gate_open:
+            step.gate.append(context)
+            step.at_gate += 1
+            self._wait(context)
+
+    # ---- what messages do --------------------------------------------------------------------------------------------
+
+    def answer(self, key: Key, value: Any) -> None:
+        """Keep an answer, and make the context that waits for it ready."""
+        step = self._now()
+        step.arrived[key] = value
+        waits = step.waiting.pop(key, None)
+        if waits is not None:
+            context, kind = waits
+            step.expecting -= key[0] == "O"
+            self.make_ready(context, RETURNED if kind == FORWARD else kind)
+        elif key[0] == "O" and key[1] >= step.started:
+            step.early.add(key[1])
+
+    def make_ready(self, context: Context, kind: str) -> None:
+        """Let a context run when its turn comes."""
+        step = self._now()
+        heapq.heappush(step.ready, (step.priorities[kind], context.microbatch, next(step.arrivals), context))
+
+    def hold_at_gate(self, context: Context) -> None:
+        """Make the backward of a served call ready, under 'simple' when the gate opens."""
+        step = self._now()
+        if step.gate_open:
+            self.make_ready(context, BACKWARD)
+        else:
+            step.gate.append(context)
+
+    def picked(self, key: Key) -> None:
+        """Note what the leading peer runs next."""
+        self._now().picks.append(key)
+
+    def done(self, counts: bool) -> None:
+        """Note that the owner of the root module has ended the step, if the news is for this rank."""
+        step = self._now()
+        step.done = step.done or counts
+
+    def fail(self, error: BaseException) -> None:
+        """End the step with an error; the first one counts."""
+        step = self._now()
+        if step.error is None:
+            step.error = error
+            step.trace = "".join(traceback.format_exception(error))
+
+    # ---- the step ----------------------------------------------------------------------------------------------------
+
+    def run(self, step: Step) -> None:
+        """Run a step to its end; the error is left in it."""
+        self.step = step
+        self._main.ident = threading.get_ident()
+        try:
+            self._base(self._main)
+        finally:
+            self.current = None
+
+    def close(self) -> None:
+        """End the pooled threads."""
+        for worker in self._workers:
+            if worker.seat in self._idle:
+                worker.seat.closed = True
+                worker.seat.wake()
+                worker.join(1)
+
+    def _now(self) -> Step:
+        assert self.step is not None
+        return self.step
+
+    def _context(self) -> Context:
+        assert self.current is not None
+        return self.current
+
+    def _base(self, seat: Seat) -> None:
+        """Run contexts on a thread that has none. Ends with the step on the main thread, else with the pool."""
+        while True:
+            self.current = None
+            task, seat.task = seat.task, None
+            context = task or self._next()
+            if context is not None and context.seat is None:
+                self._execute(seat, context)
+                continue
+            if context is not None and context.seat is not None:
+                target = context.seat
+            elif self._sleeping:  # the step failed: each waiting context ends by an exception
+                target = next(iter(self._sleeping.values()))
+            elif seat.main:
+                return
+            else:
+                target = self._main
+                self._idle.remove(target)
+            self._idle.append(seat)
+            self.stats["switches"] += 1
+            target.wake()
+            seat.sleep()
+            if seat.closed:
+                return
+
+    def _wait(self, mine: Context) -> None:
+        """Schedule in the place of a context that waits, until it may go on."""
+        step, seat = self._now(), mine.seat
+        assert seat is not None
+        plain: bool | None = None
+        while True:
+            context = self._next()
+            if context is mine:
+                return
+            if context is None:
+                raise StepError("the step failed")
+            if context.seat is None and context.inline:
+                if plain is None:
+                    plain = step.home.plain()
+                if plain:
+                    self._execute(seat, context)
+                    continue
+            target = context.seat
+            if target is None:
+                target = self._idle.pop() if self._idle else self._new_seat()
+                target.task = context
+            self._sleeping[mine] = seat
+            self.stats["switches"] += 1
+            target.wake()
+            seat.sleep()
+            del self._sleeping[mine]
+            self.current = mine
+            if step.error is not None:
+                raise StepError("the step failed")
+            return
+
+    def _new_seat(self) -> Seat:
+        worker = Worker(self._base, self.on_thread_start)
+        self._workers.append(worker)
+        return worker.seat
+
+    def _execute(self, seat: Seat, context: Context) -> None:
+        outer = self.current
+        if outer is not None:
+            outer.buried = True
+        foreign = not seat.main and outer is None
+        context.seat, self.current = seat, context
+        home = self._now().home
+        if foreign:
+            home.enter()
+        try:
+            with Applied(context.flags):
+                context.body()
+        except BaseException as error:  # noqa: BLE001  it is raised on all ranks of the pipeline
+            self.fail(error)
+        finally:
+            if foreign:
+                home.leave()
+            if outer is not None:
+                outer.buried = False
+            self.current = outer
+
+    def _next(self) -> Context | None:
+        """Return the context that runs next; None when the step is over or failed."""
+        step = self._now()
+        inbox = self.inbox
+        while True:
+            try:
+                while not inbox.empty():
+                    self.dispatch(inbox.get())
+                if step.error is not None:
+                    return None
+                self._open_gate(step)
+                context = self._pick(step) if self.leads else self._follow(step)
+                if context is not None or self._over(step):
+                    return context
+                if self.lost is not None:
+                    raise self.lost
+                if self.leads and step.expecting and step.started - step.finished < step.limit:
+                    try:
+                        item = inbox.get(timeout=_PATIENCE if step.started < step.size else None)
+                    except queue.Empty:
+                        step.eager = True
+                        continue
+                else:
+                    item = inbox.get()
+                self.dispatch(item)
+            except Exception as error:  # noqa: BLE001
+                self.fail(error)
+
+    def _open_gate(self, step: Step) -> None:
+        if not step.gate_open and step.at_gate + step.finished == step.size:
+            step.gate_open = True
+            for context in step.gate:
+                self.make_ready(context, BACKWARD)
+            step.gate.clear()
+
+    def _over(self, step: Step) -> bool:
+        if step.finished < step.size or step.ready or step.picks:
+            return False
+        return step.done or (self.leads and self.starts)
+
+    def _pick(self, step: Step) -> Context | None:
+        context = None
+        first = step.ready[0] if step.ready else None
+        if first is not None and first[3].buried:
+            first = next((entry for entry in sorted(step.ready) if not entry[3].buried), None)
+        kind = self._startable(step)
+        if kind is not None and (first is None or (step.priorities[kind], step.started) < first[:2]):
+            context = self._start(step)
+        elif first is not None:
+            self._take(step, first)
+            context = first[3]
+        if context is not None and self.announce is not None:
+            self.announce(context.key)
+        return context
+
+    def _startable(self, step: Step) -> str | None:
+        """Return as what the next microbatch may start, if it may.
+
+        Other ranks than the root's owner have nothing to do before the outputs are there. Started one at a time, their
+        microbatches need no threads.
+        """
+        live = step.started - step.finished
+        if step.started == step.size or live >= step.limit:
+            return None
+        if step.early:
+            return RETURNED
+        return START if self.starts or not step.expecting or step.eager else None
+
+    def _start(self, step: Step) -> Context:
+        microbatch = step.started
+        step.started += 1
+        step.early.discard(microbatch)
+        step.eager = False
+        self.stats["max_live"] = max(self.stats["max_live"], step.started - step.finished)
+
+        def body() -> None:
+            step.results[microbatch] = step.bodies[microbatch]()
+            step.finished += 1
+
+        return Context(("S", microbatch), microbatch, body, step.flags, inline=False)
+
+    def _take(self, step: Step, entry: tuple[int, int, int, Context]) -> None:
+        if step.ready[0] is entry:
+            heapq.heappop(step.ready)
+        else:
+            step.ready.remove(entry)
+            heapq.heapify(step.ready)
+
+    def _follow(self, step: Step) -> Context | None:
+        if not step.picks:
+            return None
+        key = step.picks[0]
+        if key == ("S", step.started):
+            step.picks.popleft()
+            return self._start(step)
+        for entry in step.ready:
+            if entry[3].key == key and not entry[3].buried:
+                step.picks.popleft()
+                self._take(step, entry)
+                return entry[3]
+        return None

@@ -1,0 +1,191 @@
+"""The serving side of remote calls: modules of this rank, run for others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from .contexts import Context
+from .errors import StepError
+from .messages import (
+    Backward,
+    Forward,
+    Gradients,
+    Hop,
+    Outputs,
+    Result,
+    pack,
+    pack_arguments,
+    unpack_arguments,
+)
+from .modules import run_children
+from .scheduler import FORWARD
+from .threadstate import BACKWARD as BACKWARD_FLAGS
+
+if TYPE_CHECKING:
+    from . import Runtime
+
+
+class Fresh(torch.autograd.Function):
+    """The identity, whose result is not a leaf: modules that work in place may get it, and scripts may write to it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        """Return the values."""
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        """Return the gradient."""
+        return grad
+
+
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is not a leaf, and whose gradient goes to the given one."""
+    result: torch.Tensor = Fresh.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Saved(NamedTuple):
+    """What a served forward leaves for its backward."""
+
+    inputs: list[torch.Tensor]
+    results: list[torch.Tensor]
+    differentiable: tuple[bool, ...]
+    needs: tuple[bool, ...]
+    before: tuple[int, int | None]
+
+
+class Server:
+    """Runs modules of this rank for others.
+
+    Attributes:
+        results: For each microbatch the results that its model outputs may refer to.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Make the serving side of a runtime."""
+        self.runtime = runtime
+        self._saved: dict[Hop, _Saved] = {}
+        self.results: dict[int, dict[Hop, list[torch.Tensor]]] = {}
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._saved.clear()
+        self.results.clear()
+
+    def accept_forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
+        """Make a request for a forward ready to run."""
+        self.runtime.scheduler.make_ready(
+            Context(
+                ("F", message.call, message.segment),
+                message.microbatch,
+                lambda: self._forward(message, tensors),
+                message.flags,
+                inline=self.runtime.modules.is_inline(message.module, message.segment),
+            ),
+            FORWARD,
+        )
+
+    def accept_backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
+        """Make a request for a backward ready to run."""
+        self.runtime.scheduler.make_ready(self.backward_context(message, grads), "B")
+
+    def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
+        """Return the context of a backward."""
+        return Context(
+            ("B", message.call, message.segment),
+            message.microbatch,
+            lambda: self._backward(message, grads),
+            BACKWARD_FLAGS,
+            inline=self.runtime.modules.is_inline(message.module, message.segment),
+        )
+
+    def has_graph(self, hop: Hop) -> bool:
+        """Return whether a backward of a served call is possible, and has not started."""
+        return hop in self._saved
+
+    def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
+        runtime = self.runtime
+        runtime.order.append(("F", message.microbatch))
+        inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
+        given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
+        args, kwargs = unpack_arguments(message.arguments, given)
+        following: int | None = None
+        if message.segment is None:
+            module = runtime.modules.modules[message.module]
+            if message.checkpoint is not None and runtime.modules.local[message.module]:
+                result = message.checkpoint.call(module, args, kwargs)
+            else:
+                result = module(*args, **kwargs)
+        else:
+            segments = runtime.modules.chains[message.module]
+            chain = runtime.modules.modules[message.module]
+            if message.checkpoint is not None and runtime.modules.is_inline(message.module, message.segment):
+                result = message.checkpoint.chain(segments[message.segment].modules, args[0])
+            else:
+                result = run_children(chain, segments[message.segment].modules, args[0])
+            if message.segment + 1 < len(segments):
+                following = message.segment + 1
+        value, results = pack(result)
+        differentiable = tuple(bool(t.requires_grad) for t in results)
+        hop = (message.call, message.segment)
+        if any(differentiable):
+            self._saved[hop] = _Saved(inputs, results, differentiable, message.needs, message.before)
+        if following is not None:
+            if value.spec is not None:
+                value, results = pack_arguments((result,), {})
+            runtime.post(
+                runtime.modules.chains[message.module][following].owner,
+                message._replace(
+                    segment=following, arguments=value, needs=differentiable, before=(runtime.me, message.segment)
+                ),
+                results,
+                f"result of module {runtime.modules.title(message.module)}",
+            )
+            return
+        caller = message.call[0]
+        title = f"result of module {runtime.modules.title(message.module)}"
+        runtime.post(caller, Result(runtime.number, message.call, value, differentiable), results, title)
+        if message.tail is not None:
+            outputs = Outputs(
+                runtime.number,
+                message.microbatch,
+                message.tail,
+                value,
+                (None,) * len(results),
+                differentiable,
+                None,
+            )
+            for peer in range(runtime.n):
+                if peer == runtime.me:
+                    runtime.post(peer, outputs._replace(tail=(hop, message.module)), results, title)
+                elif peer != caller:
+                    runtime.post(peer, outputs, results, title)
+        elif caller == runtime.root_rank and runtime.me != caller:
+            self.results.setdefault(message.microbatch, {})[hop] = [t.detach() for t in results]
+
+    def _backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
+        runtime = self.runtime
+        runtime.order.append(("B", message.microbatch))
+        saved = self._saved.pop((message.call, message.segment), None)
+        if saved is None:
+            raise StepError(
+                f"a second backward pass through one call of module {runtime.modules.title(message.module)}\n"
+                "Add the losses up, and call model.backward once."
+            )
+        pairs = [
+            (result, grad)
+            for result, grad, needed in zip(saved.results, grads, saved.differentiable, strict=True)
+            if needed and grad is not None
+        ]
+        if pairs:
+            torch.autograd.backward([result for result, _ in pairs], [grad for _, grad in pairs])
+        inputs = [t.grad if needed else None for t, needed in zip(saved.inputs, saved.needs, strict=True)]
+        rank, segment = saved.before
+        if segment is None:
+            runtime.post(rank, Gradients(runtime.number, message.call), inputs, "gradients")
+        else:
+            following = Backward(runtime.number, message.call, message.module, segment, message.microbatch)
+            runtime.post(rank, following, inputs, "gradients")

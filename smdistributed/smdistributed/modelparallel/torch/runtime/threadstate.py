@@ -1,0 +1,122 @@
+"""The state of torch that belongs to a thread, and must follow the work to another thread or rank.
+
+Gradient mode, inference mode and autocast are taken at each remote call and hold again where the call is served.
+Function modes cannot travel: a served call runs under those of the serving rank's own step, which runs the same script.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+# ruff: noqa: SLF001  torch has no public names for the stacks of modes of a thread.
+_C: Any = torch._C
+_cuda: Any = torch.cuda
+_overrides: Any = torch.overrides
+
+_DEVICES = ("cpu", "cuda")
+
+
+class Flags(NamedTuple):
+    """Modes of one thread.
+
+    Attributes:
+        grad: Whether operations are recorded for a backward pass.
+        inference: Whether inference mode is on.
+        autocast: Device and type of each autocast that is on.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+
+BACKWARD = Flags(True, False, ())
+"""The flags of a backward pass."""
+
+
+def capture() -> Flags:
+    """Return the flags of this thread."""
+    autocast = tuple((d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d))
+    return Flags(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
+
+
+class Applied:
+    """A context in which flags hold on this thread.
+
+    Autograd runs CUDA nodes in the calling thread meanwhile: a backward pass that waits for another rank would block
+    torch's one thread for a device, and with it all other backward passes.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        """Prepare to apply flags."""
+        self.flags = flags
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        """Apply the flags."""
+        wanted, now = self.flags, capture()
+        self._entered.append(torch.autograd.set_multithreading_enabled(False))
+        if wanted.inference != now.inference:
+            self._enter(torch.inference_mode(wanted.inference))
+        if wanted.autocast != now.autocast:
+            torch.clear_autocast_cache()  # a cached cast may belong to the call that waits below this one
+            types = dict(wanted.autocast)
+            for device in {*types, *dict(now.autocast)}:
+                self._enter(torch.autocast(device, dtype=types.get(device), enabled=device in types))
+        if torch.is_grad_enabled() != wanted.grad:
+            self._entered.append(torch.set_grad_enabled(wanted.grad))
+
+    def _enter(self, manager: Any) -> None:
+        manager.__enter__()
+        self._entered.append(manager)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Return to the flags before."""
+        while self._entered:
+            self._entered.pop().__exit__(kind, error, trace)
+
+
+class Home:
+    """What else the thread that called the step has: function modes, CUDA device and stream. Others take it over."""
+
+    def __init__(self) -> None:
+        """Take it from this thread."""
+        self.modes: list[TorchFunctionMode] = list(_overrides._get_current_function_mode_stack())
+        initialized: bool = _cuda.is_initialized()
+        self.stream = torch.cuda.current_stream() if initialized else None
+
+    def enter(self) -> None:
+        """Give it to this thread."""
+        for mode in self.modes:
+            _overrides._push_mode(mode)
+        if self.stream is not None:
+            torch.cuda.set_stream(self.stream)  # sets the device, too
+
+    def leave(self) -> None:
+        """Leave the function modes on this thread."""
+        for _ in self.modes:
+            _overrides._pop_mode()
+
+    def plain(self) -> bool:
+        """Return whether this thread has no hooks or modes but these, so that a foreign call may run on it."""
+        return (
+            _C._len_torch_function_stack() == len(self.modes)
+            and _C._len_torch_dispatch_stack() == 0
+            and not _saved_tensors_hooks()
+        )
+
+
+def _saved_tensors_hooks() -> bool:
+    """Return whether what autograd saves on this thread goes through hooks. torch refuses to disable them then."""
+    try:
+        with disable_saved_tensors_hooks("never shown"):
+            return False
+    except RuntimeError:
+        return True

@@ -1,0 +1,178 @@
+"""Measure the modules of a model in one forward pass, and describe them for the partitioner."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
+
+from .partitioner import Node
+
+# Modules of torch that never read a child's parameters: they can be split. Others of torch do, such as
+# MultiheadAttention with out_proj.
+_DIVISIBLE = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+
+
+class TraceDone(BaseException):
+    """Leaves the user's step function when the model was traced."""
+
+
+@dataclass
+class Call:
+    """What one module did in the traced pass, over all its calls.
+
+    Attributes:
+        order: Number of calls that began before its first one.
+        work: Seconds, or floating-point operations.
+        activations: Bytes of its outputs.
+    """
+
+    order: int
+    work: float = 0.0
+    activations: int = 0
+
+
+Trace = dict[str, Call]
+
+
+def trace_forward(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seconds: bool = False
+) -> Trace:
+    """Call ``module(*args, **kwargs)`` without gradients, and return what each module did, by name.
+
+    The inputs are copied first: a module may change them in place.
+
+    Args:
+        module: The root.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        seconds: Measure time, after one more call to warm up. Otherwise operations are counted: the same in every run.
+    """
+    trace: Trace = {}
+    begun: dict[str, list[float]] = {}
+    counter: Any = nullcontext()
+    now: Callable[[], float] = time.perf_counter
+    if not seconds:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        counter = FlopCounterMode(display=False)
+        now = counter.get_total_flops
+    handles = []
+    for name, part in module.named_modules():
+
+        def before(_module: nn.Module, _args: Any, _kwargs: Any, name: str = name) -> None:
+            trace.setdefault(name, Call(len(trace)))
+            begun.setdefault(name, []).append(now())
+
+        def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any, name: str = name) -> None:
+            call = trace[name]
+            call.work += now() - begun[name].pop()
+            call.activations += _bytes(output)
+
+        handles.append(part.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        handles.append(part.register_forward_hook(after, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            if seconds:  # the first call of an operator costs more than the next ones
+                module(*_copied(args), **_copied(kwargs))
+                trace.clear()
+            with counter:
+                module(*_copied(args), **_copied(kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return trace
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a module and the states of all random number generators at the end."""
+    buffers = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
+    numpy = sys.modules.get("numpy")
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    states = torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        if numpy is not None:
+            numpy.random.set_state(states[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+        with torch.no_grad():
+            for part, name, buffer, value in buffers:
+                buffer.copy_(value)
+                part._buffers[name] = buffer  # noqa: SLF001  the module may have put another there
+
+
+def describe(root: nn.Module, trace: Mapping[str, Call]) -> Node:
+    """Return the tree of ``root`` as the partitioner wants it.
+
+    Args:
+        root: The model.
+        trace: What ``trace_forward`` returned; empty: the modules run in the order of their definition.
+    """
+    seen: set[int] = set()
+
+    def visit(name: str, module: nn.Module) -> Node:
+        seen.add(id(module))
+        children = [
+            visit(f"{name}.{key}" if name else key, child)
+            for key, child in module.named_children()
+            if id(child) not in seen
+        ]
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        call = trace.get(name)
+        return Node(
+            name,
+            tuple(children),
+            {memory_key(t): t.numel() * t.element_size() for t in tensors},
+            activations=call.activations if call else 0,
+            work=call.work if call else 0.0,
+            order=call.order if call else None,
+            whole=_whole(module),
+            attached=isinstance(module, nn.ParameterList | nn.ParameterDict),
+        )
+
+    return visit("", root)
+
+
+def memory_key(tensor: torch.Tensor) -> int:
+    """Return what is equal for tensors that share memory."""
+    address = 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
+    return address or id(tensor)
+
+
+def _whole(module: nn.Module) -> bool:
+    if isinstance(module, _DIVISIBLE):
+        return False
+    return type(module).__module__.startswith("torch.nn.modules") or parametrize.is_parametrized(module)
+
+
+def _bytes(output: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor))
+
+
+def _copied(values: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, values)

@@ -1,0 +1,192 @@
+"""How a job ends when one of its ranks fails: every rank ends, and the cause is printed once.
+
+Every rank has a connection with rank 0, which passes news on. A rank that fails says so before it ends; the connection
+of a rank that is killed ends without a farewell. The others print one line that names the failed rank. A rank that sits
+in a collective or computes cannot raise: after `GRACE` seconds its process ends with status 1.
+
+A rank that ends well says farewell, and the others go on. Rank 0 waits at its end until all others have ended, as it
+also keeps the job's store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+GRACE = 3.0
+"""Seconds in which a rank may end by its own exception before its process is ended."""
+
+_SIZE = struct.Struct("<I")
+_LONGEST = 1 << 16
+_LONGEST_REASON = 2000
+
+
+class Failure:
+    """The first failure of the job.
+
+    Attributes:
+        rank: Global rank that failed.
+        reason: What happened, in one line.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        """Note a failure."""
+        self.rank, self.reason = rank, reason
+
+
+class Watch:
+    """The watch of one rank.
+
+    Attributes:
+        failure: The first failure of another rank that is known, or None.
+    """
+
+    def __init__(
+        self, rank: int, connections: Mapping[int, socket.socket], name: Callable[[int], str], grace: float = GRACE
+    ) -> None:
+        """Start to watch.
+
+        Args:
+            rank: Global rank of this process.
+            connections: Rank 0: a socket for each other rank. The others: one socket, to rank 0.
+            name: Words for a global rank.
+            grace: Seconds between the news of a failure and the end of this process.
+        """
+        self.rank, self.name, self.grace = rank, name, grace
+        self.failure: Failure | None = None
+        self._failed = threading.Event()
+        self._alone = threading.Event()
+        self._left = False
+        self._own: str | None = None
+        self._said = False
+        self._lock = threading.Lock()
+        self._sockets = dict(connections)
+        if not self._sockets:
+            self._alone.set()
+        self._thread = threading.Thread(target=self._run, name="smp-watch", daemon=True)
+        self._thread.start()
+
+    def fail(self, reason: str, rank: int | None = None) -> None:
+        """Tell all ranks that this rank fails, or that it noticed the failure of another."""
+        rank = self.rank if rank is None else rank
+        if self._own is None:
+            self._own = reason
+        self._tell({"failed": rank, "reason": reason[:_LONGEST_REASON]})
+
+    def wait_for_failure(self, seconds: float) -> Failure | None:
+        """Return the failure of another rank, for which up to some seconds are waited."""
+        self._failed.wait(seconds)
+        return self.failure
+
+    def say(self, line: str) -> None:
+        """Print why this rank ends, once."""
+        with self._lock:
+            if self._said:
+                return
+            self._said = True
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"smp: {self.name(self.rank)} ends: {line}\n")
+            sys.stderr.flush()
+
+    def leave(self) -> None:
+        """Say farewell at the end of this process; rank 0 waits for the others.
+
+        Ends the process with status 1 if another rank has failed.
+        """
+        if self._left:
+            return
+        self._left = True
+        if self._own is None:
+            if self.rank == 0:
+                self._alone.wait()
+            if self.failure is not None:
+                self._end(self.failure)
+            self._tell({"farewell": self.rank})
+        for connection in list(self._sockets.values()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join(1)
+
+    def words(self, failure: Failure) -> str:
+        """Return a failure in one line."""
+        return f"{self.name(failure.rank)} failed: {failure.reason}"
+
+    def _tell(self, news: Mapping[str, Any], but: int | None = None) -> None:
+        data = json.dumps(news).encode()
+        for peer, connection in list(self._sockets.items()):
+            if peer != but:
+                with contextlib.suppress(OSError), self._lock:
+                    connection.sendall(_SIZE.pack(len(data)) + data)
+
+    def _run(self) -> None:
+        selector = selectors.DefaultSelector()
+        for other, connection in self._sockets.items():
+            selector.register(connection, selectors.EVENT_READ, other)
+        while selector.get_map():
+            for key, _ in selector.select():
+                peer: int = key.data
+                news = _receive(self._sockets[peer])
+                if news is not None and "failed" in news:
+                    self._note(int(news["failed"]), str(news["reason"]), peer)
+                    continue
+                selector.unregister(key.fileobj)
+                self._sockets.pop(peer)
+                if news is None and not self._left and self._own is None:
+                    self._note(peer, "it was killed, or its host or connection was lost", peer)
+                if not self._sockets:
+                    self._alone.set()
+        selector.close()
+
+    def _note(self, rank: int, reason: str, origin: int) -> None:
+        if self.rank == 0:
+            self._tell({"failed": rank, "reason": reason}, but=origin)
+        if self.failure is not None or rank == self.rank or self._own is not None:
+            return
+        self.failure = Failure(rank, reason)
+        self._failed.set()
+        self._alone.set()
+        ender = threading.Timer(self.grace, self._end, [self.failure])
+        ender.daemon = True
+        ender.start()
+
+    def _end(self, failure: Failure) -> None:
+        self.say(self.words(failure))
+        flusher = threading.Thread(target=_flush, daemon=True)
+        flusher.start()
+        flusher.join(1)  # the main thread may hold the lock of its output
+        os._exit(1)
+
+
+def _receive(connection: socket.socket) -> dict[str, Any] | None:
+    try:
+        size = _SIZE.unpack(_exactly(connection, _SIZE.size))[0]
+        if size > _LONGEST:
+            return None
+        news = json.loads(_exactly(connection, size))
+    except (OSError, EOFError, ValueError):
+        return None
+    return news if isinstance(news, dict) else None
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()

@@ -1,0 +1,198 @@
+"""Start the ranks of one job on this host, as functions (fast) or as a program (real), and collect how each ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+# torch is imported once, by the server that each rank is forked from, and what the first optimizer imports (2 s).
+# smdistributed is not: it reads the environment.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
+
+HERE = Path(__file__).parent
+
+
+class RankError(AssertionError):
+    """A rank failed, or the job took too long. The text has every rank's own error."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank of a program ended.
+
+    Attributes:
+        rank: Its rank.
+        status: Its exit status; negative is the signal that killed it.
+        out: What it wrote to standard output.
+        err: What it wrote to standard error.
+        seconds: From the start of the job to its end.
+    """
+
+    rank: int
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+def run_ranks(
+    count: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    variables: Mapping[str, str] | None = None,
+    limit: float = 60,
+) -> list[Any]:
+    """Call ``function(*arguments)`` in ``count`` processes, and return what each rank returned, by rank.
+
+    Args:
+        count: Number of ranks, all on this host.
+        function: A function of a module's top level. It imports smdistributed itself.
+        arguments: Picklable arguments.
+        variables: Environment variables for every rank, beside the rank variables.
+        limit: Seconds after which the job is killed.
+
+    Raises:
+        RankError: A rank raised, died, or the limit passed.
+    """
+    port = free_port()
+    ends: dict[Connection, int] = {}
+    processes = []
+    for rank in range(count):
+        receiver, sender = _FORKS.Pipe(duplex=False)
+        environment = {**rank_variables(rank, count, port), **(variables or {})}
+        process = _FORKS.Process(target=_body, args=(sender, environment, function, arguments), daemon=True)
+        process.start()
+        sender.close()
+        processes.append(process)
+        ends[receiver] = rank
+    results: dict[int, tuple[bool, Any]] = {}
+    end = time.monotonic() + limit
+    while ends and (left := end - time.monotonic()) > 0:
+        for ready in wait(list(ends), timeout=left):
+            assert isinstance(ready, Connection)
+            rank = ends.pop(ready)
+            try:
+                results[rank] = pickle.loads(ready.recv_bytes())  # noqa: S301
+            except EOFError:
+                processes[rank].join(10)
+                results[rank] = (False, f"ended without a result, status {processes[rank].exitcode}")
+    late = sorted(ends.values())
+    for process in processes:
+        if not late:
+            process.join(max(end - time.monotonic(), 10))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    failed = [f"rank {rank}: {value}" for rank, (good, value) in sorted(results.items()) if not good]
+    failed += [f"rank {rank}: still running after {limit} s" for rank in late]
+    failed += [
+        f"rank {rank}: returned, then ended with status {process.exitcode}"
+        for rank, process in enumerate(processes)
+        if not failed and process.exitcode
+    ]
+    if failed:
+        raise RankError("\n".join(failed))
+    return [results[rank][1] for rank in range(count)]
+
+
+def start_program(
+    count: int, command: Sequence[str], *, variables: Mapping[str, str] | None = None, folder: Path | None = None
+) -> list[subprocess.Popen[str]]:
+    """Start ``python COMMAND`` once for each rank, in ``folder``, with the variables that mpirun would set."""
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**os.environ, **rank_variables(rank, count, port), **(variables or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        for rank in range(count)
+    ]
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = 60) -> list[Ended]:
+    """Wait for all ranks of a program.
+
+    Raises:
+        RankError: The limit (seconds) passed; all ranks are killed.
+    """
+    start = time.monotonic()
+    ended: list[Ended] = []
+    # A rank writes little: its pipes are read one after another.
+    for rank, process in enumerate(processes):
+        try:
+            out, err = process.communicate(timeout=max(start + limit - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            for other in processes:
+                if other.poll() is None:
+                    os.killpg(other.pid, signal.SIGKILL)
+            texts = [
+                f"rank {n}: {p.communicate()}" for n, p in enumerate(processes) if not p.stdout or not p.stdout.closed
+            ]
+            raise RankError(f"rank {rank} still ran after {limit} s\n" + "\n".join(texts)) from None
+        ended.append(Ended(rank, process.returncode, out, err, time.monotonic() - start))
+    return ended
+
+
+def run_program(
+    count: int,
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    limit: float = 60,
+    folder: Path | None = None,
+) -> list[Ended]:
+    """Run ``python COMMAND`` as the ranks of one job, and return how each ended, by rank."""
+    return finish(start_program(count, command, variables=variables, folder=folder), limit=limit)
+
+
+def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
+    """Return the variables that Open MPI and the launcher set for one rank."""
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(count),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _body(sender: Connection, environment: Mapping[str, str], function: Callable[..., Any], arguments: Any) -> None:
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        result = (True, function(*arguments))
+    except BaseException:  # noqa: BLE001  every error belongs to the report
+        result = (False, traceback.format_exc())
+    # Plain pickle: multiprocessing's would share the memory of tensors, which ends with this process.
+    sender.send_bytes(pickle.dumps(result))
+    sender.close()

@@ -1,0 +1,208 @@
+"""The table of keys: what is taken at the edges, what is refused past them and how, names, order, warnings."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from smdistributed.modelparallel.torch.config import IGNORED, ORDERS, RANGES, Config, SMPConfigError
+
+BOOLS = [key for key, each in RANGES.items() if each.kind is bool]
+
+NEEDS: dict[str, dict[str, Any]] = {
+    "default_partition": {"pipeline_parallel_degree": 8},
+    "auto_partition": {"default_partition": 0},
+    "ddp_port": {"ddp": True},
+    "ddp_dist_backend": {"ddp": True},
+    "tensor_parallel_degree": {"ddp": True},
+}
+"""What has to be there beside a key."""
+
+TAKEN: list[tuple[str, Any]] = [
+    *((key, boolean) for key in BOOLS for boolean in (True, False)),
+    *((key, value) for key, each in RANGES.items() if each.kind is int for value in (each.least, 7)),
+    *(("pipeline", value) for value in ("interleaved", "simple", "_only_forward")),
+    *(("optimize", value) for value in ("memory", "speed")),
+    *(("placement_strategy", value) for value in ("cluster", "spread", *ORDERS)),
+    *(("memory_weight", value) for value in (0, 0.0, 0.5, 1, 1.0)),
+    *(("ddp_dist_backend", value) for value in ("auto", "nccl")),
+    *(("sdp_gradient_clipping", value) for value in (0, 2.5)),
+    ("ddp_port", 65535),
+    ("partition_file", "a file"),
+]
+
+NOT_INTEGERS: tuple[Any, ...] = (True, 1.0, "2", [])
+
+REFUSED: list[tuple[str, Any]] = [
+    *((key, wrong) for key in BOOLS for wrong in (1, 0, "True", None)),
+    *(
+        (key, number)
+        for key, each in RANGES.items()
+        if each.kind is int and each.least is not None
+        for number in (each.least - 1, *NOT_INTEGERS)
+    ),
+    *(("pipeline", value) for value in ("Simple", "", 1, True)),
+    *(("optimize", value) for value in ("time", 0)),
+    *(("placement_strategy", value) for value in ("dpt", "DP", "DDT", "DPTT", "packed", 3)),
+    *(("memory_weight", value) for value in (-0.01, 1.01, float("nan"), True, "0.5")),
+    *(("ddp_dist_backend", value) for value in ("gloo", True)),
+    *(("sdp_gradient_clipping", value) for value in (-0.1, False)),
+    ("ddp_port", 65536),
+    ("partition_file", 1),
+]
+
+
+def resolve(given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None) -> Config:
+    variables = {} if launcher is None else {"SM_HP_MP_PARAMETERS": json.dumps(launcher)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Config.resolve(given, variables, world)
+
+
+def refused(given: dict[str, Any], launcher: dict[str, Any] | None = None, world: int | None = None) -> str:
+    with pytest.raises(SMPConfigError) as caught:
+        resolve(given, launcher, world)
+    assert isinstance(caught.value, ValueError)
+    return str(caught.value)
+
+
+def test_each_key_of_the_table_is_an_attribute() -> None:
+    assert {each.name for each in fields(Config)} == RANGES.keys()
+
+
+@pytest.mark.parametrize(("key", "value"), TAKEN)
+def test_a_value_in_the_range_is_taken(key: str, value: Any) -> None:
+    assert getattr(resolve({**NEEDS.get(key, {}), key: value}), key) == value
+
+
+@pytest.mark.parametrize(("key", "value"), REFUSED)
+def test_a_value_past_the_range_is_refused_with_key_value_and_range(key: str, value: Any) -> None:
+    # The script and the launcher are read with the same rules.
+    for error in (refused({**NEEDS.get(key, {}), key: value}), refused(NEEDS.get(key, {}), {key: value})):
+        assert error.startswith(f"{key} = {value!r}: must be {RANGES[key]}")
+
+
+def test_defaults() -> None:
+    config = resolve({})
+    assert (config.pipeline_parallel_degree, config.microbatches, config.placement) == (1, 1, "DPT")
+    assert (config.active_microbatches, config.memory_weight, config.auto_partition) == (3, 0.8, True)
+    assert resolve({"pipeline_parallel_degree": 4}).active_microbatches == 6
+    assert resolve({"optimize": "speed"}).memory_weight == 0.2
+    assert resolve({"active_microbatches": None, "memory_weight": None, "ddp_port": None}) == config
+    assert resolve({"placement_strategy": "spread"}).placement == "TPD"
+
+
+def test_the_launcher_wins_over_the_script_key_by_key() -> None:
+    config = resolve(
+        {"microbatches": 2, "partitions": 2, "ddp": True}, {"pipeline_parallel_degree": 4, "partitions": 4}
+    )
+    assert (config.microbatches, config.pipeline_parallel_degree, config.ddp) == (2, 4, True)
+
+
+def test_the_old_name_of_the_degree() -> None:
+    assert resolve({"partitions": 3}).pipeline_parallel_degree == 3
+    assert resolve({"partitions": 3, "pipeline_parallel_degree": 3}).pipeline_parallel_degree == 3
+    error = refused({"partitions": 3, "pipeline_parallel_degree": 2})
+    assert error == "partitions = 3 and pipeline_parallel_degree = 2: must be the same, they are two names of one key"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"auto_partition": False}, "auto_partition = False: needs default_partition, an integer from 0 to 0"),
+        (
+            {"pipeline_parallel_degree": 2, "default_partition": 2},
+            "default_partition = 2: must be an integer from 0 to 1, below pipeline_parallel_degree = 2",
+        ),
+        ({"ddp_port": 5000}, "ddp_port = 5000: needs ddp = True, which is not set"),
+        ({"ddp_dist_backend": "nccl", "ddp": False}, "ddp_dist_backend = 'nccl': needs ddp = True, which is not set"),
+        (
+            {"tensor_parallel_degree": 2},
+            "tensor_parallel_degree = 2: more than 1 needs ddp = True, which is not set",
+        ),
+        ({"fp16": True, "bf16": True}, "fp16 = True and bf16 = True: only one of them can be True"),
+        (
+            {"sharded_data_parallel_degree": 2, "pipeline_parallel_degree": 2},
+            "pipeline_parallel_degree = 2: must be 1 with sharded_data_parallel_degree = 2",
+        ),
+        (
+            {"sharded_data_parallel_degree": 2, "shard_optimizer_state": True},
+            "shard_optimizer_state = True: must be False with sharded_data_parallel_degree = 2",
+        ),
+    ],
+)
+def test_rules_between_keys(given: dict[str, Any], error: str) -> None:
+    assert refused(given) == error
+
+
+def test_rules_about_the_number_of_ranks() -> None:
+    degrees = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2, "ddp": True}
+    assert resolve(degrees, world=8).ddp
+    assert refused(degrees, world=6) == (
+        "pipeline_parallel_degree = 2 and tensor_parallel_degree = 2: their product 4 must divide the number of ranks, "
+        "which is 6"
+    )
+    assert refused({"partitions": 2}, world=4) == (
+        "ddp = False: must be True, because 4 ranks are more than the 2 of pipeline_parallel_degree = 2 and "
+        "tensor_parallel_degree = 1"
+    )
+    assert "must divide the data-parallel degree, which is 4" in refused(
+        {"sharded_data_parallel_degree": 3, "ddp": True}, world=4
+    )
+    assert "not part of this implementation" in refused({"sharded_data_parallel_degree": 2, "ddp": True}, world=4)
+
+
+def test_one_error_has_all_problems() -> None:
+    error = refused({"microbatches": 0, "pipeline": "gpipe", "tensor_parallel_degree": 2}, {"fp16": 1})
+    assert error == (
+        "the configuration has 4 problems\n"
+        "  microbatches = 0: must be an integer of at least 1\n"
+        "  pipeline = 'gpipe': must be 'interleaved', 'simple' or '_only_forward'\n"
+        "  fp16 = 1: must be True or False\n"
+        "  tensor_parallel_degree = 2: more than 1 needs ddp = True, which is not set"
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", '"a"', "null"])
+def test_a_launcher_that_exports_something_else_is_refused(text: str) -> None:
+    with pytest.raises(SMPConfigError, match=r"SM_HP_MP_PARAMETERS = .*must be a JSON object"):
+        Config.resolve({}, {"SM_HP_MP_PARAMETERS": text})
+
+
+@pytest.mark.parametrize("text", ["", "  ", "{}"])
+def test_a_launcher_that_exports_nothing(text: str) -> None:
+    assert Config.resolve(None, {"SM_HP_MP_PARAMETERS": text}) == Config()
+
+
+def test_a_configuration_that_is_not_a_dictionary_is_refused() -> None:
+    with pytest.raises(SMPConfigError, match=r"smp.init was given \[1\]: must be a dictionary"):
+        Config.resolve([1], {})  # type: ignore[arg-type]
+
+
+def test_unknown_keys_are_one_warning_with_the_nearest_key() -> None:
+    with pytest.warns(UserWarning, match="does not know") as caught:
+        config = Config.resolve({"microbatch": 4, "partition": 2, "xyz": 1, "microbatches": 2}, {})
+    (warning,) = caught
+    assert str(warning.message) == (
+        "smp does not know these keys of its configuration: microbatch (did you mean microbatches?), "
+        "partition (did you mean partitions?), xyz"
+    )
+    assert config == Config(microbatches=2)
+
+
+def test_keys_without_effect_are_one_warning() -> None:
+    with pytest.warns(UserWarning, match="no effect") as caught:
+        config = Config.resolve(dict.fromkeys(IGNORED, True), {})
+    (warning,) = caught
+    assert str(warning.message) == f"these keys of smp's configuration have no effect: {', '.join(sorted(IGNORED))}"
+    assert config == Config()
+
+
+def test_no_warning_without_a_reason() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Config.resolve({key: getattr(Config(), key) for key in RANGES if key != "ddp_dist_backend"}, {}, 1)

@@ -1,0 +1,233 @@
+"""A rank fails: every other rank ends within ten seconds, with a status other than 0, and the cause is printed once.
+
+The job has two pipelines of two ranks. What happens at the end of a process is the interpreter's part: an uncaught
+exception goes to `sys.excepthook`, then the exit functions run. Forked ranks do just that, and start in a tenth of the
+time; one case runs as programs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import _FORKS, free_port, rank_variables, run_program
+
+RANKS = 4
+"""pp_rank 0 and 1 of the first pipeline, then of the second."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        rank: The rank that fails.
+        where: The place in the program.
+        how: What it does.
+        others: What the other ranks do outside steps meanwhile.
+    """
+
+    rank: int
+    where: str
+    how: str
+    others: str = "next"
+
+
+FAULTS = {
+    "exception in a remote forward": Fault(3, "forward", "raise"),
+    "exception in a remote backward": Fault(1, "backward", "raise"),
+    "exception in the user's step": Fault(0, "step", "raise"),
+    "killed in a step": Fault(1, "forward", "kill"),
+    "killed in a step, and rank 0": Fault(0, "step", "kill"),
+    "exception between steps, others in a collective": Fault(2, "between", "raise", "barrier"),
+    "killed between steps, others in a collective": Fault(0, "between", "kill", "barrier"),
+    "killed between steps, others compute": Fault(3, "between", "kill", "compute"),
+    "exception between steps, others compute": Fault(0, "between", "raise", "compute"),
+}
+
+
+def train(folder: str, fault: Fault) -> None:
+    """Train for two steps; fail in the second or after the first."""
+    import torch
+    from torch import nn
+
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(
+        {"pipeline_parallel_degree": 2, "microbatches": 2, "ddp": True, "auto_partition": False, "default_partition": 0}
+    )
+    armed = False
+
+    def fail(where: str) -> None:
+        if not armed or fault.rank != smp.rank() or fault.where != where:
+            return
+        Path(folder, "failed").write_text(str(time.time()))
+        if fault.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("the cause")
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            return value * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+            fail("backward")
+            return grad
+
+    class Body(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            fail("forward")
+            result: torch.Tensor = Failing.apply(self.linear(value))  # type: ignore[no-untyped-call]
+            return result
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.body = nn.Linear(4, 4), Body()
+            smp.set_partition(self.body, 1)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.body(self.first(value)).relu()
+            return result
+
+    model = smp.DistributedModel(Net())
+
+    @smp.step
+    def step(model: Any, value: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(value).sum()
+        fail("step")
+        model.backward(loss)
+        return loss
+
+    step(model, torch.ones(4, 4))
+    smp.barrier()
+    armed = True
+    fail("between")
+    if fault.others == "barrier":
+        smp.barrier()
+    end = time.monotonic() + 60
+    while fault.others == "compute" and time.monotonic() < end:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    step(model, torch.ones(4, 4))
+    smp.barrier()
+    print("the end was reached")
+
+
+def as_process(rank: int, port: int, folder: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Run a function as the interpreter runs a script."""
+    os.environ.update(rank_variables(rank, RANKS, port))
+    for name in ("stdout", "stderr"):
+        number = getattr(sys, name).fileno()
+        os.dup2(os.open(f"{folder}/{name}{rank}", os.O_WRONLY | os.O_CREAT), number)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        function(*arguments)
+    except BaseException:  # noqa: BLE001
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        raise SystemExit(1) from None
+
+
+def ended(folder: Path, fault: Fault, limit: float = 60) -> list[int]:
+    """Run the job, and return the exit statuses by rank."""
+    port = free_port()
+    processes = [
+        _FORKS.Process(target=as_process, args=(rank, port, str(folder), train, (str(folder), fault)))
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    end = time.monotonic() + limit
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0.1))
+    statuses = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    assert None not in statuses, f"a rank still ran after {limit} s: {statuses}"
+    return [status for status in statuses if status is not None]
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_every_rank_ends_and_the_cause_is_printed_once(case: str, tmp_path: Path) -> None:
+    fault = FAULTS[case]
+    statuses = ended(tmp_path, fault)
+    seconds = time.time() - float((tmp_path / "failed").read_text())
+    errors = [(tmp_path / f"stderr{rank}").read_text() for rank in range(RANKS)]
+    told = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
+    assert all(statuses), told
+    assert seconds < 10, told
+    assert "the end was reached" not in "".join((tmp_path / f"stdout{r}").read_text() for r in range(RANKS))
+    expected = f"rank {fault.rank} (pp_rank {fault.rank % 2})"
+    for rank, text in enumerate(errors):
+        if rank == fault.rank:
+            assert text.count("Traceback") == (fault.how == "raise"), told
+            assert ("ValueError: the cause" in text) == (fault.how == "raise"), told
+            continue
+        said = [line for line in text.splitlines() if line.startswith("smp: ")]
+        assert len(said) == 1, told
+        assert f"{expected} failed: " in said[0], told
+        assert "Traceback" not in text, told
+        if fault.how == "raise":
+            assert said[0].endswith("ValueError: the cause"), told
+
+
+def test_programs_end_as_forked_ranks_do(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_faults import Fault, train\n"
+        f"train({str(tmp_path)!r}, Fault(1, 'forward', 'raise'))\n"
+    )
+    first, second, third, fourth = run_program(RANKS, [str(program)], limit=90)
+    assert [each.status for each in (first, second, third, fourth)] == [1, 1, 1, 1]
+    assert second.err.count("Traceback") == 1
+    for other in (first, third, fourth):
+        assert "rank 1 (pp_rank 1) failed: ValueError: the cause" in other.err
+        assert "Traceback" not in other.err
+
+
+def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:
+    port = free_port()
+    processes = [
+        _FORKS.Process(target=as_process, args=(rank, port, str(tmp_path), leave_early, (str(tmp_path),)))
+        for rank in range(RANKS)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    errors = "".join((tmp_path / f"stderr{rank}").read_text() for rank in range(RANKS))
+    assert [process.exitcode for process in processes] == [0] * RANKS, errors
+    assert "smp: " not in errors
+
+
+def leave_early(folder: str) -> None:
+    """Rank 1 ends. Rank 0 has nothing to do, too. The others go on for longer than a failure would let them."""
+    import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.watch import GRACE
+
+    smp.init({"ddp": True})
+    smp.barrier()
+    if smp.rank() > 1:
+        end = time.monotonic() + GRACE + 1
+        while time.monotonic() < end:
+            pass
+        Path(folder, f"done{smp.rank()}").write_text("")

@@ -1,0 +1,97 @@
+"""Modules that no longer exist: made on demand, real ones win, one line each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import smdistributed.modelparallel.torch as smp
+import sys
+assert not {"torch._six", "apex", "amp_C"} & set(sys.modules)
+import torch
+from torch._six import inf, string_classes
+assert inf == float("inf") and isinstance("", string_classes) and not isinstance(1, string_classes)
+
+import amp_C
+from apex.multi_tensor_apply import multi_tensor_applier
+source = [torch.tensor([3.0], dtype=torch.float16), torch.tensor([[4.0]], dtype=torch.float16)]
+target = [torch.zeros(1), torch.zeros(1, 1)]
+flag = torch.zeros(1, dtype=torch.int32)
+multi_tensor_applier(amp_C.multi_tensor_scale, flag, [source, target], 0.5)
+assert [float(each) for each in target] == [1.5, 2.0] and not flag
+norm, none = multi_tensor_applier(amp_C.multi_tensor_l2norm, flag, [source], False)
+assert norm.tolist() == [5.0] and none.numel() == 0
+norm, each = multi_tensor_applier(amp_C.multi_tensor_l2norm, flag, [source], True)
+assert norm.tolist() == [5.0] and each.tolist() == [3.0, 4.0]
+assert multi_tensor_applier(amp_C.multi_tensor_l2norm, flag, [[]], False)[0].tolist() == [0.0]
+source[0][0] = float("nan")
+multi_tensor_applier(amp_C.multi_tensor_scale, flag, [source, target], 1.0)
+assert flag.tolist() == [1]
+"""
+
+MISSING = """
+import smdistributed.modelparallel.torch
+for name in ("from apex import amp", "import apex.optimizers", "from amp_C import multi_tensor_adam",
+             "import torch._seven"):
+    try:
+        exec(name)
+    except ImportError:
+        continue
+    raise SystemExit(f"{name} works")
+"""
+
+REAL = """
+import smdistributed.modelparallel.torch
+import amp_C, apex
+assert (amp_C.real, apex.real) == (True, True)
+try:
+    import apex.multi_tensor_apply
+except ImportError:
+    print("as it was")
+"""
+
+
+def run(script: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    start = f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
+    return subprocess.run(
+        [sys.executable, "-c", start + script], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if line.startswith("smdistributed: ")]
+
+
+def test_the_modules_are_made_and_each_is_announced_once() -> None:
+    done = run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert said(done) == [
+        f"smdistributed: the module {text}"
+        for text in (
+            "torch._six is not installed: its names come from Python now",
+            "amp_C is not installed: multi_tensor_scale and multi_tensor_l2norm are plain PyTorch",
+            "apex.multi_tensor_apply is not installed: a stand-in calls functions of amp_C",
+        )
+    ]
+
+
+def test_what_has_no_stand_in_is_missing_as_before() -> None:
+    done = run(MISSING)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_real_module_wins(tmp_path: Path) -> None:
+    (tmp_path / "amp_C.py").write_text("real = True\n")
+    (tmp_path / "apex").mkdir()
+    (tmp_path / "apex" / "__init__.py").write_text("real = True\n")
+    done = run(REAL, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "as it was\n"), done.stderr
+    assert said(done) == []
+
+
+def test_only_a_process_that_imports_the_library_has_them() -> None:
+    done = run("import torch, torch._six")
+    assert done.returncode == 1
+    assert "No module named 'torch._six'" in done.stderr

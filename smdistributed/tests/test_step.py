@@ -1,0 +1,263 @@
+"""``smp.step``: what is split and how, what is passed whole, what comes back, and the errors."""
+
+from __future__ import annotations
+
+import collections
+import re
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from ranks import run_ranks
+
+FOUR = {"microbatches": 4}
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Sliced:
+    """What a script can pass that knows how to split itself."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def smp_slice(self, num_mb: int, mb: int, axis: int) -> str:
+        return f"{self.text} {mb} of {num_mb} along {axis}"
+
+
+def _arguments() -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(FOUR)
+    seen: dict[str, list[Any]] = collections.defaultdict(list)
+    rows = torch.arange(8).reshape(8, 1)
+
+    def look(**values: Any) -> None:
+        for name, value in values.items():
+            seen[name].append(value)
+
+    @smp.step(non_split_inputs=["whole", "key"], input_split_axes={"across": 1, "last": -1, "named": 1})
+    def step(positional, across, last, whole, *more, default="a", **others):  # type: ignore[no-untyped-def]
+        look(positional=positional, across=across, last=last, whole=whole, more=more, default=default, **others)
+
+    module = nn.Linear(1, 1)
+    nested = {
+        "list": [rows, "text", 3],
+        "tuple": (rows, (rows + 1,)),
+        "pair": Pair(rows, None),
+        "set": {rows},
+        "ordered": collections.OrderedDict(a=rows),
+        "default": collections.defaultdict(None, {"a": rows}),
+    }
+    untouched = [1, ("a", None), {"b": module}]
+    step(
+        rows,
+        rows.T,
+        rows.T,
+        {"x": rows},
+        rows,
+        Sliced("more"),
+        named=rows.T,
+        key=rows,
+        nested=nested,
+        untouched=untouched,
+        scalar=torch.tensor(5.0),
+        empty=torch.empty(0, 3),
+        module=module,
+        sliced=[Sliced("one")],
+    )
+    assert [each.tolist() for each in seen["positional"]] == [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]]
+    for name in ("across", "last", "named"):
+        assert [each.tolist() for each in seen[name]] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]
+    assert all(each["x"] is rows for each in seen["whole"])
+    assert all(each is rows for each in seen["key"])
+    assert [(part[0].tolist(), part[1]) for part in seen["more"]] == [
+        ([[2 * index], [2 * index + 1]], f"more {index} of 4 along 0") for index in range(4)
+    ]
+    assert seen["default"] == ["a"] * 4
+    for index, part in enumerate(seen["nested"]):
+        own = [[2 * index], [2 * index + 1]]
+        assert {key: type(value) for key, value in part.items()} == {key: type(nested[key]) for key in nested}
+        assert (part["list"][0].tolist(), part["list"][1:]) == (own, ["text", 3])
+        assert (part["tuple"][0].tolist(), part["tuple"][1][0].tolist()) == (own, [[2 * index + 1], [2 * index + 2]])
+        assert (part["pair"].left.tolist(), part["pair"].right) == (own, None)
+        assert [each.tolist() for each in part["set"]] == [own]
+        assert part["ordered"]["a"].tolist() == part["default"]["a"].tolist() == own
+    # What has no tensor in it is not even copied.
+    assert all(each is untouched for each in seen["untouched"])
+    assert all(each is module for each in seen["module"])
+    assert [float(each) for each in seen["scalar"]] == [5.0] * 4
+    assert [tuple(each.shape) for each in seen["empty"]] == [(0, 3)] * 4
+    assert seen["sliced"] == [[f"one {index} of 4 along 0"] for index in range(4)]
+
+
+def _mappings() -> None:
+    """What transformers passes and returns has attributes of its own."""
+    from transformers import BatchEncoding
+    from transformers.modeling_outputs import CausalLMOutput
+
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(FOUR)
+    kinds = []
+
+    @smp.step()
+    def step(batch: Any) -> Any:
+        kinds.append(type(batch))
+        return CausalLMOutput(loss=batch["x"].float().mean(), logits=batch.x)
+
+    batch = BatchEncoding({"x": torch.arange(8)})
+    result: Any = step(batch)
+    assert kinds == [BatchEncoding] * 4
+    assert batch["x"].tolist() == list(range(8))
+    assert type(result).__name__ == CausalLMOutput.__name__
+    assert float(result.loss.reduce_mean()) == 3.5
+    assert result["logits"].concat().tolist() == list(range(8))
+
+
+def _results() -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init(FOUR)
+    assert smp.num_microbatches() == 4
+    weight = torch.ones((), requires_grad=True)
+
+    @smp.step
+    def step(rows: torch.Tensor) -> Any:
+        """Say what it does."""
+        return {
+            "loss": rows.mean() * weight,
+            "rows": (rows, [rows + 1]),
+            "pair": Pair(rows.sum(), "text"),
+            "count": len(rows),
+            "nothing": None,
+            "sometimes": None if rows[0] else rows,
+            "ragged": list(range(int(rows[0]))),
+        }
+
+    assert (vars(step)["__name__"], step.__doc__) == ("step", "Say what it does.")
+    found = step(torch.arange(8.0))
+    loss = found["loss"]
+    assert isinstance(loss, smp.StepOutput)
+    assert [float(each) for each in loss.outputs] == [0.5, 2.5, 4.5, 6.5]
+    assert not any(each.requires_grad for each in loss)
+    assert (float(loss.reduce_mean()), float(loss.reduce_sum())) == (3.5, 14.0)
+    assert loss.concat().tolist() == loss.stack().tolist() == [0.5, 2.5, 4.5, 6.5]
+    assert found["rows"][0].concat().tolist() == list(range(8))
+    assert found["rows"][0].stack().tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert isinstance(found["rows"][1][0].detach(), smp.StepOutput)
+    assert (float(found["pair"].left.reduce_sum()), found["pair"].right) == (28.0, ["text"] * 4)
+    assert found["count"] == [2] * 4
+    assert found["nothing"] is None
+    assert [type(each) for each in found["sometimes"]] == [torch.Tensor] + [type(None)] * 3
+    assert found["ragged"] == [[], [0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+
+    @smp.step(detach_outputs=False)
+    def attached(rows: torch.Tensor) -> torch.Tensor:
+        return rows.sum() * weight
+
+    attached(torch.arange(8.0)).reduce_sum().backward()
+    assert float(weight.grad or 0) == 28.0
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.scale = 2
+
+        @smp.step
+        def step(self, rows: torch.Tensor, *, offset: int = 0) -> torch.Tensor:
+            return rows.sum() * self.scale + offset
+
+    assert Trainer().step(torch.arange(8.0), offset=1).concat().tolist() == [3.0, 11.0, 19.0, 27.0]
+    assert Trainer.step(Trainer(), torch.arange(4.0)).concat().tolist() == [0.0, 2.0, 4.0, 6.0]
+
+    class Batches(list[Any]):
+        """Would be split, were it not the object of its own method."""
+
+        @smp.step()
+        def step(self) -> int:
+            return len(self)
+
+    assert Batches([torch.ones(3)]).step() == [1] * 4
+
+
+def _errors() -> list[str]:
+    import smdistributed.modelparallel.torch as smp
+
+    @smp.step(input_split_axes={"across": 1})
+    def step(x: Any, across: Any = None) -> None:
+        raise AssertionError(f"no microbatch runs: {x}, {across}")
+
+    texts = []
+    for config, arguments in ((None, [1]), (FOUR, [torch.ones(6, 2)]), (FOUR, [{"a": [torch.ones(8), torch.ones(3)]}])):
+        if config is not None:
+            smp.init(config)
+        with pytest.raises((ValueError, smp.SMPRuntimeError)) as caught:
+            step(*arguments)
+        texts.append(str(caught.value))
+    with pytest.raises(ValueError, match="step") as caught:
+        step(torch.ones(4), torch.ones(4))
+    return [re.sub(r"function \S+step,", "function step,", text) for text in (*texts, str(caught.value))]
+
+
+def _empty_elsewhere(rank_of_data: int) -> list[float]:
+    """Train with data on one rank only; the other has empty rows of the right number."""
+    import smdistributed.modelparallel.torch as smp
+
+    torch.manual_seed(3)
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
+    with smp.partition(0):
+        first = nn.Linear(4, 4)
+    with smp.partition(1):
+        second = nn.Linear(4, 1)
+    model = smp.DistributedModel(nn.Sequential(first, second))
+    optimizer: Any = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    @smp.step
+    def train(model: Any, rows: torch.Tensor) -> Any:
+        loss = model(rows).pow(2).mean()
+        model.backward(loss)
+        return loss
+
+    rows = torch.ones(4, 4) if smp.pp_rank() == rank_of_data else torch.empty(4, 0)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(float(train(model, rows).reduce_mean()))
+        optimizer.step()
+    return losses
+
+
+def test_arguments_are_split_and_the_rest_is_passed_whole() -> None:
+    run_ranks(1, _arguments)
+
+
+def test_mappings_of_transformers_keep_their_class() -> None:
+    run_ranks(1, _mappings)
+
+
+def test_what_comes_back() -> None:
+    run_ranks(1, _results)
+
+
+def test_an_error_names_the_argument_its_size_and_the_number() -> None:
+    ((before, rows, nested, axis),) = run_ranks(1, _errors)
+    assert before == "the number of microbatches is not known yet: call smp.init() first"
+    advice = (
+        "; give a batch that they divide (a DataLoader with drop_last=True), or name the argument in non_split_inputs"
+    )
+    assert rows == f"smp.step: function step, argument x: axis 0 has size 6, which 4 microbatches do not divide{advice}"
+    assert nested == (
+        f"smp.step: function step, argument x['a'][1]: axis 0 has size 3, which 4 microbatches do not divide{advice}"
+    )
+    assert axis == "smp.step: function step, argument across: a tensor of shape (4,) has no axis 1 to split along"
+
+
+def test_other_ranks_may_have_empty_rows() -> None:
+    first, second = run_ranks(2, _empty_elsewhere, 0)
+    assert first == second
+    assert first[2] < first[0]

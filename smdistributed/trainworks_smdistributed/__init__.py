@@ -1,0 +1,1 @@
+"""What smdistributed.dataparallel and smdistributed.modelparallel share."""

@@ -1,0 +1,127 @@
+"""Modules that scripts of 2021 to 2023 import and that no longer exist: ``torch._six``, and two functions of ``apex``.
+
+A finder at the end of Python's list makes them, so the real module wins where there is one, and a process that asks for
+none of them pays nothing. Each is announced once, in a line on standard error.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import importlib.abc
+import importlib.machinery
+import math
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def install() -> None:
+    """Offer the modules to ``import``. A second time it does nothing."""
+    if not any(isinstance(each, _Finder) for each in sys.meta_path):
+        sys.meta_path.append(_Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules of ``MODULES``; Python asks it last."""
+
+    def find_spec(self, fullname: str, *_where: object) -> importlib.machinery.ModuleSpec | None:
+        # A real apex without one of the modules stays as it is.
+        parent = sys.modules.get("apex") if fullname.startswith("apex.") else None
+        if fullname not in MODULES or (parent is not None and not isinstance(parent.__loader__, _Finder)):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, origin="trainworks", is_package=fullname == "apex")
+
+    def create_module(self, _spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        what, contents = MODULES[module.__name__]
+        vars(module).update(contents)
+        if what:
+            print(f"smdistributed: the module {module.__name__} is not installed: {what}", file=sys.stderr)
+
+
+class MultiTensorApply:
+    """Call a function on lists of tensors, as apex does in chunks; the stand-ins need none."""
+
+    available = True
+    warned = False
+
+    def __init__(self, chunk_size: int) -> None:
+        """Make the caller.
+
+        Args:
+            chunk_size: Elements in a chunk.
+        """
+        self.chunk_size = chunk_size
+
+    def __call__(self, op: Callable[..., Any], noop_flag_buffer: Any, tensor_lists: Any, *args: Any) -> Any:
+        """Return what the function returns."""
+        return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)
+
+
+def multi_tensor_scale(
+    chunk_size: int,  # noqa: ARG001  the place of the real function's argument
+    noop_flag: torch.Tensor,
+    tensor_lists: Sequence[Sequence[torch.Tensor]],
+    scale: float,
+) -> None:
+    """Write the tensors of the first list, scaled, into those of the second.
+
+    Args:
+        chunk_size: Not used.
+        noop_flag: Is set to 1 if a tensor has an infinity or is not a number somewhere.
+        tensor_lists: Sources and destinations, which may differ in their dtype.
+        scale: The factor.
+    """
+    for source, destination in zip(*tensor_lists, strict=True):
+        destination.copy_(source.float() * scale)
+        if not source.isfinite().all():
+            noop_flag.fill_(1)
+
+
+def multi_tensor_l2norm(
+    chunk_size: int,  # noqa: ARG001  the place of the real function's argument
+    noop_flag: torch.Tensor,
+    tensor_lists: Sequence[Sequence[torch.Tensor]],
+    per_tensor: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of all tensors of the only list as one vector, and of each tensor if that is asked for.
+
+    Args:
+        chunk_size: Not used.
+        noop_flag: Its device is where the norms are.
+        tensor_lists: One list of tensors.
+        per_tensor: Whether to return each tensor's norm; else the second result is empty.
+    """
+    norms = [tensor.detach().float().norm().to(noop_flag.device) for tensor in tensor_lists[0]]
+    each = noop_flag.new_zeros(0).float() if not norms else norms[0].new_tensor([float(norm) for norm in norms])
+    return each.norm()[None], each if per_tensor else each[:0]
+
+
+MODULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "torch._six": (
+        "its names come from Python now",
+        {
+            "inf": math.inf,
+            "nan": math.nan,
+            "string_classes": (str, bytes),
+            "int_classes": int,
+            "container_abcs": collections.abc,
+        },
+    ),
+    "apex": ("", {}),
+    "apex.multi_tensor_apply": (
+        "a stand-in calls functions of amp_C",
+        {"MultiTensorApply": MultiTensorApply, "multi_tensor_applier": MultiTensorApply(2048 * 32)},
+    ),
+    "amp_C": (
+        "multi_tensor_scale and multi_tensor_l2norm are plain PyTorch",
+        {"multi_tensor_scale": multi_tensor_scale, "multi_tensor_l2norm": multi_tensor_l2norm},
+    ),
+}
+"""The modules: what is said of each (nothing for a package that is only a parent), and what is in it."""
