@@ -1,8 +1,10 @@
 """The command ``train``, and the entry point of the image.
 
 ``train``                       run this host's part of the job
+``train [OPTIONS] -- PROGRAM``  the same, with the program and its arguments instead of the platform's files
 ``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
 ``train explain``               the same as a table: each flag and variable, its value, its origin, its reason
+``train check``                 check this host as a job does before it starts, and run nothing
 ``train --version``, ``--help``
 anything else                   executed as given: ``docker run IMAGE bash``
 """
@@ -11,25 +13,34 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 from trainworks_launcher import __version__, names
 
 if TYPE_CHECKING:
+    from trainworks_launcher.invocation import Invocation
     from trainworks_launcher.options import Parsed
+    from trainworks_launcher.stop_signals import EarlyStops
 
 _HELP = """\
 usage: train                        run this host's part of the training job
+       train [--mode MODE] -- train.py --epochs 3
+                                    the same, with the program and its arguments; no file of a platform is needed
        train --plan                 print what would be run, as JSON; run nothing
        train explain                print every flag and variable with its origin and reason; run nothing
+       train check                  check this host's driver, GPUs, disk and network; run nothing
        train --version | --help
        PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
 
-The job is described by the platform's files below /opt/ml (moved by SAGEMAKER_BASE_DIR):
+The hosts of the job come from the platform that starts the command (docs/platforms):
+{platforms}
+On plain hosts: TRAINWORKS_HOSTS=a,b on all of them, and TRAINWORKS_HOST=a on the one that is called a.
+
+Without -- PROGRAM the job is described by the platform's files below /opt/ml (moved by SAGEMAKER_BASE_DIR):
   input/config/hyperparameters.json   {{"sagemaker_program": "train.py", "epochs": "3"}}; --epochs 3 reaches the script
   input/config/resourceconfig.json    {{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}}; may be absent
   code/                               the script, and requirements.txt to install before it
-A distribution is switched on by a hyperparameter, which the SDK makes of its `distribution` argument:
+A distribution is switched on by --mode, or by a hyperparameter, which the SDK makes of its `distribution` argument:
 {modes}
   {per_host} sets the processes of each host; the default is one per GPU
 
@@ -43,13 +54,15 @@ Exit status: the script's own; 128 + N after signal N. The launcher's own refusa
   {not_started}  the job's inputs were refused, nothing was started
   {preparation}  code or requirements could not be prepared, or the program could not be started
   {hosts}  a host never came, or was lost
+  {check}  a check of a host failed before the program was started
+  {hang}  no rank made progress, and TRAINWORKS_HANG is fail
   {launcher}  the launcher itself failed
 Settings (variables; launcher/README.md says what each means):
 {settings}
 """
 
 
-_OWN_WORDS = frozenset(("explain", "preflight"))
+_OWN_WORDS = frozenset(("explain", "check", "preflight"))
 """Words that are commands of the launcher, not programs to execute; ``options`` has their rows."""
 
 _PREFLIGHT = """\
@@ -66,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = words[1:]
     elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
         return _execute(words)
+    end = words.index("--") if "--" in words else len(words)
+    words, program = words[:end], words[end:]
     if words[:1] == ["preflight"]:
         sys.stderr.write(_PREFLIGHT)
         return names.EXIT_NOT_STARTED
@@ -75,20 +90,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         sys.stdout.write(f"trainworks-launcher {__version__}\n")
         return 0
-    if not words:
+    if not words and not program:
         return _train()
     from trainworks_launcher import options
 
     try:
-        command = options.find_command(words[0])
-        if command is None:
-            advice = options.nearest_command(words[0])
-            raise options.UsageError(f"{' '.join(words)!r} is not understood; {advice}")
-        parsed = options.parse(command, words[1:])
+        command, parsed, asked = options.read(words, program)
     except options.UsageError as error:
         sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
         return names.EXIT_NOT_STARTED
-    return _show(command.name, parsed)
+    if command.name == "check":
+        return _check()
+    return _train(asked) if command is options.TRAIN else _show(command.name, parsed, asked)
 
 
 _STANDARD_ERROR = 2
@@ -113,21 +126,30 @@ def _columns() -> int:
 
 
 def _help() -> str:
-    import textwrap
-
     from trainworks_launcher.options import options_help
+    from trainworks_launcher.platforms import PLATFORMS
     from trainworks_launcher.registry import MODES
 
     return _HELP.format(
         modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
+        platforms=_wrapped(PLATFORMS),
         per_host=names.PROCESSES_PER_HOST,
         not_started=names.EXIT_NOT_STARTED,
         preparation=names.EXIT_PREPARATION,
         hosts=names.EXIT_HOSTS,
+        check=names.EXIT_CHECK,
+        hang=names.EXIT_HANG,
         launcher=names.EXIT_LAUNCHER,
-        settings="\n".join(textwrap.wrap(", ".join(_settings()), 118, initial_indent="  ", subsequent_indent="  ")),
+        settings=_wrapped(_settings()),
         options=options_help(),
     )
+
+
+def _wrapped(words: Iterable[str]) -> str:
+    """Return words, separated by commas, in lines of the help."""
+    import textwrap
+
+    return "\n".join(textwrap.wrap(", ".join(words), 118, initial_indent="  ", subsequent_indent="  "))
 
 
 _HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
@@ -154,7 +176,29 @@ def _execute(words: Sequence[str]) -> int:
         return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
 
 
-def _show(what: str, parsed: Parsed) -> int:
+def _check() -> int:
+    """Check this host; the script and the rest of the job need not be there."""
+    from trainworks_launcher.checks import FAILED, OFF, QUICK
+    from trainworks_launcher.checks.asked import checks_of
+    from trainworks_launcher.checks.run import line_of, run
+    from trainworks_launcher.environment import read_environment
+    from trainworks_launcher.network import read_network
+    from trainworks_launcher.placement import read_placement
+
+    environment = read_environment(os.environ)
+    placement, _ = read_placement(environment, "")
+    network, _ = read_network(environment, placement)
+    level = "" if environment.variables.get(names.CHECK_VARIABLE) != OFF else QUICK
+    asked = checks_of(environment, placement, network, level)
+    found = run(asked, print) if asked is not None else ()
+    for finding in found:
+        print(line_of(finding))
+    if not found:
+        print("nothing is wrong with this host")
+    return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
+
+
+def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     """Print the plan of a host (``--plan``) or the reasons for it (``explain``)."""
     from trainworks_launcher import explain
     from trainworks_launcher.environment import read_environment
@@ -164,7 +208,7 @@ def _show(what: str, parsed: Parsed) -> int:
     from trainworks_launcher.modes import plan_host
     from trainworks_launcher.options import value_of
 
-    environment = read_environment(os.environ)
+    environment = read_environment(os.environ, asked)
     masker = Masker(environment.variables, environment.hyperparameters)
     secrets = "--show-secrets" in parsed
     try:
@@ -184,8 +228,44 @@ def _show(what: str, parsed: Parsed) -> int:
     return 0
 
 
-def _train() -> int:
-    """Run this host's part."""
+def _train(asked: Invocation | None = None) -> int:
+    """Run this host's part. The handlers come first: a stop signal during all that follows is not lost.
+
+    Args:
+        asked: What the command line asks for; None: nothing.
+    """
+    from trainworks_launcher.stop_signals import EarlyStops, StoppedError
+
+    with EarlyStops() as stops:
+        try:
+            return _run(stops, asked)
+        except StoppedError as stopped:
+            stops.hold()
+            return _stopped(stopped.number, asked)
+
+
+def _stopped(number: int, asked: Invocation | None) -> int:
+    """End a job that a stop signal met while it was read."""
+    import signal
+
+    from trainworks_launcher.environment import base_directory
+    from trainworks_launcher.masking import Masker
+    from trainworks_launcher.supervise import outcome_files
+    from trainworks_launcher.supervise.outcome import STOPPED, Outcome
+    from trainworks_launcher.supervise.output import log
+    from trainworks_launcher.supervise.verdict import last_words
+
+    text = f"stopped by {signal.Signals(number).name} before the program was started"
+    outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
+    base = base_directory(os.environ, asked is not None and bool(asked.program))
+    outcome_files.clear(base)
+    outcome_files.write(base, outcome, Masker(os.environ))
+    log(last_words(outcome))
+    return outcome.status
+
+
+def _run(stops: EarlyStops, asked: Invocation | None) -> int:
+    """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.environment import read_environment
     from trainworks_launcher.errors import RefusalError
     from trainworks_launcher.job import Job, JobRefusedError, make_job
@@ -196,7 +276,7 @@ def _train() -> int:
     from trainworks_launcher.supervise.outcome import FAILED, Outcome
     from trainworks_launcher.supervise.supervisor import run_plan
 
-    environment = read_environment(os.environ)
+    environment = read_environment(os.environ, asked) if asked else read_environment(os.environ)
     masker = Masker(environment.variables, environment.hyperparameters)
     known: Job | JobRefusedError | None = None
     try:
@@ -210,7 +290,8 @@ def _train() -> int:
         base = environment.base_directory
         telling = plan_of_refusal(known.placement, known.network, base) if known else None
         if telling is not None:
-            return run_plan(telling, environment, outcome)
+            stops.hold()
+            return run_plan(telling, environment, outcome, stops.numbers)
         outcome_files.clear(base)
         outcome_files.write(base, outcome, masker)
         return refusal.status
@@ -223,4 +304,5 @@ def _train() -> int:
         rows = explain.explain(shown, environment.variables)
         for line in explain.to_table(shown, rows, _columns()).splitlines():
             output.log(line)
-    return run_plan(plan, environment)
+    stops.hold()
+    return run_plan(plan, environment, stopped=stops.numbers)

@@ -34,8 +34,13 @@ def environment_of(environment: Environment, host: str) -> Environment:
     if kind != own:
         row = environment.manifest.instances.get(kind, Instance())
         devices = replace(devices, gpus=row.gpus, neuron_devices=min(row.neuron_cores, 1), efa=None)
+    platform = environment.platform
+    if platform.tasks is not None:  # its first task
+        counts, number = platform.tasks.counts, texts(config.get("hosts")).index(host)
+        platform = replace(platform, tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0))
     return replace(
         environment,
+        platform=platform,
         resource_config=MappingProxyType({**config, **changed}),
         devices=devices,
         # A platform that names its hosts does so everywhere.

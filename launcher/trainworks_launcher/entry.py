@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Container, Mapping
+from typing import Container, Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, nearest
@@ -172,6 +172,42 @@ def choose_entry_point(program: str, code: Code, programs: Container[str], probl
     return point
 
 
+def choose_given_program(
+    words: Sequence[str], code: Code, programs: Container[str], problems: list[Problem]
+) -> tuple[EntryPoint, tuple[str, ...]]:
+    """Choose the entry point of a command line, which may be anywhere on the host.
+
+    Args:
+        words: The program and its arguments, as ``source.look_at_program`` returns them.
+        code: The code, as that function returns it.
+        programs: Programs that exist on this host.
+        problems: Gets what is wrong.
+
+    Returns:
+        The entry point, and the arguments.
+    """
+    name, rest = words[0], tuple(words[1:])
+    where = "the command line"
+    if name == "-m":
+        module = rest[0] if rest else ""
+        if not _MODULE.fullmatch(module):
+            advice = "give the name of the module: train -- -m package.train"
+            problems.append(Problem(f"{module!r} is not the name of a Python module", where, advice))
+        point, rest = EntryPoint("module", module), rest[1:]
+    else:
+        kind = "script" if name.endswith(".py") else "shell" if name.endswith(".sh") else "command"
+        point = EntryPoint(kind, name)
+        if name not in code.entries:
+            what = f"file not found: {name!r} in {code.directory}, and no program on PATH has this name"
+            problems.append(Problem(what, where, nearest(name, code.entries)))
+        elif kind == "command" and name not in code.executable:
+            advice = "make it executable (chmod +x), or name it .py or .sh"
+            problems.append(Problem(f"{name!r} is not executable", where, advice))
+    if point.in_python and "python" not in programs:
+        problems.append(Problem("Python is not installed in this image", "program python", "install python3"))
+    return point, rest
+
+
 def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tuple[str, ...]:
     """argv of the program on its own, without its arguments; relative to the code directory.
 
@@ -185,4 +221,4 @@ def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tup
         return (python, "-m", entry.module)
     if entry.kind == "shell" and entry.name not in code.executable:
         return (shell, entry.name)
-    return (f"./{entry.name}",)
+    return (entry.name if entry.name.startswith("/") else f"./{entry.name}",)

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Callable, Mapping, Sequence
 
-from trainworks_launcher import drivers, entry, names
+from trainworks_launcher import drivers, entry, files, names, platforms
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
+from trainworks_launcher.invocation import NOTHING_ASKED, Invocation
 from trainworks_launcher.manifest import Manifest, parse_manifest
 from trainworks_launcher.registry import MODES, SWITCHES, Mode
-from trainworks_launcher.source import look_at_code
+from trainworks_launcher.source import look_at_code, look_at_program
 from trainworks_launcher.values import NOTHING, Json, decode, kind, mapping, text, texts
 
 BOTO3 = "boto3"
@@ -44,7 +45,7 @@ class Devices:
     """What this host has.
 
     Attributes:
-        gpus: Number of NVIDIA GPUs.
+        gpus: Number of NVIDIA GPUs that this process may use.
         neuron_devices: Number of Neuron devices.
         cpus: Number of CPUs.
         efa: Names of EFA devices; None if they cannot be known (preflight).
@@ -68,7 +69,7 @@ class Environment:
         base_directory: Root of the platform's directories.
         variables: The process's environment, without the job's secret.
         hyperparameters: Decoded hyperparameters, the user's and the reserved ones.
-        resource_config: The platform's file of that name.
+        resource_config: The job's hosts: the platform's file of that name, or what ``platform`` says in its form.
         input_data_config: The platform's file of that name.
         manifest: The image's manifest.
         devices: What this host has.
@@ -80,9 +81,14 @@ class Environment:
         launcher_directory: Directory of this launcher, with the small programs that it starts (rank.py, agent.py).
         drivers: What ModelTrainer's files say. It is in ``hyperparameters`` already, except for a command and its
             arguments.
+        platform: Who started this host, and what it says about the job's hosts.
+        invocation: What the command line asks for. It is in ``hyperparameters`` already, except for the program, whose
+            first word is a path below the code's directory or an absolute one.
         job_secret: Secret that hosts prove to know. It is in no other field, so that no process of the user gets it.
         aws_client: How to ask AWS: BOTO3, or the path of the aws command line; ``""`` if neither exists or is
             needed.
+        checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
+        resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
         problems: What could not be read.
     """
 
@@ -100,19 +106,24 @@ class Environment:
     launcher_python: str
     launcher_directory: str
     drivers: drivers.Drivers = drivers.NONE
+    platform: platforms.Description = platforms.NONE
+    invocation: Invocation = NOTHING_ASKED
     job_secret: str = field(default="", repr=False)
     aws_client: str = ""
+    checkpoint_directory: str = ""
+    resume_from: str = ""
     problems: tuple[Problem, ...] = ()
 
 
-def read_environment(variables: Mapping[str, str]) -> Environment:
-    """Read everything. ``variables`` is the process's environment (the caller passes ``os.environ``).
+def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED) -> Environment:
+    """Read everything. Never raises for bad input: unreadable or malformed files become ``problems``.
 
-    Never raises for bad input: unreadable or malformed files become ``problems``.
+    Args:
+        variables: The process's environment (the caller passes ``os.environ``).
+        invocation: What the command line asks for.
     """
     problems: list[Problem] = []
-    base = variables.get(names.BASE_DIRECTORY_VARIABLE) or names.BASE_DIRECTORY
-    base = str(Path(base).absolute())
+    base = base_directory(variables, bool(invocation.program))
     if not Path(base).is_dir():
         advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
         problems.append(Problem("directory not found; the job's files are expected in it", base, advice))
@@ -126,8 +137,12 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         names.RUNTIME_DIRECTORY_VARIABLE in variables,
         problems,
     )
-    hyperparameters = MappingProxyType({**trainer.hyperparameters, **hyperparameters})
-    resource_config = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
+    hyperparameters = MappingProxyType({**trainer.hyperparameters, **hyperparameters, **invocation.hyperparameters})
+    hostname = os.uname().nodename
+    platform_file = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
+    platform = platforms.describe(platforms.Given(variables, platform_file, hostname, _read_text, _own_address))
+    resource_config = platform.resource_config
+    problems += platform.problems
     input_data_config = _read_object(base, names.INPUT_DATA_CONFIG_FILE, problems)
     manifest = read_manifest(variables, problems)
     programs = _find_programs(manifest, variables)
@@ -136,7 +151,10 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     location = entry.code_location(base, variables, reserved)
     if not _can_be_path(location):  # ``job`` reports the hyperparameter
         location = f"{base}/{names.CODE_DIRECTORY}"
-    if trainer.command and names.SUBMIT_DIRECTORY not in reserved:
+    if invocation.program:
+        words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
+        invocation = invocation._replace(program=words)
+    elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
         code = entry.Code(
             directory=str(Path.cwd())
         )  # a command without code of its own: where the image starts programs
@@ -144,7 +162,10 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
     if trainer.requirements:
         code = replace(code, requirements=trainer.requirements)
+    checkpoints = _checkpoint_directory(base, variables, problems)
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
+    if not asked and platform.mode:
+        asked = [MODES[platform.mode]]
     manifest = _complete(manifest, asked, programs)
     return Environment(
         base_directory=base,
@@ -155,25 +176,74 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         resource_config=MappingProxyType(dict(resource_config)),
         input_data_config=MappingProxyType(dict(input_data_config)),
         manifest=manifest,
-        devices=_probe(variables, text(resource_config.get("network_interface_name")), hosts),
+        devices=_probe(variables, text(resource_config.get("network_interface_name")), hosts, platform.gpus),
         code=code,
-        hostname=os.uname().nodename,
+        hostname=hostname,
         programs=programs,
         hostname_shim=manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else "",
         launcher_python=sys.executable,
         launcher_directory=str(Path(__file__).resolve().parent),
         drivers=trainer,
+        platform=platform,
+        invocation=invocation,
         job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
+        checkpoint_directory=checkpoints,
+        resume_from=_newest_checkpoint(checkpoints),
         problems=tuple(problems),
     )
+
+
+def _checkpoint_directory(base: str, variables: Mapping[str, str], problems: list[Problem]) -> str:
+    """Return where checkpoints are: see ``names.CHECKPOINT_DIRECTORY_VARIABLE``; ``""`` if that is not known."""
+    given = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
+    given = given or text(_read_object(base, names.CHECKPOINT_CONFIG_FILE, problems).get("LocalPath")).strip()
+    default = f"{base}/{names.CHECKPOINTS}"
+    if given and _can_be_path(given):
+        return str(Path(given).absolute())
+    return default if Path(default).is_dir() else ""
+
+
+def _newest_checkpoint(directory: str) -> str:
+    """Return the newest complete checkpoint; the module is needed only where there may be one."""
+    if not directory or not Path(directory).is_dir():
+        return ""
+    from trainworks_launcher.checkpoints import newest_complete
+
+    return newest_complete(directory)
+
+
+def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
+    """Return the root of the job's directories: the variable, else the platform's own.
+
+    A program of the command line needs none of the platform's files: where the platform's own directory is missing, or
+    cannot be written (another user, a read-only image), its results go below the working directory.
+    """
+    base = variables.get(names.BASE_DIRECTORY_VARIABLE)
+    if not base and has_program and not os.access(names.BASE_DIRECTORY, os.W_OK | os.X_OK):
+        return str(Path.cwd())
+    return str(Path(base or names.BASE_DIRECTORY).absolute())
+
+
+def _own_address() -> str:
+    """Return this host's address on the interface of the default route, "" if there is none."""
+    interface = _default_route_interface()
+    return _address_of(interface) or "" if interface else ""
+
+
+def _read_text(path: str) -> str:
+    """Return the text of a file that a platform names, "" if it cannot be read."""
+    try:
+        return files.read_text(Path(path))
+    except (OSError, ValueError):
+        return ""
 
 
 def _read_object(base: str, name: str, problems: list[Problem]) -> Mapping[str, Json]:
     """One of the platform's JSON objects; absent is empty (local use), anything else that fails is a problem."""
     path = Path(base, name)
     try:
-        value = decode(path.read_text(encoding="utf-8-sig"))  # files written by hand may begin with a mark
+        value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
     except FileNotFoundError:
         return NOTHING
     except (OSError, ValueError) as error:
@@ -305,12 +375,13 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
     return programs.get("aws", "") if needed else ""
 
 
-def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...]) -> Devices:
-    """Count and list what the host has, from the kernel's own files."""
+def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...], allowed: int | None) -> Devices:
+    """Count and list what the host has, by the kernel's own files. allowed: GPUs that the platform gives; None: all."""
     interfaces = network_interfaces()
     reaching = "" if not interface or interface in interfaces else interface_that_reaches(*hosts[:2])
+    gpus = _count_gpus(variables)
     return Devices(
-        gpus=_count_gpus(variables),
+        gpus=gpus if allowed is None else min(gpus, allowed),
         neuron_devices=len(_names("/dev", re.compile(r"neuron\d+").fullmatch)),
         cpus=_count_cpus(),
         efa=tuple(name for name in _names("/sys/class/infiniband", lambda _: True) if _is_efa(name)),

@@ -13,8 +13,10 @@ from typing import Mapping
 
 from trainworks_launcher import cluster, model_parallel, names
 from trainworks_launcher.environment import Environment
-from trainworks_launcher.hyperparameters import split_reserved
+from trainworks_launcher.hyperparameters import split_reserved, truth
 from trainworks_launcher.job import Job
+from trainworks_launcher.placement import MODEL_PARALLEL
+from trainworks_launcher.registry import MODES, SWITCHES
 from trainworks_launcher.settings import log_level, region_of
 from trainworks_launcher.values import Json, compact, mapping, text, text_form, texts
 
@@ -47,7 +49,7 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     module_directory = environment.code.directory
     job_name = text(reserved.get(names.JOB_NAME))
     platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
-    master = placement.leader if len(placement.hosts) > 1 else names.LOOPBACK
+    master = placement.leader_address if len(placement.hosts) > 1 else names.LOOPBACK
     master_port = job.network.master_port
     properties = _properties(job, user, reserved)
     all_hosts = texts(properties["hosts"])
@@ -91,9 +93,18 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     exported["MASTER_PORT"] = str(master_port)
     python_path = environment.variables.get("PYTHONPATH", "")
     exported["PYTHONPATH"] = module_directory + (f":{python_path}" if python_path else "")
-    if len(placement.hosts) > 1:
+    # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
+    if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].over_ssh):
         exported.update(_hostname_variables(environment, placement.host))
     exported.update(_log_variables(environment))
+    if placement.mode == MODEL_PARALLEL:
+        parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        exported[names.MODEL_PARALLEL_VARIABLE] = compact(model_parallel.complete(mapping(parallel)))
+    exported[names.RESTARTS_VARIABLE] = str(environment.platform.restarts)
+    if environment.checkpoint_directory:
+        exported[names.CHECKPOINT_DIRECTORY_VARIABLE] = environment.checkpoint_directory
+    if environment.resume_from:
+        exported[names.RESUME_VARIABLE] = environment.resume_from
     if environment.drivers.distributed:
         exported[names.DISTRIBUTED_CONFIG_VARIABLE] = compact(dict(environment.drivers.distributed))
     return MappingProxyType(dict(sorted(exported.items())))
@@ -139,7 +150,9 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
         taking_part = [*placement.distribution_hosts]
     master = taking_part[0] if taking_part else all_hosts[0]
     framework_parameters: dict[str, Json] = {
-        name: value for name, value in reserved.items() if name not in names.RESERVED_NAMES
+        name: truth(value) if name in SWITCHES else value
+        for name, value in reserved.items()
+        if name not in names.RESERVED_NAMES
     }
     parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}

@@ -92,6 +92,7 @@ def _check_settings(environment: Environment) -> list[Problem]:
     """Check the settings of the launcher itself: the form of the log, and a secret that can be guessed."""
     reader = Reader({}, environment.variables)
     reader.word(names.LOG_PREFIX_VARIABLE, ("on", "off"))
+    reader.word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
     secret = environment.job_secret
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:
         what = f"a secret of {len(secret)} characters can be guessed"
@@ -104,6 +105,9 @@ def describe(job: Job) -> str:
     """Return one line for the log: the mode, this host's place in it, the processes, the program."""
     placement = job.placement
     hosts, part = len(placement.hosts), len(placement.distribution_hosts)
+    if placement.served:
+        ranks = f"{placement.processes} process(es) on {part} host(s) that serve ssh"
+        return f"mode {placement.mode}, started by host {placement.host}, {ranks}, {job.program.entry.name}"
     place = f"{placement.host_rank + 1} of {part}" if placement.takes_part else f"takes no part in it, {part} do"
     if part < hosts:
         place += f", {hosts} in the job"

@@ -21,12 +21,13 @@ _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"}
 
 @dataclass(frozen=True)
 class Instance:
-    """What the instance table says of one instance type. Counts are per host."""
+    """What the instance table says of one instance type. Counts are per host; ``efa_devices`` is 0 if not known."""
 
     gpus: int = 0
     neuron_cores: int = 0
     efa: bool = False
     efa_rdma: bool = False
+    efa_devices: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Manifest:
         hostname_shim: Path of the shared library; ``""`` for none.
         protected: Python distribution that a job's requirements must not replace -> version; empty if not given.
         companions: Distribution that is compiled against one of ``protected`` -> that one.
+        minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""`` if it has none, or does not say.
         wheel_index: Package index that the image's framework came from; ``""`` for the usual one.
     """
 
@@ -93,6 +95,7 @@ class Manifest:
     hostname_shim: str = ""
     protected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     companions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    minimum_driver: str = ""
     wheel_index: str = ""
 
     def lacks(self, instance_type: str) -> bool:
@@ -147,6 +150,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
             neuron_cores=number(row.get("neuron_cores")),
             efa=row.get("efa") is True,
             efa_rdma=row.get("efa_rdma") is True,
+            efa_devices=number(row.get("efa_devices")),
         )
     fabric = content.get("fabric")
     return Manifest(
@@ -161,6 +165,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
         hostname_shim=text(content.get("hostname_shim")),
         protected=_texts_by_name(content.get("protected")),
         companions=_texts_by_name(content.get("companions")),
+        minimum_driver=text(content.get("minimum_driver")),
         wheel_index=text(content.get("wheel_index")),
     )
 

@@ -36,6 +36,8 @@ _WORDS = frozenset(
     )
 )
 _LAST_WORDS = frozenset(("auth", "key", "keys"))  # "api_key" is a secret, "num_key_value_heads" is not
+_LAST_WORDS_ALONE = frozenset(("key", "keys"))  # of a mapping, a column, a metric...
+_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])\S{16,}")  # what secrets look like
 _BEFORE_IDENTIFIER = frozenset(("key",))  # AWS_ACCESS_KEY_ID
 _NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's working directory
 _SPLIT = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
@@ -57,6 +59,17 @@ def is_secret_name(name: str) -> bool:
     if words[-1] == "id" and len(words) > 1 and words[-2] in _BEFORE_IDENTIFIER:
         return True
     return words[-1] in _LAST_WORDS or not _WORDS.isdisjoint(words)
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Return whether the value of a name is secret: as its name says, but ``key`` alone may be any key.
+
+    >>> is_secret("key", "val_loss"), is_secret("key", "8f14e45fceea167a5a36dedd4bea2543"), is_secret("api_key", "x")
+    (False, True, True)
+    """
+    if name.lower() in _LAST_WORDS_ALONE and isinstance(value, str):
+        return bool(_RANDOM.fullmatch(value))
+    return is_secret_name(name)
 
 
 def mask_urls(text: str) -> str:
@@ -90,7 +103,7 @@ class Masker:
 
         The keys of an object and the options of a list count as names too.
         """
-        if value and is_secret_name(name):
+        if value and is_secret(name, value):
             return MASK
         if value[:1] in ("{", "["):
             try:
@@ -105,7 +118,7 @@ class Masker:
         """Return a decoded JSON value, masked; true, false, null and what is empty say nothing and stay."""
         if isinstance(value, dict):
             return {
-                key: MASK if is_secret_name(key) and entry and entry is not True else self.json(entry)
+                key: MASK if is_secret(key, entry) and entry and entry is not True else self.json(entry)
                 for key, entry in value.items()
             }
         if isinstance(value, list):
@@ -119,7 +132,7 @@ class Masker:
         done = 0
         for key in _KEY.finditer(text):
             value = self._value_of_pair.match(text, key.end()) if is_secret_name(key.group(1)) else None
-            if value and key.start() >= done:
+            if value and key.start() >= done and is_secret(key.group(1), value.group().strip("'\"")):
                 shown += [text[done : key.end()], MASK]
                 done = value.end()
         return self.text("".join([*shown, text[done:]]))
@@ -143,21 +156,21 @@ class Masker:
     def words(self, argv: Iterable[str]) -> tuple[str, ...]:
         """Mask a command line: ``--token VALUE``, ``--token=VALUE``, ``TOKEN=VALUE`` and known values anywhere."""
         masked: list[str] = []
-        hide = False
+        hidden = ""
         for word in argv:
             option = re.fullmatch(_OPTION, word, re.DOTALL)
-            if hide and not (option and word.startswith("--")):
-                masked.append(MASK)
-                hide = False
+            if hidden and not (option and word.startswith("--")):
+                masked.append(MASK if is_secret(hidden, word) else self._pairs(word))
+                hidden = ""
                 continue
-            hide = False
+            hidden = ""
             if option:
-                secret = is_secret_name(option.group(1))
-                hide = secret and option.group(2) is None
+                secret = is_secret(option.group(1), (option.group(2) or "")[1:])
+                hidden = option.group(1) if is_secret_name(option.group(1)) and option.group(2) is None else ""
                 masked.append(f"{word.partition('=')[0]}={MASK}" if secret and option.group(2) else self.text(word))
                 continue
             assignment = re.fullmatch(_ASSIGNMENT, word, re.DOTALL)
-            if assignment and is_secret_name(assignment.group(1)):
+            if assignment and is_secret(assignment.group(1), word.partition("=")[2]):
                 masked.append(f"{assignment.group(1)}={MASK}")
             else:
                 masked.append(self._pairs(word))
@@ -178,7 +191,7 @@ def _collect(value: object, found: set[str], name: str = "") -> None:
         for entry in value:
             _collect(entry, found, name)
     elif isinstance(value, str):
-        if is_secret_name(name):
+        if is_secret(name, value):
             found.add(value)
         elif value[:1] in ("{", "["):
             try:
@@ -186,6 +199,8 @@ def _collect(value: object, found: set[str], name: str = "") -> None:
             except (ValueError, RecursionError):
                 return
         else:
-            found.update(pair[2].strip("'\"") for pair in _PAIR.finditer(value) if is_secret_name(pair[1]))
+            found.update(
+                pair[2].strip("'\"") for pair in _PAIR.finditer(value) if is_secret(pair[1], pair[2].strip("'\""))
+            )
     elif isinstance(value, (int, float)) and not isinstance(value, bool) and is_secret_name(name):
         found.add(str(value))

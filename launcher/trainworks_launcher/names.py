@@ -32,6 +32,13 @@ SOURCE_CHANNEL = "input/data/code"
 CODE_DIRECTORY = "code"
 """The user's code if the job does not give another place."""
 
+CHECKPOINT_CONFIG_FILE = "input/config/checkpointconfig.json"
+"""Object with ``LocalPath``, the directory that the platform copies to S3 and back. Source: sagemaker-debugger,
+smdebug/core/config_constants.py."""
+
+CHECKPOINTS = "checkpoints"
+"""The platform's default of that directory. Source: API reference, CheckpointConfig, LocalPath."""
+
 FAILURE_FILE = "output/failure"
 """Text of the failure; the platform shows its first FAILURE_TEXT_LIMIT characters."""
 
@@ -41,6 +48,9 @@ FAILURE_JSON = "output/failure.json"
 
 FAILURE_SCHEMA = 1
 """Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""
+
+HANG_DIRECTORY = "output/data"
+"""Where the stacks of ranks that hang and torch's own records are written; the platform uploads it."""
 
 SUCCESS_FILE = "output/success"
 """Empty file, written when every host ended with status 0 (as sagemaker-training)."""
@@ -92,7 +102,17 @@ MASTER_PORT_VARIABLE = "MASTER_PORT"
 """TCP port of rank 0's store; default MASTER_PORT. Read, and exported to the script."""
 
 STOP_GRACE_VARIABLE = "TRAINWORKS_STOP_GRACE_SECONDS"
-"""Seconds between a stop signal and KILL; default STOP_GRACE_SECONDS."""
+"""Seconds between a stop signal and KILL; default: the platform's own, less STOP_RESERVE_SECONDS."""
+
+CHECK_VARIABLE = "TRAINWORKS_CHECK"
+"""``quick`` (default), ``bandwidth`` or ``off``: checks of the hosts before the program starts (CHECK_LEVELS)."""
+
+CHECK_LEVELS = ("quick", "bandwidth", "off")
+"""Values of CHECK_VARIABLE, the default first."""
+
+CHECKPOINT_DIRECTORY_VARIABLE = "TRAINWORKS_CHECKPOINT_DIRECTORY"
+"""Where the script keeps its checkpoints; default: LocalPath in CHECKPOINT_CONFIG_FILE, else BASE/checkpoints if it
+exists. Read, and exported to the script."""
 
 JOIN_LIMIT_VARIABLE = "TRAINWORKS_JOIN_LIMIT_SECONDS"
 """Seconds within which every host has to join the leader; default JOIN_LIMIT_SECONDS."""
@@ -105,6 +125,21 @@ HEARTBEAT_LIMIT_VARIABLE = "TRAINWORKS_HEARTBEAT_LIMIT_SECONDS"
 
 OWN_PREFIX = "TRAINWORKS_"
 """Every variable that this launcher introduces begins with it."""
+
+HANG_VARIABLE = "TRAINWORKS_HANG"
+"""What happens when no rank makes progress, one of HANG_ACTIONS; the leader's value counts."""
+
+HANG_ACTIONS = ("warn", "fail", "off")
+"""``warn``, the default: print and write down where the ranks are. ``fail``: also end the job. ``off``: do not look."""
+
+HANG_LIMIT_VARIABLE = "TRAINWORKS_HANG_LIMIT_SECONDS"
+"""Seconds without progress of any rank; default HANG_LIMIT_SECONDS."""
+
+HEARTBEAT_FILE_VARIABLE = "TRAINWORKS_HEARTBEAT_FILE"
+"""Path of a file that the script touches to show that it makes progress; default: none."""
+
+RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Path of torch's flight recorder's files, which end with the rank: the newer name and the older one."""
 
 LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 """``on`` or ``off``: whether lines of ranks start with ``[HOST rank N] `` in jobs of several
@@ -122,6 +157,20 @@ MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
 """Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
 all of them."""
 
+MPI_HOSTFILE_VARIABLE = "OMPI_MCA_orte_default_hostfile"
+"""Path of the hostfile that a Kubernetes operator gives the launcher of an MPI job: ``HOST slots=N``, one a line.
+Source: kubeflow/mpi-operator, mpi_job_controller.go, ompiEnvVars; kubeflow/trainer, pkg/constants/constants.go."""
+
+HOSTS_VARIABLE = "TRAINWORKS_HOSTS"
+"""Names of the job's hosts, separated by commas, the leader first; the same on every host. For plain hosts, and for
+schedulers that ``platforms`` has no file for."""
+
+HOST_VARIABLE = "TRAINWORKS_HOST"
+"""This host's name in HOSTS_VARIABLE; default: the kernel's host name, if it is one of them."""
+
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+"""Index of a pod in its Indexed Job; Kubernetes sets it in every container of one."""
+
 EXPLAIN_VARIABLE = "TRAINWORKS_EXPLAIN"
 """``1``: the job's log begins with the table of ``train explain``; default off."""
 
@@ -131,6 +180,12 @@ HYPERPARAMETERS_VARIABLE = "SM_HPS"
 
 FILE_SUFFIX = "_FILE"
 """A variable that is too long for the kernel is left out, and NAME_FILE names the file that holds its value."""
+
+RESUME_VARIABLE = "TRAINWORKS_RESUME_FROM"
+"""Path of the newest complete checkpoint at the (re)start of the ranks; not set if there is none."""
+
+RESTARTS_VARIABLE = "TRAINWORKS_RESTART_COUNT"
+"""How often the job was started again: by the platform, as far as it says, and by torchrun."""
 
 HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
@@ -162,8 +217,12 @@ CONTROL_PORT = 7780
 MASTER_PORT = 7777
 """Default of MASTER_PORT; the value the framework toolkits use (as sagemaker-training)."""
 
-STOP_GRACE_SECONDS = 120.0
-"""The platform sends SIGTERM, and KILL 120 s later (API reference, StopTrainingJob)."""
+STOP_SECONDS = 10.0
+"""From a stop signal to KILL where no platform says another time. Source: docker stop, --time."""
+
+STOP_RESERVE_SECONDS = 5.0
+"""What is left of the platform's time after our own KILL: FAILURE_GRACE_SECONDS until a starter that does not end is
+killed too, three times 0.7 s for the last output, 0.8 s for a look at the checkpoints, and the failure file."""
 
 JOIN_LIMIT_SECONDS = 600.0
 """Hosts of one job start minutes apart when an image is large; sagemaker-training waits 15
@@ -172,11 +231,17 @@ minutes for a name alone."""
 PREPARE_LIMIT_SECONDS = 1800.0
 """A requirements.txt with something to compile is slow, not stuck."""
 
-HEARTBEAT_SECONDS = 2.0
-"""Interval between two signs of life on the control channel."""
+HEARTBEAT_SECONDS = 1.0
+"""Longest interval between two signs of life on the control channel."""
 
 HEARTBEAT_LIMIT_SECONDS = 12.0
-"""Six heartbeats missed: lost. Every host must have ended within 15 s of a host's death."""
+"""Of silence after a heartbeat that did not come: lost. Every host must have ended within 15 s of a host's death."""
+
+HANG_LIMIT_SECONDS = 600.0
+"""torch's own watchdog of NCCL ends a job after as long, without a cause. Source: torch/distributed/constants.py."""
+
+HANG_FIRST_LOOK = 0.25
+"""Share of HANG_LIMIT_SECONDS without output before the ranks are looked at; one that prints more often never is."""
 
 FAILURE_GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and KILL for the processes of a job that has already failed on another host. Short because
@@ -249,6 +314,12 @@ EXIT_PREPARATION = 65
 
 EXIT_HOSTS = 66
 """A host never joined, or was lost, or could not be reached."""
+
+EXIT_CHECK = 67
+"""A check of a host failed; the user's program was not started."""
+
+EXIT_HANG = 68
+"""No rank made progress for the limit, and TRAINWORKS_HANG is ``fail``."""
 
 EXIT_LAUNCHER = 70
 """The launcher itself failed (a defect of ours, please report)."""

@@ -18,16 +18,18 @@ class Limits:
     """Bounded waits of a job, all in seconds.
 
     Attributes:
-        stop_grace: From a stop signal to KILL; see ``names.STOP_GRACE_SECONDS``.
+        stop_grace: From a stop signal to KILL; see ``names.STOP_GRACE_VARIABLE``.
         join: For all hosts to join the leader; see ``names.JOIN_LIMIT_SECONDS``.
         prepare: For a host to fetch code and install requirements; see ``names.PREPARE_LIMIT_SECONDS``.
         heartbeat: Of silence until a host counts as lost; see ``names.HEARTBEAT_LIMIT_SECONDS``.
+        hang: Without progress of any rank; 0: it is not looked at. See ``names.HANG_LIMIT_SECONDS``.
     """
 
-    stop_grace: float = names.STOP_GRACE_SECONDS
+    stop_grace: float = names.STOP_SECONDS - names.STOP_RESERVE_SECONDS
     join: float = names.JOIN_LIMIT_SECONDS
     prepare: float = names.PREPARE_LIMIT_SECONDS
     heartbeat: float = names.HEARTBEAT_LIMIT_SECONDS
+    hang: float = names.HANG_LIMIT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,25 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         environment.variables,
     )
     reader = Reader({}, environment.variables)
+    platform = environment.platform
+    hang = _hang_limit(reader)
+    if placement.served and hang:
+        # No launcher is where the ranks are: a job whose ranks print nothing would look like one that hangs.
+        hang = 0.0
+        if environment.variables.get(names.HANG_VARIABLE, "").strip():
+            warnings.append(f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the ranks")
     network = Network(
         interface=interface,
         interface_why=interface_why,
         fabric=fabric,
-        master_port=reader.port(names.MASTER_PORT_VARIABLE, names.MASTER_PORT),
-        control_port=reader.port(names.CONTROL_PORT_VARIABLE, names.CONTROL_PORT),
+        master_port=reader.port(names.MASTER_PORT_VARIABLE, platform.master_port or names.MASTER_PORT),
+        control_port=reader.port(names.CONTROL_PORT_VARIABLE, platform.control_port or names.CONTROL_PORT),
         limits=Limits(
-            stop_grace=reader.seconds(names.STOP_GRACE_VARIABLE, names.STOP_GRACE_SECONDS),
+            stop_grace=reader.seconds(names.STOP_GRACE_VARIABLE, platform.stop_seconds - names.STOP_RESERVE_SECONDS),
             join=reader.seconds(names.JOIN_LIMIT_VARIABLE, names.JOIN_LIMIT_SECONDS),
             prepare=reader.seconds(names.PREPARE_LIMIT_VARIABLE, names.PREPARE_LIMIT_SECONDS),
             heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
+            hang=hang,
         ),
         warnings=(*warnings, *fabric.warnings),
     )
@@ -93,6 +103,12 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         where = f"variables {names.MASTER_PORT_VARIABLE} and {names.CONTROL_PORT_VARIABLE}"
         problems.append(Problem(f"both are port {network.master_port}", where, "give them different ports"))
     return network, problems
+
+
+def _hang_limit(reader: Reader) -> float:
+    """Return the seconds without progress after which a job hangs; 0 if it is not looked at."""
+    limit = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
+    return 0.0 if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off" else limit
 
 
 def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:

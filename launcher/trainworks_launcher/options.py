@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 from trainworks_launcher.errors import nearest
+from trainworks_launcher.invocation import Invocation
+from trainworks_launcher.registry import MODES
 
 
 class UsageError(Exception):
@@ -48,8 +50,17 @@ Parsed = Mapping[str, "tuple[str, ...]"]
 _HOST = Option("--host", "NAME", "another host of the job; default: this one")
 SECRETS = Option("--show-secrets", "", "do not mask passwords, tokens and keys")
 
+_MODES = ("none", *(row.name for row in MODES.values() if row.switch))
+_HOW = (
+    Option("--mode", "MODE", "how the processes are started; default: the job's hyperparameters, else none", _MODES),
+    Option("--processes-per-host", "N", "processes on each host; default: one per GPU"),
+)
+
+TRAIN = Command("train", "run this host's part of the training job", _HOW)
+"""The command without a word of its own."""
+
 COMMANDS: tuple[Command, ...] = (
-    Command("--plan", "print what would be run, as JSON; run nothing", (_HOST, SECRETS)),
+    Command("--plan", "print what would be run, as JSON; run nothing", (_HOST, SECRETS, *_HOW)),
     Command(
         "explain",
         "print every flag and variable with its origin and reason; run nothing",
@@ -57,10 +68,15 @@ COMMANDS: tuple[Command, ...] = (
             _HOST,
             Option("--format", "FORMAT", "table (default) or json", ("table", "json")),
             SECRETS,
+            *_HOW,
         ),
     ),
+    Command("check", "check this host as a job does before it starts; run nothing", ()),
 )
-"""The commands beside ``train`` itself."""
+"""The commands beside TRAIN."""
+
+PROGRAM = "--"
+"""What the program and its arguments stand behind."""
 
 
 def find_command(word: str) -> Command | None:
@@ -111,7 +127,36 @@ def value_of(parsed: Parsed, name: str, default: str = "") -> str:
     return values[0] if values else default
 
 
-def options_help(commands: Sequence[Command] = COMMANDS) -> str:
+def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed, Invocation]:
+    """Read a command line.
+
+    Args:
+        words: What stands before PROGRAM.
+        program: PROGRAM and what follows it; ``()`` if it is not there.
+
+    Returns:
+        The command, its options, and what they and the program ask for.
+
+    Raises:
+        UsageError: It is not understood.
+    """
+    is_train = not words or words[0].partition("=")[0] in {option.name for option in TRAIN.options}
+    command = TRAIN if is_train else find_command(words[0])
+    if command is None:
+        advice = nearest_command(words[0])
+        if not words[0].startswith("-"):
+            advice += f" to start a program: train {PROGRAM} {' '.join(words)}"
+        raise UsageError(f"{' '.join(words)!r} is not understood; {advice}")
+    parsed = parse(command, words if is_train else words[1:])
+    if program and not program[1:]:
+        raise UsageError(f"no program after {PROGRAM!r}; write for example: train {PROGRAM} train.py --epochs 3")
+    count = value_of(parsed, "--processes-per-host")
+    if count and not (count.isdecimal() and 0 < int(count) < 10**6):
+        raise UsageError(f"--processes-per-host {count!r} is not a whole number of at least 1")
+    return command, parsed, Invocation(tuple(program[1:]), value_of(parsed, "--mode"), int(count or 0))
+
+
+def options_help(commands: Sequence[Command] = (TRAIN, *COMMANDS)) -> str:
     """Return the options of commands, for the help: aligned, at most 120 columns."""
     lines: list[str] = []
     for command in commands:

@@ -18,12 +18,16 @@ from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.hyperparameters import split_reserved, truth
 from trainworks_launcher.manifest import Instance
 from trainworks_launcher.origins import Origin
+from trainworks_launcher.platforms import Tasks
 from trainworks_launcher.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.settings import Reader
 from trainworks_launcher.values import Json, text, texts
 
 MODEL_PARALLEL = "smdistributed.modelparallel"
 """The one mode that has no switch of its own."""
+
+DATA_PARALLEL = "smdistributed.dataparallel"
+"""A mode of mpirun, or only a library where torchrun is asked for as well."""
 
 _NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
 
@@ -48,6 +52,9 @@ class Placement:
         mpi_options: The user's own mpirun options.
         mpi_options_where: The setting that ``mpi_options`` come from.
         elastic: Restarts, and hosts that may be lost.
+        leader_address: Name or address by which the hosts reach the leader.
+        served: Whether no launcher runs on the other hosts, which serve ssh with keys that the platform mounts.
+        tasks: Where the platform starts every rank: which of them this process is; else None.
         warnings: Lines to print before the start.
     """
 
@@ -63,6 +70,9 @@ class Placement:
     mpi_options: tuple[str, ...]
     mpi_options_where: str
     elastic: Elastic
+    leader_address: str
+    served: bool = False
+    tasks: Tasks | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -73,6 +83,23 @@ class Placement:
         the keys that the listening host made, and the model that is kept is rank 0's.
         """
         return self.distribution_hosts[0]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The launchers of the job, the leader's first: one per host, or one per task.
+
+        A task has no host in its name: which host has which rank is not known everywhere (srun, --distribution).
+        """
+        if self.tasks is not None:
+            return tuple(f"task {rank}" for rank in range(sum(self.tasks.counts)))
+        if self.served:
+            return (self.host,)
+        return (self.leader, *(host for host in self.hosts if host != self.leader))
+
+    @property
+    def member(self) -> str:
+        """This launcher's name in ``members``."""
+        return self.host if self.tasks is None else f"task {self.tasks.rank}"
 
     @property
     def takes_part(self) -> bool:
@@ -108,23 +135,35 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     hosts, host = _hosts(environment, asked, problems)
     mode = choose_mode(environment, reserved, problems)
     part = hosts_of(environment, reserved, mode, hosts, problems, warnings)
-    check_programs(environment, mode, len(part), problems)
+    check_programs(environment, mode, len(part) + bool(environment.platform.served), problems)
     per_host = reader.count(names.PROCESSES_PER_HOST)
     counts, why = slots(environment, mode, part, per_host, problems, warnings)
+    processes = _processes(reader, mode, counts)
+    if mode.name == MODEL_PARALLEL:
+        parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        problems += model_parallel.check_processes(parameters, where, processes)
+        warnings += model_parallel.unknown(parameters)
     warnings += unknown_types(environment, hosts)
+    elastic = read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems)
+    if elastic.asked and not environment.platform.names_resolve:
+        what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
+        problems.append(Problem(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"))
     placement = Placement(
         mode=mode.name,
         hosts=hosts,
         host=host,
         distribution_hosts=part,
         slots=counts,
-        processes=_processes(reader, mode, counts),
+        processes=processes,
         processes_origin=Origin.USER if per_host and not mode.one_per_host else Origin.PLATFORM,
         processes_why=why,
         instance_type=cluster.instance_type_of(environment.resource_config, host),
         mpi_options=_mpi_options(environment, reserved, mode, problems),
         mpi_options_where=f"hyperparameter {mode.options}",
-        elastic=read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems),
+        leader_address=environment.platform.leader_address or part[0],
+        served=bool(environment.platform.served),
+        tasks=environment.platform.tasks,
+        elastic=elastic,
         warnings=tuple(warnings),
     )
     return placement, problems
@@ -132,7 +171,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
 
 def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tuple[tuple[str, ...], str]:
     """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
-    where = names.RESOURCE_CONFIG_FILE
+    where = environment.platform.where
     config = environment.resource_config
     hosts = texts(config.get("hosts"))
     current = text(config.get("current_host"))
@@ -161,7 +200,8 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
     """Return the one mode that is switched on; a problem if there are several, or one that is not known.
 
     Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
-    with torch_distributed they are its second, which is only a library that reads them.
+    with torch_distributed they are its second, which is only a library that reads them. smddp beside torch_distributed
+    is a library too: torchrun starts the processes.
     """
     asked = {mode: switch for switch, mode in SWITCHES.items() if truth(reserved.get(switch))}
     parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
@@ -175,10 +215,12 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
         problems.extend(model_parallel.check(parameters, where))
         asked.pop("mpi", None)
         asked[MODEL_PARALLEL] = where
+    if "torch_distributed" in asked:
+        asked.pop(DATA_PARALLEL, None)
     if len(asked) > 1:
         both = " and ".join(asked)
         advice = "keep one of them"
-        if MODEL_PARALLEL in asked and asked.keys() & {"smdistributed.dataparallel", "pytorchddp"}:
+        if MODEL_PARALLEL in asked and asked.keys() & {DATA_PARALLEL, "pytorchddp"}:
             advice = "smp is not supported together with smddp: keep one of them (smp has its own data parallelism)"
         problems.append(Problem(f"{both} are both switched on", ", ".join(asked.values()), advice))
     for name in reserved:
@@ -190,9 +232,27 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
         ):
             problem = "switches on a mode that this launcher does not know"
             problems.append(Problem(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES))))
-    mode = MODES[next(iter(asked), "none")]
+    platform = environment.platform
+    usual = "none" if environment.invocation.mode else platform.mode or "none"
+    mode = MODES[next(iter(asked), usual)]
+    if platform.tasks is not None:
+        mode = _mode_of_tasks(environment, mode, problems)
+    elif platform.served and not mode.over_ssh:
+        what = f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this host only"
+        problems.append(Problem(what, platform.where, "use mpi, or a job that starts train on every host"))
+    elif mode.by_name and not platform.names_resolve:
+        what = f"{mode.name} tells each host the others' names, and {platform.platform} does not say where they are"
+        problems.append(Problem(what, platform.where, "use torch_distributed or mpi"))
     _check_version(environment, mode, problems)
     return mode
+
+
+def _mode_of_tasks(environment: Environment, mode: Mode, problems: list[Problem]) -> Mode:
+    """Return the mode of a job whose platform starts every rank; a problem if the mode would start them, too."""
+    if mode.name not in ("none", "torch_distributed"):
+        what = f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts several on each host"
+        problems.append(Problem(what, environment.platform.where, "let it start one task on each host"))
+    return MODES["tasks"]
 
 
 def _check_version(environment: Environment, mode: Mode, problems: list[Problem]) -> None:
@@ -251,8 +311,9 @@ def hosts_of(
         elif not groups[name]:
             advice = "give the group at least one host"
             problems.append(Problem(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice))
-    if mode.name == "none":
-        return tuple(hosts)
+    served = environment.platform.served
+    if mode.name == "none" or served:
+        return served or tuple(hosts)
     if not asked:
         if len(groups) > 1:
             warnings.append(
@@ -292,8 +353,11 @@ def slots(
     Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get the same number, so
     every host of the job comes to the same result, whichever host it is made on.
     """
-    if mode.one_per_host:
-        asked = 1
+    platform = environment.platform
+    if platform.tasks is not None:
+        return platform.tasks.counts, f"{platform.platform} starts every rank as a task"
+    given = asked
+    asked = 1 if mode.one_per_host else asked or platform.processes_per_host or None
     if mode.needs_count and asked is None:
         advice = "set processes_per_host, normally the number of GPUs of one host"
         problems.append(
@@ -322,7 +386,9 @@ def slots(
         default = "one per GPU" if gpus else "one per Neuron core" if neuron_cores else ""
         why = why or (default or "one, because the host has no accelerator")
     if asked:
-        why = f"hyperparameter {names.PROCESSES_PER_HOST}"
+        said_by_line = environment.invocation.processes_per_host
+        asked_by = "option --processes-per-host" if said_by_line else f"hyperparameter {names.PROCESSES_PER_HOST}"
+        why = asked_by if given else platform.processes_why
     if mode.one_per_host:
         why = f"{mode.name} has one process per host"
     return tuple(counts[type_of[host]] for host in hosts), why

@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
+from trainworks_launcher.checks import Checks
 from trainworks_launcher.entry import Code
+from trainworks_launcher.flight_recorder import recorder_variables
 from trainworks_launcher.job import Job, describe
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.network import Limits, Network
@@ -43,19 +45,21 @@ def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Control:
-    """The control channel of a job with several hosts.
+    """The control channel of a job with several hosts, or of one whose platform starts several launchers on a host.
 
     Attributes:
         leader: The host that listens; the others join it.
         hosts: All hosts, the leader first.
         port: The leader's TCP port.
         minimum_hosts: The job goes on with this many hosts when others are lost; 0: it needs all of them.
+        address: Name or address by which the leader is reached; ``""``: its name.
     """
 
     leader: str
     hosts: tuple[str, ...]
     port: int
     minimum_hosts: int = 0
+    address: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,13 @@ class Shell:
         ssh: Absolute path of the client.
         sshd: Absolute path of the server.
         ssh_keygen: Absolute path of the program that makes keys.
+        mounted: Whether the platform has made the keys and mounted them, and the other hosts run sshd already.
     """
 
     ssh: str
     sshd: str
     ssh_keygen: str
+    mounted: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,10 @@ class NodePlan:
         cwd: Directory in which the command starts.
         code: What is fetched and unpacked before the start.
         requirements: Command line of the installation; ``()`` for none.
+        platform: Name of the platform that started the host; ``""`` for none.
+        member: This launcher's name in the control channel's hosts; ``""``: the host's.
+        rank: Rank of the command, where the platform starts every rank; else -1.
+        hidden: Beginnings of variables that the command does not see.
         processes: Processes of this host. With several, the first traceback is taken for the cause.
         ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through ``rank.py``. The
             launcher handles their output and signals, and the command's own report names the rank that failed first.
@@ -112,6 +122,7 @@ class NodePlan:
         control: The control channel; None for a job of one host.
         shell: ssh between the hosts; None where the mode does not need it.
         limits: Bounded waits.
+        checks: What is checked before the start; None for nothing.
         why: Reasons for flags, variables and choices.
         warnings: Lines to print before the start.
     """
@@ -131,8 +142,13 @@ class NodePlan:
     control: Control | None = None
     shell: Shell | None = None
     limits: Limits = field(default_factory=Limits)
+    checks: Checks | None = None
     why: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
+    platform: str = ""
+    member: str = ""
+    rank: int = -1
+    hidden: tuple[str, ...] = ()
 
     def to_json(self, masker: Masker | None = None) -> str:
         """Return the plan as JSON text, the same bytes for the same plan.
@@ -164,6 +180,7 @@ class NodePlan:
     def document(self) -> dict[str, Json]:
         """Return the plan as a JSON object."""
         return {
+            "platform": self.platform or None,
             "mode": self.mode,
             "host": self.host,
             "role": self.role,
@@ -176,6 +193,9 @@ class NodePlan:
             "requirements": list(self.requirements),
             "processes": self.processes,
             "ranks_by": self.ranks_by,
+            "member": self.member or self.host,
+            "rank": self.rank if self.rank >= 0 else None,
+            "hidden": list(self.hidden),
             "auxiliaries": [
                 {"name": row.name, "argv": list(row.argv), "env": dict(sorted(row.env.items()))}
                 for row in self.auxiliaries
@@ -183,6 +203,7 @@ class NodePlan:
             "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": asdict(self.shell) if self.shell else None,
             "limits_seconds": asdict(self.limits),
+            "checks": self.checks.level if self.checks else "off",
             "why": [
                 {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why} for reason in self.why
             ],
@@ -192,9 +213,10 @@ class NodePlan:
 
 def role_of(job: Job) -> str:
     """ "alone", "leader" or "worker"."""
-    if len(job.placement.hosts) == 1:
+    members = job.placement.members
+    if len(members) == 1:
         return "alone"
-    return "leader" if job.placement.host == job.placement.leader else "worker"
+    return "leader" if job.placement.member == members[0] else "worker"
 
 
 def control_of(job: Job) -> Control | None:
@@ -203,11 +225,16 @@ def control_of(job: Job) -> Control | None:
 
 
 def _control(placement: Placement, network: Network) -> Control | None:
-    leader = placement.leader
-    others = tuple(host for host in placement.hosts if host != leader)
-    if not others:
+    members = placement.members
+    if len(members) == 1:
         return None
-    return Control(leader, (leader, *others), network.control_port, placement.elastic.minimum_hosts)
+    return Control(
+        members[0],
+        members,
+        network.control_port,
+        placement.elastic.minimum_hosts,
+        placement.leader_address if placement.leader_address != members[0] else "",
+    )
 
 
 def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
@@ -219,7 +246,8 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
     return NodePlan(
         mode=placement.mode,
         host=placement.host,
-        role="leader" if placement.host == control.leader else "worker",
+        role="leader" if placement.member == control.leader else "worker",
+        member=placement.member,
         needs=(),
         argv=(),
         env=MappingProxyType({}),
@@ -232,7 +260,10 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
 
 def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     """Return what the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
-    lines = [describe(job)]
+    platform = job.environment.platform
+    # A job that is taken for another platform's, and a platform that a person did not know of, are seen at once.
+    lines = [f"platform {platform.platform}: {platform.why}"] if platform.platform not in ("", "sagemaker") else []
+    lines.append(describe(job))
     if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
         lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
@@ -251,4 +282,10 @@ def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
     if "NCCL_DEBUG" not in job.inherited:
         variables["NCCL_DEBUG"] = "WARN"
         why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
+    recorder = recorder_variables(job)
+    variables.update(recorder)
+    why += [
+        Reason(name, "torch writes down each rank's last collectives when NCCL's time-out ends the job")
+        for name in recorder
+    ]
     return MappingProxyType(variables), tuple(why)

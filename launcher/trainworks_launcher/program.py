@@ -7,7 +7,7 @@ from typing import Mapping
 
 from trainworks_launcher import cluster, names, provision
 from trainworks_launcher.arguments import check_sizes, choose_style, to_arguments
-from trainworks_launcher.entry import Code, EntryPoint, choose_entry_point, program_name
+from trainworks_launcher.entry import Code, EntryPoint, choose_entry_point, choose_given_program, program_name
 from trainworks_launcher.environment import Environment
 from trainworks_launcher.errors import Problem
 from trainworks_launcher.hyperparameters import split_reserved
@@ -50,7 +50,11 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
     problems += _check_texts(environment, user, reserved, style)
     problems += check_sizes(user, style)
     trainer = environment.drivers
-    if trainer.command:
+    arguments = (*trainer.arguments, *to_arguments(user, style))
+    if environment.invocation.program:
+        words = environment.invocation.program
+        point, arguments = choose_given_program(words, environment.code, environment.programs, problems)
+    elif trainer.command:
         point = EntryPoint("line", trainer.command)
     else:
         name = program_name(environment.variables, reserved)
@@ -61,7 +65,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         entry=point,
         code=code,
         requirements=requirements,
-        arguments=(*trainer.arguments, *to_arguments(user, style)),
+        arguments=arguments,
         warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes),
     )
     return program, problems[len(environment.problems) :]

@@ -30,6 +30,7 @@ class Mode:
         needs_count: The processes per host must be given.
         programs: Programs that start it.
         over_ssh: It needs SSH as well, between several hosts.
+        by_name: Its processes are told how all hosts are called, and reach them by that.
         trainium: It works on hosts with Neuron cores.
         minimum: Component and the lowest version that it works with.
         source: Source of ``minimum``.
@@ -45,6 +46,7 @@ class Mode:
     needs_count: bool = False
     programs: tuple[str, ...] = ()
     over_ssh: bool = False
+    by_name: bool = False
     trainium: bool = False
     minimum: tuple[str, str] = ("", "")
     source: str = ""
@@ -63,6 +65,8 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         row.name: row
         for row in (
             Mode("none", "none", one_per_host=True, trainium=True),
+            # Has no switch: it takes the place of none and torch_distributed where the platform starts every rank.
+            Mode("tasks", "tasks", trainium=True),
             Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), over_ssh=True),
             Mode(
                 # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
@@ -109,6 +113,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 "pytorchxla",
                 "pytorchxla",
                 names.PYTORCH_XLA_ENABLED,
+                by_name=True,
                 programs=("python",),
                 packages=("torch_xla",),
             ),
@@ -116,6 +121,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 "parameter_server",
                 "parameter_server",
                 names.PARAMETER_SERVER_ENABLED,
+                by_name=True,
                 one_per_host=True,
                 packages=("tensorflow", "mxnet", "torch"),
             ),
@@ -123,6 +129,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
                 "multi_worker_mirrored_strategy",
                 "multi_worker_mirrored_strategy",
                 names.MULTI_WORKER_MIRRORED_ENABLED,
+                by_name=True,
                 one_per_host=True,
                 packages=("tensorflow",),
             ),

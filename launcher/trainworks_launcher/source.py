@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
+from typing import Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.entry import INSTALLED, PROJECT_FILES, REMOTE, REQUIREMENTS, Code
@@ -15,6 +17,33 @@ _PROJECT_FILE_LIMIT = 1 << 20  # bytes of a pyproject.toml that are read
 _PROJECT = rb"^\s*\[\s*(project|build-system)\s*\]"
 _OBJECT = r"s3://[^/\s]+/.*[^/]"
 _SHOWN = 5
+
+
+def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tuple[str, ...], Code]:
+    """Look at a program of the command line.
+
+    Its code is where the user is. Nothing is installed: a ``requirements.txt`` there may be for another environment.
+
+    Args:
+        directory: The working directory.
+        words: The program and its arguments: a file, the name of a program on PATH, or ``-m`` and a module.
+        path: Directories of programs, as PATH has them.
+
+    Returns:
+        The words, a program on PATH by its absolute path; and the code, whose entries are the program, or if it is not
+        found the names of the files that are there.
+    """
+    name = words[0]
+    found = name if name == "-m" or Path(directory, name).is_file() else shutil.which(name, path=path) or ""
+    if not found:
+        return tuple(words), Code(directory, entries=_names(directory))
+    executable = (found,) if os.access(Path(directory, found), os.X_OK) else ()
+    return (found, *words[1:]), Code(directory, entries=(found,), executable=executable)
+
+
+def _names(directory: str) -> tuple[str, ...]:
+    """Return the names in a directory, sorted."""
+    return tuple(sorted(entry.name for entry in Path(directory).iterdir()))
 
 
 def look_at_code(base: str, location: str, program: str, problems: list[Problem]) -> Code:

@@ -1,17 +1,18 @@
-"""Programs that stand in front of ``mpirun`` and ``sshd`` for a driver that is not ours.
+"""Programs that stand in front of ``mpirun`` and ``sshd`` for those who start a job without this launcher.
+
+Both names lead to this module (the image's recipes of ``open-mpi`` and ``ssh``), which becomes the real program.
+
+Kubernetes operators (MPIJob, TrainJob with MPI) run ``/usr/sbin/sshd -De`` on the workers: it gets a host key here,
+because images have none. They describe the job to ``mpirun`` in variables of Open MPI 4, which Open MPI 5 does not read
+(kubeflow/mpi-operator#731): they are given to it by its own names, with the job's keys (``supervise.mounted_keys``).
 
 ``ModelTrainer`` (SageMaker Python SDK 3) with source code replaces the image's entry point by a script and a driver of
-its own, so this launcher never sees the job. Its MPI driver calls ``mpirun`` and ``/usr/sbin/sshd``; both lead to this
-module (the image's recipes of ``open-mpi`` and ``ssh``). For every other caller they become the real program.
-
-What the driver gets wrong, as read in sagemaker-train 1.27.0 and tried in containers:
+its own. Its MPI driver calls both programs, and gets wrong, as read in sagemaker-train 1.27.0 and tried in containers:
 
 - The SDK's local mode says that the network interface is ``ethwe``. No container has it, and mpirun refuses to start.
 - mpirun is given the platform's name of this host, which the container does not know as its own, so it asks ssh.
 - ``-np`` is the number of processes of one host, not of all.
 - Between hosts it needs one private key that all of them hold. It would be everybody's who has the image.
-
-Delete this file when the SDK's driver needs none of it.
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Mapping, Sequence
 
 from trainworks_launcher import names
+from trainworks_launcher.dialects import Dialect, dialect_of
 from trainworks_launcher.environment import interface_that_reaches, network_interfaces, read_manifest
+from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.masking import Masker
-from trainworks_launcher.supervise import outcome_files, output
+from trainworks_launcher.supervise import mounted_keys, outcome_files, output
 from trainworks_launcher.supervise.outcome import FAILED, Outcome
 
 _DRIVER = "/mpi_driver.py"
 """How the path of the SDK's MPI driver ends; it starts both programs itself, so it is their parent."""
 
 _HOST_KEYS = "/etc/ssh"
+_PARAMETER = "OMPI_MCA_"
+"""How the environment variables of Open MPI's parameters begin."""
+
 _VALUES_OF = {"-mca": 2, "--mca": 2, "-x": 1, "--host": 1, "-np": 1}
 """The options that the driver gives before the job's own, with the number of their values."""
 
@@ -66,7 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options, notes = corrected(options, missing, interface_that_reaches(leader) if missing else "")
             for note in notes:
                 output.log(note)
-            environment.update(_known_by_its_name(environment, manifest.hostname_shim))
+            name = environment.get("SM_CURRENT_HOST", "")
+            environment.update(_known_by_its_name(environment, manifest.hostname_shim, name))
+    elif program == "sshd":
+        options = [*_host_key(options, manifest.programs.get("ssh-keygen", "")), *options]
+    elif environment.get(names.MPI_HOSTFILE_VARIABLE):
+        dialect = dialect_of(manifest.components.get(names.OPEN_MPI, ""))
+        environment.update(own_names(environment, dialect))
+        environment.update(_reached_with_the_jobs_keys(environment, dialect, manifest.programs.get("ssh", "")))
+        name = _own_line(environment[names.MPI_HOSTFILE_VARIABLE])
+        environment.update(_known_by_its_name(environment, manifest.hostname_shim, name))
     try:
         os.execve(real, [real, *options], environment)
     except OSError as error:
@@ -113,6 +129,55 @@ def _slots(host: str) -> int:
     return int(count) if ":" in host and count.isdigit() else 1
 
 
+def own_names(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
+    """Return the parameters of mpirun that a Kubernetes operator gives, by the names that this Open MPI reads.
+
+    Those with an old name that Open MPI 5 renamed, which it would ignore; a variable that is set is left as it is.
+    """
+    found: dict[str, str] = {}
+    for name, value in environment.items():
+        given = name[len(_PARAMETER) :] if name.startswith(_PARAMETER) else ""
+        new = dialect.canonical(given)
+        if given and new != given and new.startswith(dialect.runtime_prefixes):
+            found.setdefault(variable_of(dialect, new), value)
+    return {name: value for name, value in found.items() if name not in environment}
+
+
+def variable_of(dialect: Dialect, parameter: str) -> str:
+    """Return the environment variable of a parameter of the run-time."""
+    return f"{'PRTE_MCA_' if dialect.own_classes else _PARAMETER}{parameter}"
+
+
+def _reached_with_the_jobs_keys(environment: Mapping[str, str], dialect: Dialect, ssh: str) -> dict[str, str]:
+    """Return variables by which mpirun reaches the workers with the mounted keys; {} if there are none."""
+    keys = mounted_keys.find()
+    agent = variable_of(dialect, dialect.canonical("plm_rsh_agent"))
+    if keys is None or not ssh or agent in environment:
+        return {}
+    directory = Path(tempfile.mkdtemp(prefix="trainworks-ssh-"))
+    programs = Path(__file__).resolve().parent / "programs"
+    limit = environment.get(names.JOIN_LIMIT_VARIABLE) or f"{names.JOIN_LIMIT_SECONDS:g}"
+    mounted_keys.write_client_files(directory, ssh, keys, (sys.executable, "-I", str(programs / "connect.py"), limit))
+    return {
+        names.RUNTIME_DIRECTORY_VARIABLE: str(directory),
+        agent: f"{sys.executable} -I {programs / 'agent.py'}",
+        # Workers have not these files: mpirun reaches each of them itself.
+        variable_of(dialect, dialect.canonical("plm_rsh_no_tree_spawn")): "1",
+    }
+
+
+def _host_key(options: Sequence[str], keygen: str) -> Sequence[str]:
+    """Return options for an sshd that has no host key; () if it has one, or none can be made (sshd then says so)."""
+    try:
+        more, said = mounted_keys.server_options(options, keygen)
+    except (OSError, RefusalError) as error:
+        why = error.problems[0].what if isinstance(error, RefusalError) else error
+        more, said = [], f"sshd gets no host key: {why}"
+    if said:
+        output.log(said)
+    return more
+
+
 def _called_by_the_driver() -> bool:
     """Return whether the parent process is the SDK's MPI driver."""
     try:
@@ -131,12 +196,22 @@ def _hosts(environment: Mapping[str, str]) -> list[str]:
     return [str(host) for host in hosts] if isinstance(hosts, list) else []
 
 
-def _known_by_its_name(environment: Mapping[str, str], shim: str) -> dict[str, str]:
+def _own_line(hostfile: str) -> str:
+    """Return what a hostfile calls this host, "" if it does not have it: the launcher pod may be a worker, too."""
+    own = os.uname().nodename.split(".")[0]
+    try:
+        lines = Path(hostfile).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""  # mpirun says so
+    return next((words[0] for words in map(str.split, lines) if words and words[0].split(".")[0] == own), "")
+
+
+def _known_by_its_name(environment: Mapping[str, str], shim: str, name: str) -> dict[str, str]:
     """Return variables that let mpirun find its own host among the job's, so that it needs no ssh to itself."""
-    if not shim or not Path(shim).is_file() or not environment.get("SM_CURRENT_HOST"):
+    if not shim or not Path(shim).is_file() or not name:
         return {}
     preload = f"{shim}:{environment['LD_PRELOAD']}" if environment.get("LD_PRELOAD") else shim
-    return {"LD_PRELOAD": preload, names.HOSTNAME_VARIABLE: environment["SM_CURRENT_HOST"]}
+    return {"LD_PRELOAD": preload, names.HOSTNAME_VARIABLE: name}
 
 
 def _refuse(environment: Mapping[str, str], hosts: Sequence[str]) -> int:

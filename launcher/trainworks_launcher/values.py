@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import MappingProxyType
 from typing import Dict, List, Mapping, Union
 
@@ -80,6 +81,20 @@ def readable(text: str) -> str:
     Python has such halves for bytes of variables and paths that are not UTF-8.
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9:;<=>?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+"""Commands to a terminal: colours, moves, titles. Source: ECMA-48, 5.4 and 5.6."""
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal obeys: only characters that are seen, blanks, tabs and line ends are kept.
+
+    >>> printable("\\x1b[31mred\\x1b[0m, \\x07loss\\r\\n")
+    'red,  loss\\n'
+    """
+    text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
 
 
 def compact(value: object) -> str:

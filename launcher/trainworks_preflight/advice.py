@@ -18,6 +18,9 @@ from trainworks_preflight.script import Finding
 SMDDP_MODES = ("smdistributed.dataparallel", "pytorchddp")
 SMP_MODE = "smdistributed.modelparallel"
 
+OPEN_LIBRARY = "trainworks-smdistributed"
+"""The distribution of this project that has smddp and smp; the manifest of an image with it protects it."""
+
 CUDA_COMPONENTS = frozenset(("cuda", "cudnn", "nccl"))
 """Components of the image manifest of which an image for GPUs has at least one."""
 
@@ -75,6 +78,7 @@ class Situation:
         hyperparameters: Hyperparameters of the script.
         data: None if nothing is known about it.
         cuda: Whether the image has CUDA; True where that is not known.
+        open_library: Whether smddp and smp in the image are those of this project.
     """
 
     mode: str
@@ -86,6 +90,7 @@ class Situation:
     hyperparameters: Mapping[str, Json]
     data: Data | None = None
     cuda: bool = True
+    open_library: bool = False
 
 
 def advise(situation: Situation, facts: Facts, findings: Sequence[Finding] = ()) -> tuple[Advice, ...]:
@@ -106,24 +111,28 @@ def _distribution(job: Situation, facts: Facts) -> Iterator[Advice]:
     if job.mode == "none" and job.hosts > 1:
         why = f"no distribution is on, so each of the {job.hosts} hosts trains a whole model of its own"
         yield Advice("no distribution", "switch one on, or use one host", why)
-    if job.mode in SMDDP_MODES:
+    if job.mode in SMDDP_MODES and job.open_library:
+        why = "smddp of this image is NCCL on GPUs and gloo on CPUs, on every instance type, on one host or more"
+        yield Advice("smddp", "expect the speed of torch_distributed", why)
+    elif job.mode in SMDDP_MODES:
         if job.hosts == 1:
             why = (
-                f"the library makes the exchange between hosts faster; with one, {gpus} GPU(s) are connected by NVLink"
-                " or PCIe, which NCCL uses by itself"
+                f"AWS's library makes the exchange between hosts faster; with one, {gpus} GPU(s) are connected by"
+                " NVLink or PCIe, which NCCL uses by itself"
             )
             yield Advice("smddp on one host", "use torch_distributed, or two hosts or more", why)
         if not job.row.smddp:
             named = ", ".join(name for name, row in facts.instances.items() if row.smddp and not row.torchrun_only)
-            why = f"the SDK lists it for {named}, not for {job.instance_type}"
-            yield Advice("smddp on this instance type", "use torch_distributed there", why)
+            why = f"the SDK lists it for {named}, not for {job.instance_type}; AWS's library refuses other types"
+            advice = "use torch_distributed there, or an image with this project's smddp"
+            yield Advice("smddp on this instance type", advice, why)
         why = (
-            "the library's AllReduce runs on the CPUs, and so does preprocessing: Debugger's rules CPUBottleneck,"
-            " LowGPUUtilization and LoadBalancing show it"
+            "the AllReduce of AWS's library runs on the CPUs, and so does preprocessing: Debugger's rules"
+            " CPUBottleneck, LowGPUUtilization and LoadBalancing show it"
         )
         yield Advice("CPUs", "keep preprocessing light, or do it before the job", why)
-    if job.mode == SMP_MODE and not job.row.smp_loader_workers:
-        why = f"on {job.instance_type} worker processes of data loaders do not go with smp"
+    if job.mode == SMP_MODE and not job.row.smp_loader_workers and not job.open_library:
+        why = f"on {job.instance_type} worker processes of data loaders do not go with AWS's smp"
         yield Advice("data loaders", "num_workers=0", why)
 
 

@@ -26,15 +26,19 @@ from trainworks_launcher.manifest import Instance, Manifest
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.options import Parsed, value_of
+from trainworks_launcher.placement import version_of
 from trainworks_launcher.plan import NodePlan
 from trainworks_launcher.values import Json, readable
-from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
+from trainworks_preflight.advice import CUDA_COMPONENTS, OPEN_LIBRARY, Advice, Data, Situation, advise
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
 from trainworks_preflight.script import Finding, check_compiler, check_script, read_script
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
+_LOADS_BACKENDS = (2, 5)
+"""From this PyTorch on, ``import torch`` loads the backends that are installed (PyTorch's release notes)."""
+
 _COMPILER = "compiler"  # the image manifest's name of that component
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
@@ -150,13 +154,20 @@ def _plan(
         hyperparameters=user,
         data=data,
         cuda=not environment.manifest.components or not CUDA_COMPONENTS.isdisjoint(environment.manifest.components),
+        open_library=OPEN_LIBRARY in environment.manifest.protected,
     )
     findings: tuple[Finding, ...] = ()
     if script.suffix == ".py":
         torchrun = placement.mode == "torch_distributed"
         parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
         findings = check_script(
-            parsed, placement.mode, placement.instance_type, row.smp_loader_workers, torchrun, tuple(user)
+            parsed,
+            placement.mode,
+            placement.instance_type,
+            row.smp_loader_workers or situation.open_library,
+            torchrun,
+            tuple(user),
+            backend_known=situation.open_library and version_of(environment, "torch") >= _LOADS_BACKENDS,
         )
         for missing in environment.manifest.missing:
             if missing.component == _COMPILER:

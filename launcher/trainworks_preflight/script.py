@@ -144,7 +144,14 @@ _SMDDP = "smdistributed.dataparallel.torch"
 
 
 def check_script(
-    script: Script, mode: str, instance_type: str, loader_workers: bool, torchrun: bool, arguments: tuple[str, ...]
+    script: Script,
+    mode: str,
+    instance_type: str,
+    loader_workers: bool,
+    torchrun: bool,
+    arguments: tuple[str, ...],
+    *,
+    backend_known: bool = False,
 ) -> tuple[Finding, ...]:
     """Find advice for one mode.
 
@@ -155,6 +162,7 @@ def check_script(
         loader_workers: Data loaders may have worker processes under smp on this instance type.
         torchrun: torchrun starts it.
         arguments: Names of the hyperparameters that it gets as options.
+        backend_known: ``import torch`` of the image registers smddp's backend.
     """
     if script.problem:
         return (script.problem,)
@@ -162,7 +170,7 @@ def check_script(
     if mode == "smdistributed.modelparallel":
         found += _model_parallel(script, instance_type, loader_workers, torchrun)
     elif mode in ("smdistributed.dataparallel", "pytorchddp"):
-        found += _data_parallel(script)
+        found += _data_parallel(script, backend_known)
     elif torchrun:
         found += _torch_distributed(script)
     found += _undeclared(script, arguments)
@@ -204,6 +212,8 @@ def _model_parallel(script: Script, instance_type: str, loader_workers: bool, to
         yield Finding("torch.jit.ScriptModule", "not supported under smp: keep the model a plain module", call.line)
     for call in script.called("jit.script"):
         yield Finding("torch.jit.script", "it makes a ScriptModule, which smp does not support", call.line)
+    for call in script.called("torch.compile"):
+        yield Finding("torch.compile", "not supported around an smp model: leave it out", call.line)
     for call in script.called("DataLoader"):
         if "**" not in call.keywords and call.constant("drop_last") is not True and "drop_last" not in call.keywords:
             why = "the last, smaller batch does not split into microbatches: give drop_last=True"
@@ -214,13 +224,13 @@ def _model_parallel(script: Script, instance_type: str, loader_workers: bool, to
             yield Finding(f"DataLoader with num_workers={workers}", why, call.line)
 
 
-def _data_parallel(script: Script) -> Iterator[Finding]:
+def _data_parallel(script: Script, backend_known: bool) -> Iterator[Finding]:
     """smddp is a backend of torch.distributed."""
     backends = [(call, _backend(call)) for call in script.called("init_process_group")]
     if not backends and not script.imports("smdistributed.dataparallel") and _sets_up_itself(script):
         why = 'unless an import does it, every process trains alone: dist.init_process_group(backend="smddp")'
         yield Finding("no init_process_group in this file", why)
-    if not script.imports(_SMDDP):
+    if not script.imports(_SMDDP) and not backend_known:
         why = f"it registers the backend: import {_SMDDP}.torch_smddp"
         if any(backend == "smddp" for _, backend in backends):
             yield Finding("the smddp module is not imported", why)

@@ -177,8 +177,12 @@ def _all_groups(case: Case, made: Exported) -> None:
         )
 
 
+def _is_on(value: Json) -> bool:
+    return value in (True, 1, "True", "true", "1")
+
+
 def _switch(case: Case, made: Exported) -> None:
-    on = any(case.decoded(name) in (True, 1, "True", "true", "1") for name in SWITCHES)
+    on = any(_is_on(case.decoded(name)) for name in SWITCHES)
     if not on and case.decoded("sagemaker_distribution_instance_groups") is None:
         made.set("distribution_instance_groups", [])
         if case.groups:
@@ -201,6 +205,21 @@ def _region(case: Case, made: Exported) -> None:
 def _model_parallel(case: Case, made: Exported) -> None:
     parameters = (case.decoded("mp_parameters"), case.variables.get("SM_HP_MP_PARAMETERS", ""))
     made.properties["is_modelparallel_enabled"] = any(value not in (None, "", {}, "{}") for value in parameters)
+
+
+def _both_names(case: Case, made: Exported) -> None:
+    given = mapping(case.decoded("mp_parameters"))
+    if given and _is_on(case.decoded("sagemaker_mpi_enabled")):
+        degree = given.get("pipeline_parallel_degree", given.get("partitions", 1))
+        both: dict[str, Json] = {**given, "partitions": degree, "pipeline_parallel_degree": degree}
+        made.variables["SM_HP_MP_PARAMETERS"] = compact(both)
+
+
+def _booleans(case: Case, made: Exported) -> None:
+    given = mapping(json.loads(made.variables["SM_FRAMEWORK_PARAMS"]))
+    switched: dict[str, Json] = {name: _is_on(case.decoded(name)) for name in given if name in SWITCHES}
+    made.set("framework_params", {**given, **switched})
+    made.properties["additional_framework_parameters"] = {**given, **switched}
 
 
 def _cpus(case: Case, made: Exported) -> None:
@@ -353,6 +372,28 @@ DIFFERENCES = (
                 mp_parameters='{"partitions": 2}', sagemaker_mpi_enabled=True, sagemaker_mpi_num_of_processes_per_host=2
             )
         ),
+    ),
+    Difference(
+        "SM_HP_MP_PARAMETERS",
+        "the hyperparameter `mp_parameters`",
+        "the same with `partitions` and `pipeline_parallel_degree`, the two names of one parameter",
+        "Hugging Face looks for `partitions` only, and trains without smp where it is missing",
+        _both_names,
+        Case(
+            _hyperparameters(
+                mp_parameters='{"pipeline_parallel_degree": 2}',
+                sagemaker_mpi_enabled=True,
+                sagemaker_mpi_num_of_processes_per_host=2,
+            )
+        ),
+    ),
+    Difference(
+        "SM_FRAMEWORK_PARAMS",
+        "switches as the SDK or a file wrote them",
+        "switches as true or false",
+        "a script that tests the value takes the text `False` for true",
+        _booleans,
+        Case(_hyperparameters(sagemaker_mpi_enabled="False")),
     ),
     Difference(
         "SM_NUM_CPUS",

@@ -65,6 +65,12 @@ class Network:
         number = self.hosts.index(host) + 1
         return f"10.77.{number // 250}.{number % 250}"
 
+    def resolves(self, host: str, *known: str) -> None:
+        """Let a host know these names only, from now on."""
+        lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in known)]
+        # The same file: it is mounted already where a process of the host runs.
+        Path("/etc/netns", self.space(host), "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
+
     def cut(self, host: str) -> None:
         """Take the cable of a host out at the switch: the host itself sees its link go down."""
         call("ip", "-n", self.prefix, "link", "set", f"port{self.hosts.index(host) + 1}", "down")
@@ -75,15 +81,15 @@ class Network:
 
 
 @contextlib.contextmanager
-def network_of(count: int) -> Iterator[Network]:
-    """So many namespaces on a bridge, in which algo-1, algo-2... can be resolved."""
+def network_of(count: int, names: Sequence[str] = ()) -> Iterator[Network]:
+    """So many namespaces on a bridge, in which algo-1, algo-2... can be resolved, or other names."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     missing = [name for name in ("ip", "unshare") if not shutil.which(name)]
     if missing:
         pytest.skip(f"not here: {', '.join(missing)}")
-    made = Network(tuple(f"algo-{number}" for number in range(1, count + 1)), f"tw{os.getpid()}{next(_NUMBER)}")
-    lines = ["127.0.0.1 localhost", *(f"{made.address(host)} {host}" for host in made.hosts)]
+    hosts = tuple(names) or tuple(f"algo-{number}" for number in range(1, count + 1))
+    made = Network(hosts, f"tw{os.getpid()}{next(_NUMBER)}")
     with contextlib.ExitStack() as stack:
         call("ip", "netns", "add", made.prefix)
         stack.callback(call, "ip", "netns", "delete", made.prefix)
@@ -96,13 +102,16 @@ def network_of(count: int) -> Iterator[Network]:
             directory = Path("/etc/netns", space)
             directory.mkdir(parents=True)
             stack.callback(shutil.rmtree, directory)
-            (directory / "hosts").write_text("\n".join(lines) + "\n", encoding="ascii")
+            made.resolves(made.hosts[number - 1], *made.hosts)
+            # Nothing answers there, and that is known at once: other names do not exist.
+            (directory / "resolv.conf").write_text("nameserver 127.0.0.1\n", encoding="ascii")
             peer = ("type", "veth", "peer", "name", port, "netns", made.prefix)
             call("ip", "link", "add", "eth0", "netns", space, *peer)
             call("ip", "-n", made.prefix, "link", "set", port, "master", "switch", "up")
             call("ip", "-n", space, "address", "add", f"{made.address(host)}/16", "dev", "eth0")
             call("ip", "-n", space, "link", "set", "eth0", "up")
             call("ip", "-n", space, "link", "set", "lo", "up")
+            call("ip", "-n", space, "route", "add", "default", "dev", "eth0")
         yield made
 
 

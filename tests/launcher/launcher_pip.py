@@ -70,5 +70,7 @@ def pip_variables(base: Path, **more: str) -> dict[str, str]:
         "PYTHONPATH": str(site),
         "NO_PROXY": "127.0.0.1",
         "HOME": str(base),
+        # pip asks `rustc` and `lsb_release` for their versions where it finds them.
+        "PATH": str(Path(sys.executable).parent),
         **more,
     }

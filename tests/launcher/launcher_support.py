@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO
 
+from trainworks_launcher import platforms
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
 from trainworks_launcher.hyperparameters import decode_values
@@ -35,6 +36,9 @@ TIME_OUT = 60.0
 PROGRAMS = {
     name: f"/usr/bin/{name}" for name in ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")
 }
+TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
+"""The words that start the launcher."""
+
 INSTANCES: dict[str, Json] = {
     "ml.fast.xlarge": {"gpus": 8, "neuron_cores": 0, "efa": True, "efa_rdma": True},
     "ml.fabric.xlarge": {"gpus": 4, "neuron_cores": 0, "efa": True, "efa_rdma": False},
@@ -98,6 +102,7 @@ def environment(
         hostname_shim="/opt/trainworks/lib/libhostname.so",
         launcher_python="/usr/bin/python3",
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
+        platform=platforms.describe(platforms.Given(variables or {}, config, host)),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -153,6 +158,7 @@ class Launcher:
         variables: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         stderr: int = subprocess.STDOUT,
+        program: Sequence[str] = TRAIN,
     ) -> None:
         self.base = base
         self.output = b""
@@ -166,7 +172,7 @@ class Launcher:
             scratch.mkdir(parents=True, exist_ok=True)
             env["TMPDIR"] = str(scratch)
         env.update(variables or {})
-        command = [*prefix, sys.executable, "-I", str(LAUNCHER / "trainworks_launcher" / "__main__.py"), *arguments]
+        command = [*prefix, *program, *arguments]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True

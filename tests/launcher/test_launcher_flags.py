@@ -286,7 +286,7 @@ def options_in(argv: Sequence[str], known: Mapping[str, int]) -> Iterator[str]:
             next(words, None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example([("--oversubscribe",), ("--mca", "v", "--oversubscribe")], "4.1.4")
 @given(st.lists(WORDS, max_size=8), st.sampled_from(["4.1.4", "5.0.11"]))
 def test_no_mca_parameter_stands_twice_whatever_the_user_says(words: list[tuple[str, ...]], open_mpi: str) -> None:
@@ -308,7 +308,7 @@ def test_no_mca_parameter_stands_twice_whatever_the_user_says(words: list[tuple[
     assert argv == line(options, open_mpi)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(NAMES, st.sampled_from(["a", "b"]), max_size=6), st.sampled_from(["4.1.4", "5.0.11"]))
 def test_what_the_user_says_is_what_stands_there_in_the_users_order(said: dict[str, str], open_mpi: str) -> None:
     options = shlex.join(word for pair in said.items() for word in ("--mca", *pair))

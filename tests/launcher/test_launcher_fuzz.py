@@ -30,7 +30,7 @@ from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import NodePlan
 from trainworks_launcher.values import Json
 
-EXAMPLES = int(os.environ.get("TRAINWORKS_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("TRAINWORKS_FUZZ_EXAMPLES", "60"))
 
 
 def words(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -290,3 +291,7 @@ def test_a_file_of_hyperparameters_that_cannot_be_read_is_one_problem(tmp_path: 
         (problem,) = refused.value.problems
         assert said in problem.what
         assert "sys." not in str(problem)
+    (tmp_path / "input/config/hyperparameters.json").unlink()
+    os.mkfifo(tmp_path / "input/config/hyperparameters.json")
+    with pytest.raises(RefusalError, match="is not a file"):
+        make_job(read_environment(variables))

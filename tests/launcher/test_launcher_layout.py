@@ -58,6 +58,7 @@ RUN_BY_THE_USERS_PYTHON = {
     "codeartifact.py": {"boto3", "botocore"},
     "fetch.py": {"boto3", "botocore"},
     "install.py": {"pip"},
+    "sitecustomize.py": {"sitecustomize"},
 }
 """By the one that has boto3, which was looked up before, or that runs pip; and what they import of it."""
 
@@ -95,14 +96,22 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 
 PURE = [
-    *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "hyperparameters", "job", "manifest"),
-    *("arguments", "provision", "supervise/outcome", "supervise/installing", "supervise/preparation"),
+    *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "flight_recorder", "job", "manifest"),
+    *(
+        "arguments",
+        "hyperparameters",
+        "provision",
+        "supervise/outcome",
+        "supervise/installing",
+        "supervise/preparation",
+    ),
     "supervise/reports",
-    *("elsewhere", "explain", "options"),
+    *(f"supervise/hang/{name}" for name in ("naming", "progress", "stacks")),
+    *("elsewhere", "explain", "invocation", "options"),
     *(f"../trainworks_preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
     *("masking", "model_parallel", "network", "origins", "placement", "program", "names", "plan"),
     *("registry", "settings", "values"),
-    *(f"modes/{path.stem}" for path in sorted((PACKAGE / "modes").glob("*.py"))),
+    *(f"{room}/{path.stem}" for room in ("modes", "platforms") for path in sorted((PACKAGE / room).glob("*.py"))),
 ]
 
 

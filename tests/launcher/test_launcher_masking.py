@@ -59,6 +59,22 @@ def test_names_of_other_things(name: str) -> None:
     assert not is_secret_name(name)
 
 
+SORT_KEY, RANDOM = "val_loss", "8f14e45fceea167a5a36dedd4bea2543"
+
+
+@pytest.mark.parametrize("name", ["key", "KEY", "keys"])
+def test_a_value_of_a_mere_key_is_hidden_only_if_it_looks_like_a_secret(name: str) -> None:
+    masker = Masker({"sort": json.dumps({name: SORT_KEY}), "other": json.dumps({name: RANDOM})})
+    for value, hidden in ((SORT_KEY, False), (RANDOM, True)):
+        shown = MASK if hidden else value
+        assert masker.json({"sort": {name: value}}) == {"sort": {name: shown}}
+        assert masker.value("SM_HP_SORT", f'{{"{name}":"{value}"}}') == f'{{"{name}":"{shown}"}}'
+        assert masker.words((f"--{name}", value, f"--{name}={value}", f"{name}={value}")) == (
+            (f"--{name}", shown, f"--{name}={shown}", f"{name}={shown}")
+        )
+        assert masker.text(f"sorted by {value}") == f"sorted by {shown}"
+
+
 @pytest.mark.parametrize(
     ("text", "masked"),
     [

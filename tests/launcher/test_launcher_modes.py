@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import permutations
 from types import MappingProxyType
 
 import pytest
-from launcher_support import PROGRAMS, environment, manifest, manifest_document, plan
+from launcher_support import PROGRAMS, REPOSITORY, environment, manifest, manifest_document, plan
 
 from trainworks_launcher import model_parallel
 from trainworks_launcher.entry import Code
@@ -26,7 +28,7 @@ GPUS = "ml.fast.xlarge"
 PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
 MPI: Mapping[str, Json] = {"sagemaker_mpi_enabled": True}
 TORCH: Mapping[str, Json] = {"sagemaker_torch_distributed_enabled": True}
-SMP: Mapping[str, Json] = {**MPI, PER_HOST: 8, "mp_parameters": {"partitions": 2}}
+SMP: Mapping[str, Json] = {**MPI, PER_HOST: 8, "mp_parameters": {"partitions": 2, "ddp": True}}
 SMDDP: Mapping[str, Json] = {"sagemaker_distributed_dataparallel_enabled": True}
 DDP: Mapping[str, Json] = {"sagemaker_pytorch_ddp_enabled": True}
 XLA: Mapping[str, Json] = {"sagemaker_pytorch_xla_multi_worker_enabled": True}
@@ -75,7 +77,9 @@ def test_parameters_of_smp_and_mpi_are_one_mode_and_with_torchrun_another() -> N
 
 
 def test_parameters_of_smp_may_come_as_a_variable() -> None:
-    made = gpus({**MPI, PER_HOST: 8}, variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}))
+    made = gpus(
+        {**MPI, PER_HOST: 8}, variables=MappingProxyType({"SM_HP_MP_PARAMETERS": '{"partitions": 2, "ddp": true}'})
+    )
     assert make_job(made).placement.mode == "smdistributed.modelparallel"
 
 
@@ -221,16 +225,29 @@ def test_devices_that_are_not_seen_are_said() -> None:
         ({"partitions": 2}, ""),
         ({"pipeline_parallel_degree": 4, "microbatches": 8, "ddp": True, "pipeline": "interleaved"}, ""),
         ({"sharded_data_parallel_degree": 16, "ddp": True, "ddp_dist_backend": "auto"}, ""),
-        ({"ddp": True}, "pipeline_parallel_degree is missing"),
+        ({"ddp": True}, ""),
         ({"partitions": 0}, "partitions is 0"),
         ({"partitions": "2"}, "partitions is '2'"),
         ({"partitions": True}, "partitions is True"),
         ({"partitions": 2, "pipeline_parallel_degree": 4}, "partitions is 2 and pipeline_parallel_degree is 4"),
         ({"partitions": 2, "pipeline": "interleavd"}, "did you mean 'interleaved'?"),
-        ({"partitions": 2, "placement_strategy": 3}, "use one of: spread, cluster"),
+        ({"partitions": 2, "placement_strategy": 3}, "use one of: cluster, spread, DPT, DTP"),
         ({"partitions": 2, "optimize": "sped"}, "did you mean 'speed'?"),
         ({"partitions": 2, "ddp": "yes"}, "give true or false"),
-        ({"partitions": 2, "ddp": True, "horovod": True}, "ddp and horovod are both on"),
+        ({"partitions": 2, "horovod": True, "checkpoint_attentions": False, "surprise": 1}, ""),
+        ({"partitions": 2, "fp16": True, "bf16": True}, "fp16 and bf16 are both on"),
+        ({"sharded_data_parallel_degree": 2, "tensor_parallel_degree": 2}, "beside tensor_parallel_degree"),
+        ({"sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, "beside shard_optimizer_state"),
+        ({"sdp_reduce_bucket_size": 0, "sdp_gradient_clipping": 1.0, "activation_loading_horizon": 1}, ""),
+        ({"sdp_gradient_clipping": -1}, "give a number from 0"),
+        ({"sdp_reduce_bucket_size": 5e8}, "give a whole number of at least 0"),
+        ({"ddp_port": None, "active_microbatches": None}, ""),
+        ({"pipeline_parallel_degree": None}, "pipeline_parallel_degree is None"),
+        ({"activation_loading_horizon": 0}, "give a whole number of at least 1"),
+        ({"prescaled_batch": 1}, "give true or false"),
+        ({"partitions": 2, "placement_strategy": "TDP"}, ""),
+        ({"partitions": 2, "placement_strategy": "TPP"}, "did you mean 'TPD'?"),
+        ({"partitions": 2, "ddp": True, "ddp_dist_backend": "mpi"}, "ddp_dist_backend is 'mpi'"),
         ({"partitions": 2, "ddp_port": 99}, "ddp_port is given without ddp"),
         ({"partitions": 2, "ddp": True, "ddp_port": 99999}, "give a TCP port"),
         ({"partitions": 2, "ddp": True, "ddp_port": "none"}, "give a TCP port"),
@@ -250,6 +267,74 @@ def test_parameters_of_smp_are_checked(parameters: Json, refused: str) -> None:
     assert bool(problems) == bool(refused)
 
 
+def test_the_launcher_and_the_library_know_the_same_parameters() -> None:
+    path = REPOSITORY / "smdistributed" / "smdistributed" / "modelparallel" / "torch" / "config.py"
+    text = path.read_text(encoding="utf-8")
+    starts = [text.index(f"\n{name}") for name in ("RANGES", "OLD_NAMES", "IGNORED")]
+    tables = [text[start : text.index('\n"""', start)] for start in starts]
+    found = {name for table in tables for name in re.findall(r'(?:^ +|\{)"(\w+)"[:,]', table, re.MULTILINE)}
+    assert found == model_parallel.KEYS
+
+
+@pytest.mark.parametrize("letters", ["cluster", "spread", *("".join(each) for each in permutations("DPT"))])
+def test_every_placement_strategy_is_taken(letters: str) -> None:
+    assert model_parallel.check({"partitions": 2, "placement_strategy": letters}, "") == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "processes", "refused"),
+    [
+        ({"partitions": 2}, 2, ""),
+        ({"partitions": 2, "ddp": True}, 8, ""),
+        # The script may give ddp to smp.init, as AWS's own acceptance script does.
+        ({"partitions": 2}, 8, ""),
+        ({"partitions": 2, "ddp": False}, 8, "8 processes train 4 copies of the model, and ddp is false (here)"),
+        ({"partitions": 2}, 1, "1 process(es) for models of 2"),
+        ({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}, 8, ""),
+        ({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}, 6, "start a multiple of 4 processes"),
+        ({"tensor_parallel_degree": 2}, 2, ""),
+        ({"tensor_parallel_degree": 2, "ddp": False}, 2, "tensor_parallel_degree is 2, and ddp is false"),
+        ({"sharded_data_parallel_degree": 4, "ddp": True}, 8, ""),
+        ({"sharded_data_parallel_degree": 3, "ddp": True}, 8, "give a divisor of 8"),
+        ({"partitions": "2"}, 8, ""),
+        (None, 8, ""),
+    ],
+)
+def test_the_degrees_of_smp_divide_the_processes(parameters: Json, processes: int, refused: str) -> None:
+    problems = [str(problem) for problem in model_parallel.check_processes(parameters, "here", processes)]
+    assert [text for text in problems if refused not in text] == []
+    assert bool(problems) == bool(refused)
+
+
+def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
+    made = plan(gpus({**SMP, "mp_parameters": {"partitions": 2, "ddp": True, "microbatch": 4, "zero2d": False}}))
+    (told,) = [line for line in made.warnings if "smp does not know" in line]
+    assert told == "mp_parameters has 'microbatch', which smp does not know; did you mean 'microbatches'?"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "degree"),
+    [({"partitions": 2, "ddp": True}, 2), ({"pipeline_parallel_degree": 4, "ddp": True}, 4), ({"ddp": True}, 1)],
+)
+def test_the_script_gets_the_pipeline_degree_under_both_names(parameters: dict[str, Json], degree: int) -> None:
+    expected = {**parameters, "partitions": degree, "pipeline_parallel_degree": degree}
+    by_hyperparameter = plan(gpus({**SMP, "mp_parameters": parameters}))
+    variables = MappingProxyType({"SM_HP_MP_PARAMETERS": json.dumps(parameters)})
+    by_variable = plan(gpus({**MPI, PER_HOST: 8}, variables=variables))
+    for made in (by_hyperparameter, by_variable):
+        assert json.loads(made.env["SM_HP_MP_PARAMETERS"]) == expected
+    assert "--mp_parameters" in by_hyperparameter.argv
+    assert "SM_HP_MP_PARAMETERS" not in plan(gpus(MPI)).env
+
+
+@pytest.mark.parametrize("off", ["False", "0", False])
+def test_switches_reach_the_script_as_booleans(off: Json) -> None:
+    asked = {**SMDDP, "sagemaker_mpi_enabled": off, "sagemaker_distributed_dataparallel_enabled": "True"}
+    given = json.loads(plan(gpus(asked)).env["SM_FRAMEWORK_PARAMS"])
+    assert given["sagemaker_mpi_enabled"] is False
+    assert given["sagemaker_distributed_dataparallel_enabled"] is True
+
+
 def test_smp_problems_are_told_with_the_others() -> None:
     text = refusal(gpus({**SMP, "mp_parameters": {"partitions": 0, "optimize": "x"}, PER_HOST: 9}))
     assert [words for words in ("partitions is 0", "optimize is 'x'", "give at most 8") if words not in text] == []
@@ -258,10 +343,10 @@ def test_smp_problems_are_told_with_the_others() -> None:
 @pytest.mark.parametrize(
     ("parameters", "programs", "wrapped"),
     [
-        ({"partitions": 2}, SMDDP_PROGRAMS, True),
+        ({"partitions": 2, "ddp": True}, SMDDP_PROGRAMS, True),
         ({"partitions": 2, "ddp": True, "ddp_dist_backend": "auto"}, SMDDP_PROGRAMS, True),
         ({"partitions": 2, "ddp": True, "ddp_dist_backend": "nccl"}, SMDDP_PROGRAMS, False),
-        ({"partitions": 2}, PROGRAMS, False),
+        ({"partitions": 2, "ddp": True}, PROGRAMS, False),
     ],
 )
 def test_smddpmprun_is_used_where_it_is_and_the_backend_is_auto(
@@ -300,6 +385,14 @@ def test_smddp_on_one_host_without_efa_and_without_smddprun() -> None:
     assert made.env["SMDATAPARALLEL_USE_SINGLENODE"] == "1"
     assert not {"SMDATAPARALLEL_USE_HOMOGENEOUS", "FI_PROVIDER", "NCCL_PROTO"} & made.env.keys()
     assert program_of(made)[0] == "/usr/bin/python"
+
+
+def test_smddp_beside_torchrun_is_a_library() -> None:
+    made = gpus({**SMDDP, **TORCH})
+    assert plan(made).mode == "torch_distributed"
+    assert program_of(plan(made))[:2] != ("/opt/venv/bin/smddprun", "/usr/bin/python")
+    assert any("the image has no smddp" in line for line in plan(made).warnings)
+    assert not any("smddp" in line for line in plan(with_components(made, smddp="1")).warnings)
 
 
 def test_smddp_takes_its_own_custom_options() -> None:

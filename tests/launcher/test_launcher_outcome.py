@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,27 @@ from trainworks_launcher.supervise.reports import (
     ends_with_traceback,
     failure_text,
     find_traceback,
+    mpirun_daemon,
     mpirun_report,
     torchrun_report,
 )
+from trainworks_launcher.values import Json
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
 SECOND = 'Traceback (most recent call last):\n  File "b.py", line 1, in <module>\nKeyError: second\n'
 CHAIN = FIRST + "\nDuring handling of the above exception, another exception occurred:\n\n" + SECOND
+UNREADABLE = '  File "/opt/ml/code/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "a.py", line 2, in <module>
+  |     raise ExceptionGroup("two failed", [ValueError("one"), TypeError("two")])
+  | ExceptionGroup: two failed (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: one
+    +---------------- 2 ----------------
+    | TypeError: two
+    +------------------------------------
+"""
 TORCHRUN = (
     'Traceback (most recent call last):\n  File "torchrun", line 8, in <module>\n'
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
@@ -61,10 +76,18 @@ def marked(text: str, rank: int) -> str:
         (FIRST.replace("ValueError: first", "torch.OutOfMemoryError: full"), 1, "torch.OutOfMemoryError: full"),
         (FIRST.replace("ValueError: first", "KeyboardInterrupt"), 1, "KeyboardInterrupt"),
         ("Traceback (most recent call last):", 1, "Traceback (most recent call last):"),
+        (" 30%|###       | 3/10 [00:01<00:02]" + FIRST, 1, "ValueError: first"),
+        ("epoch 1\r30%|### 3/10\r40%|#### 4/10" + FIRST, 1, "ValueError: first"),
+        (FIRST + "Exception ignored in: <function f>\n" + SECOND, 1, "ValueError: first"),
+        (UNREADABLE, 1, "SyntaxError: invalid syntax"),
+        ("step 1\n" + UNREADABLE.replace("SyntaxError: invalid syntax", "TabError: tabs"), 4, "TabError: tabs"),
+        (GROUP, 1, "ExceptionGroup: two failed (2 sub-exceptions)"),
+        (GROUP, 4, "ExceptionGroup: two failed (2 sub-exceptions)"),
     ],
 )
 def test_which_traceback_is_the_cause(tail: str, processes: int, cause: str) -> None:
-    assert find_traceback(tail, processes)[0] == cause
+    found = find_traceback(tail, processes)
+    assert (found.cause if found else "") == cause
 
 
 def test_frames_of_the_runner_are_left_out() -> None:
@@ -72,12 +95,65 @@ def test_frames_of_the_runner_are_left_out() -> None:
         '  File "<frozen runpy>", line 88, in _run_code\n  File "/v/site-packages/mpi4py/run.py", line 1, in main\n'
     )
     text = FIRST.replace('  File "a.py"', frames + '    run()\n  File "a.py"')
-    assert find_traceback(text, 4)[1] == FIRST.strip()
+    found = find_traceback(text, 4)
+    assert found is not None
+    assert [*found.frames, *found.exception] == FIRST.splitlines()
 
 
 def test_the_cause_stands_first() -> None:
     text = failure_text(what="train.py", host="algo-2", mode="mpi", returncode=3, tail=FIRST.encode(), processes=1)
     assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
+
+
+STATE_DICT = FIRST.replace("ValueError: first", "RuntimeError: Error(s) in loading state_dict for Linear:") + (
+    '\tMissing key(s) in state_dict: "bias".\n'
+    "\tsize mismatch for weight: copying a param with shape torch.Size([3, 4]) from checkpoint.\n"
+)
+CUDA = FIRST.replace("ValueError: first", "torch.AcceleratorError: CUDA error: device-side assert triggered") + (
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\nDevice-side assertion tracking was not enabled by user.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("errors", "kept", "dropped"),
+    [
+        (STATE_DICT, ["size mismatch for weight", "Missing key(s)"], []),
+        (CUDA, ["CUDA_LAUNCH_BLOCKING=1", "assertion tracking"], []),
+        (CUDA + "2026-11-22 10:00:00,001 INFO bye\n", ["assertion tracking"], ["INFO bye"]),
+        (CUDA + "Exception raised from f at x.cpp:3 (most recent call first):\nframe #0: c10\n", [], ["frame #0"]),
+        (FIRST + "a note of add_note()\n", ["a note of add_note()"], []),
+        (GROUP, ["ValueError: one", "TypeError: two", 'File "a.py", line 2'], []),
+        (UNREADABLE, ["def f(:", "line 3"], []),
+    ],
+)
+def test_the_whole_message_is_kept_and_nothing_after_it(errors: str, kept: list[str], dropped: list[str]) -> None:
+    """Python writes what the script printed after the traceback: its own buffer is written at the end."""
+    tail = f"{errors}loss 0.5\n"
+    text = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=tail.encode(), errors=errors.encode())
+    assert all(words in text for words in kept)
+    assert not any(words in text for words in (*dropped, "loss 0.5"))
+    of_many = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=tail.encode(), processes=2)
+    assert "loss 0.5" not in of_many
+    assert of_many.splitlines()[0] == text.splitlines()[0]
+
+
+@pytest.mark.parametrize(("frames", "message"), [(100, 500), (3, 5000), (200, 100), (1, 900)])
+def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, message: int) -> None:
+    lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
+    words = " ".join(f"word{number}" for number in range(message // 7))
+    errors = f"Traceback (most recent call last):\n{lines}ValueError: the cause\n{words}\n".encode()
+    text = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=errors, errors=errors)
+    assert len(text) <= 1024
+    assert text.startswith("ValueError: the cause\nx.py on host a")
+    assert f"line {frames - 1}, in f" in text  # the innermost frame
+    assert (words in text) is (message <= 500)
+    assert words[-100:] in text
+
+
+def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
+    text = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=FIRST.replace("f", "\x1b[1mf").encode())
+    assert "\x1b" not in text
+    assert text.startswith("ValueError: first\n")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
@@ -127,6 +203,24 @@ def test_mpiruns_words_name_the_first_failing_rank_and_its_status(words: str, ex
     assert mpirun_report(words.encode()) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "host"),
+    [
+        ("nothing", ""),
+        ("inability to find the\ndaemon executable, or\n  Local host:    algo-1\n  Remote host:   algo-2\n", "algo-2"),
+        (
+            (
+                "ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[1,0],0] on node algo-1\n"
+                "  Remote daemon: [[1,0],1] on node algo-3\n"
+            ),
+            "algo-3",
+        ),
+    ],
+)
+def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: str) -> None:
+    assert mpirun_daemon(words.encode()) == host
+
+
 def suspect(at: float, host: str, rank: int, *, certain: bool = True, status: int = 0) -> Suspect:
     return Suspect(at, Outcome(FAILED, status, host, f"rank {rank}", f"rank {rank}", rank), certain)
 
@@ -169,7 +263,14 @@ def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
 
 @pytest.mark.parametrize(
     ("tail", "died_of_it"),
-    [(FIRST, True), (FIRST + "bye\n", True), (FIRST + "went on\n" * 9, False), ("fine\n", False)],
+    [
+        (FIRST, True),
+        (FIRST + "bye\n", True),
+        (FIRST + "went on\n" * 9, False),
+        ("fine\n", False),
+        (FIRST + "\tmore of the message\n" * 9, True),
+        (GROUP, True),
+    ],
 )
 def test_a_traceback_that_was_only_logged_is_no_death(tail: str, died_of_it: bool) -> None:
     assert ends_with_traceback(tail.encode()) is died_of_it
@@ -231,13 +332,16 @@ def test_the_limit_keeps_both_ends(length: int) -> None:
     "outcome", [Outcome(SUCCEEDED), Outcome(FAILED, 42, "algo-2", "ValueError: é"), Outcome(STOPPED, 143, "a", "t")]
 )
 def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
-    assert read_outcome(outcome_fields(outcome)) == outcome
+    assert read_outcome(outcome_fields(outcome), "algo-9") == replace(outcome, host=outcome.host or "algo-9")
 
 
-def test_an_unreadable_outcome_is_never_a_success() -> None:
-    assert read_outcome({}).kind == FAILED
-    assert read_outcome({}).status != 0
-    assert read_outcome({"outcome": FAILED, "status": 256}).status != 0
+@pytest.mark.parametrize(
+    "message", [{}, {"outcome": FAILED, "status": 256}, {"outcome": 7, "text": [], "rank": 1 << 70}]
+)
+def test_an_unreadable_outcome_is_a_failure_that_names_its_host(message: dict[str, Json]) -> None:
+    found = read_outcome(message, "algo-3")
+    assert (found.kind, found.status, found.host, found.rank) == (FAILED, 66, "algo-3", -1)
+    assert "algo-3" in found.text
 
 
 def test_messages_in_pieces() -> None:

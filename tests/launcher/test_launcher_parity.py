@@ -255,7 +255,7 @@ def generate(chance: random.Random) -> Case:
                 ("", "-verbose -x A=1", '"--NCCL_DEBUG INFO"')
             )
             if chance.random() < 0.2:
-                hyperparameters["mp_parameters"] = '{"partitions": 2}'
+                hyperparameters["mp_parameters"] = '{"partitions": 1, "ddp": true}'
         groups = config.get("instance_groups")
         if isinstance(groups, list) and chance.random() < 0.5:
             names = [group["instance_group_name"] for group in groups if isinstance(group, dict)]

@@ -27,7 +27,7 @@ FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encodin
 SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
 SMDDP: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
 SMP: Json = {
-    "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}},
+    "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"pipeline_parallel_degree": 2, "ddp": True}}},
     "mpi": {"enabled": True, "processes_per_host": 8},
 }
 TORCH: Json = {"torch_distributed": {"enabled": True}}
@@ -125,7 +125,7 @@ def test_the_same_job_as_json(tmp_path: Path) -> None:
     status, text = report(words(tmp_path, SMP, "--format", "json", hyperparameters={"api_token": secret}))
     document = json.loads(text)
     assert (status, document["ready"], document["problems"]) == (0, True, [])
-    assert document["hyperparameters"]["mp_parameters"] == {"pipeline_parallel_degree": 2}
+    assert document["hyperparameters"]["mp_parameters"] == {"pipeline_parallel_degree": 2, "ddp": True}
     assert document["plans"][0]["mode"] == "smdistributed.modelparallel"
     assert secret not in text
     assert secret in report(words(tmp_path, SMP, "--show-secrets", hyperparameters={"api_token": secret}))[1]
@@ -140,11 +140,11 @@ def test_the_dict_may_be_written_as_python_does(tmp_path: Path) -> None:
 
 
 def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "smp.json").write_text('{"pipeline_parallel_degree": 4}', encoding="utf-8")
+    (tmp_path / "smp.json").write_text('{"pipeline_parallel_degree": 4, "ddp": true}', encoding="utf-8")
     parallel: Json = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": "smp.json"}}}
     made = run(words(tmp_path, {**parallel, "mpi": {"enabled": True, "processes_per_host": 8}}))  # type: ignore[dict-item]
     assert made.problems == ()
-    assert made.hyperparameters["mp_parameters"] == {"pipeline_parallel_degree": 4}
+    assert made.hyperparameters["mp_parameters"] == {"pipeline_parallel_degree": 4, "ddp": True}
 
 
 @pytest.mark.parametrize(
@@ -295,6 +295,39 @@ def test_one_host_with_smddp(tmp_path: Path) -> None:
     assert "CPUBottleneck" in advice["CPUs"]
     assert "smddp on one host" not in advice_of(run(words(tmp_path, SMDDP)))
     assert "smddp on this instance type" in advice_of(run(words(tmp_path, SMDDP, kind="ml.g5.48xlarge")))
+
+
+def open_library(folder: Path) -> tuple[str, str]:
+    """The option for an image with this project's smddp and smp."""
+    programs = ("python", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen", "smddprun", "smddpmprun")
+    document = {
+        "schema": 1,
+        "components": {"torch": {"version": "2.13.0"}, "cuda": {"version": "13"}, "smddp": {}, "smp": {}},
+        "programs": {name: f"/opt/venv/bin/{name}" for name in programs},
+        "protected": {"trainworks-smdistributed": "0.1.0"},
+    }
+    (folder / "image.json").write_text(json.dumps(document), encoding="utf-8")
+    return ("--image-manifest", f"{folder}/image.json")
+
+
+def test_the_open_library_runs_anywhere(tmp_path: Path) -> None:
+    open_image = open_library(tmp_path)
+    advice = advice_of(run(words(tmp_path, SMDDP, *open_image, kind="ml.g5.48xlarge", count=1)))
+    assert "every instance type" in advice["smddp"]
+    assert not {"smddp on one host", "smddp on this instance type", "CPUs"} & advice.keys()
+    loads = "loader = torch.utils.data.DataLoader(data, drop_last=True, num_workers=8)"
+    script = f"import torch\nimport smdistributed.modelparallel.torch as smp\nsmp.init()\n{loads}"
+    told = [row.subject for row in run(words(tmp_path, SMP, *open_image, script=script)).advice]
+    assert not {"data loaders", "script"} & set(told)
+
+
+@pytest.mark.parametrize(("torch", "told"), [("2.4.1", True), ("2.5.0", False)])
+def test_the_backend_is_known_where_torch_loads_backends(tmp_path: Path, torch: str, told: bool) -> None:
+    open_image = open_library(tmp_path)
+    script = "import torch.distributed as d\nd.init_process_group('smddp')"
+    line = words(tmp_path, SMDDP, *open_image, "--framework-version", torch, script=script)
+    found = [row.text for row in run(line).advice if row.subject == "script"]
+    assert (found == ["the smddp module is not imported"]) is told
 
 
 def test_batch_and_learning_rate_follow_the_number_of_replicas(tmp_path: Path) -> None:
@@ -470,7 +503,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     distribution=VALUES,
     user=st.dictionaries(st.text(max_size=6), VALUES, max_size=3),

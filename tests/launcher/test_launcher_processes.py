@@ -24,7 +24,8 @@ HOSTS = (LEADER, WORKER)
 WAIT_FOR_TERM = """
 import os, signal, sys
 def stop(number, frame):
-    print("saw", signal.Signals(number).name, flush=True)
+    # Not with print(), which may be what the signal interrupts: "reentrant call", and the script fails.
+    os.write(1, f"saw {signal.Signals(number).name}\\n".encode())
     sys.exit(STATUS)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
@@ -125,11 +126,18 @@ def test_a_reader_that_went_before_the_first_line_does_not_change_the_status(
     assert (tmp_path / "output" / ("failure" if status else "success")).exists()
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&- 2>&-", "2>&-"])
-@pytest.mark.parametrize(("script", "status"), [("print('hello')", 0), ("raise SystemExit(5)", 5)])
+@pytest.mark.parametrize(
+    ("closed", "script", "status"),
+    [
+        ("<&- >&- 2>&-", "print('hello')", 0),
+        ("<&- >&- 2>&-", "raise SystemExit(5)", 5),
+        (">&- 2>&-", "print('hello')", 0),
+        ("2>&-", "raise SystemExit(5)", 5),
+    ],
+)
 def test_standard_streams_may_be_closed(tmp_path: Path, script: str, status: int, closed: str) -> None:
     write_inputs(tmp_path, script, {}, {})
-    command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-I")
+    command = ("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-IS")
     main = str(LAUNCHER / "trainworks_launcher" / "__main__.py")
     env = {**os.environ, "SAGEMAKER_BASE_DIR": str(tmp_path)}
     done = subprocess.run((*command, main), env=env, stdout=subprocess.PIPE, timeout=TIME_OUT, check=False)
@@ -166,7 +174,7 @@ def test_output_is_streamed_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_job(tmp_path: Path) -> None:
-    write_inputs(tmp_path, "for i in range(200000): print('line', i)", {}, {})
+    write_inputs(tmp_path, "for i in range(30000): print('line', i)", {}, {})
     with Launcher(tmp_path, stderr=subprocess.DEVNULL) as made:
         made.read_until("line 10")
         assert made.process.stdout is not None
@@ -207,6 +215,40 @@ def test_what_the_script_leaves_behind_is_ended(tmp_path: Path) -> None:
     assert not state.exists() or state.read_text(encoding="ascii").rpartition(")")[2].split()[0] == "Z"
 
 
+def test_a_daemon_in_a_session_of_its_own_with_an_empty_environment_is_ended(tmp_path: Path) -> None:
+    script = (
+        "import subprocess\n"
+        "for _ in range(3): subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'exit 0'])\n"
+        "subprocess.run(['setsid', '-f', 'env', '-i', 'sh', '-c', 'echo daemon $$ end; exec sleep 300 >&- 2>&-'])\n"
+    )
+    made = run(tmp_path, script)
+    assert made.status == 0
+    assert not Path(f"/proc/{made.text.partition('daemon ')[2].split()[0]}").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a device", "link", "directory"])
+def test_a_failure_file_that_is_not_a_file_is_replaced(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "output").mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("not ours", encoding="utf-8")
+    made = {
+        "pipe": "os.mkfifo(p)",
+        "link to a device": "os.symlink('/dev/zero', p)",
+        "link": f"os.symlink({str(elsewhere)!r}, p)",
+        "directory": "os.mkdir(p)",
+    }[kind]
+    found = run(tmp_path, f"import os\np = os.environ['SM_OUTPUT_DIR'] + '/failure'\n{made}\nraise SystemExit(3)")
+    assert found.status == 3
+    assert elsewhere.read_text(encoding="utf-8") == "not ours"
+    if kind == "directory":
+        assert "cannot write below" in found.text
+    elif kind == "link":
+        assert found.failure == "not ours"
+    else:
+        assert found.failure.startswith("train.py on host ")
+        assert not (tmp_path / "output/failure").is_symlink()
+
+
 def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir(exist_ok=True)
@@ -217,6 +259,30 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
     )
     assert "\n[]\n" in made.text
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_without_a_directory_for_temporary_files_the_job_is_refused(tmp_path: Path, memory: bool) -> None:
+    """Only the output can be written, and in Docker /dev/shm too; never is anything put into the user's code."""
+    if os.geteuid() != 0:
+        pytest.skip("mount namespaces need root")
+    write_inputs(tmp_path, "import os; print('in', os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])", {}, {})
+    (tmp_path / "output").mkdir()
+    read_only = ["/tmp", "/var/tmp", *([] if memory else ["/dev/shm"])]
+    lines = [f"mount --bind {tmp_path}/output {tmp_path}/output"]
+    lines += [f"mountpoint -q {path} || mount --bind {path} {path}" for path in read_only]
+    lines += [f"mount -o remount,ro,bind {path}" for path in read_only]
+    setup = "\n".join(["set -e", *lines, f"cd {tmp_path}/code", 'exec "$@"'])
+    with Launcher(tmp_path, prefix=("unshare", "--mount", "sh", "-c", setup, "sh")) as made:
+        status = made.wait()
+    assert status == (0 if memory else 65), made.text
+    assert "Traceback" not in made.text
+    assert not list((tmp_path / "code").glob("trainworks-*"))
+    if memory:
+        assert "in /dev/shm/trainworks-" in made.text
+    else:
+        assert made.failure.startswith("cannot start the job: no directory for temporary files can be written (")
+        assert "docker run --tmpfs /tmp" in made.failure
 
 
 def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -> None:

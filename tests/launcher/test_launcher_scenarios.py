@@ -6,6 +6,8 @@ are the ones that were promised; where torch is imported, its import is taken of
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, need, network_of
-from launcher_support import TIME_OUT
+from launcher_support import TIME_OUT, Launcher, write_inputs
 
 from trainworks_launcher.values import Json
 
@@ -364,3 +366,76 @@ def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_pat
     for host in hosts:
         assert "job stopped" in host.text
         assert host.failure.startswith("stopped by SIGTERM")
+
+
+# ------------------------------------------------------------------------------------------------ what ends beside it
+def pids_of(host: Host, name: str) -> list[int]:
+    """The processes of a host whose program has this name."""
+    found = []
+    for pid in host.processes():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() == name:
+                found.append(pid)
+    return sorted(found)
+
+
+def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
+    script = RANKS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+    grace = {"TRAINWORKS_STOP_GRACE_SECONDS": "1"}
+    with job_on(shared, tmp_path, script, MODES["mpi"], manifest=manifest, variables=grace) as hosts:
+        read_ready(hosts)
+        hosts[1].signal_process_one(signal.SIGTERM)
+        statuses, _ = wait_all(hosts)
+        assert statuses == [137, 137], text_of(hosts)
+    assert hosts[0].failure == hosts[1].failure
+    assert hosts[0].failure.startswith("stopped by SIGTERM")
+
+
+def test_on_one_host_too_the_status_is_that_of_a_kill(manifest: Path, tmp_path: Path) -> None:
+    script = RANKS + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\nwhile True: signal.pause()\n"
+    write_inputs(tmp_path, script, {**MODES["mpi"], "sagemaker_mpi_num_of_processes_per_host": "2"}, {})
+    variables = {"TRAINWORKS_STOP_GRACE_SECONDS": "1", "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+    with Launcher(tmp_path, variables=variables) as made:
+        made.read_until("ready", 2)
+        made.process.send_signal(signal.SIGTERM)
+        assert made.wait() == 137, made.text
+    assert "killed by SIGKILL (exit status 137" in made.failure
+
+
+def test_the_host_whose_daemon_of_mpirun_dies_is_named(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    with job_on(shared, tmp_path, WAITING, MODES["mpi"], manifest=manifest) as hosts:
+        read_ready(hosts)
+        daemons = pids_of(hosts[1], "prted") or pids_of(hosts[1], "orted")
+        for pid in daemons:
+            os.kill(pid, signal.SIGKILL)
+        statuses, _ = wait_all(hosts)
+        assert statuses == [66, 66], text_of(hosts)
+    assert hosts[0].failure == hosts[1].failure
+    first = "mpirun lost its daemon on host algo-2, or could not start it"
+    assert hosts[0].failure.splitlines()[0] == first, hosts[0].failure
+
+
+def test_orphans_are_reaped_after_the_jobs_sshd_died(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    script = RANKS + (
+        "import subprocess\nsay('ready')\nmark = os.environ['SM_HP_MARK']\n"
+        "while not os.path.exists(mark): time.sleep(0.05)\n"
+        "def zombies():\n"
+        "    states = [open(f'/proc/{pid}/stat').read().rpartition(')')[2].split() for pid in os.listdir('/proc')"
+        " if pid.isdecimal()]\n"
+        "    return sum(state[0] == 'Z' and state[1] == '1' for state in states)\n"
+        "for _ in range(20): subprocess.run(['setsid', '-f', 'true'])\n"
+        "deadline = time.monotonic() + 30\n"
+        "while zombies() and time.monotonic() < deadline: time.sleep(0.05)\n"
+        "say('zombies', zombies())\n"
+    )
+    asked: dict[str, Json] = {**MODES["mpi"], "mark": str(tmp_path / "mark")}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        read_ready(hosts)
+        os.kill(pids_of(hosts[1], "sshd")[0], signal.SIGKILL)
+        hosts[1].read_until("the job's sshd has ended")
+        (tmp_path / "mark").touch()
+        statuses, _ = wait_all(hosts)
+        assert statuses == [0, 0], text_of(hosts)
+    assert "zombies 0 " in hosts[1].text

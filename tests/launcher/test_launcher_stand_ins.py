@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from launcher_support import LAUNCHER, TIME_OUT
 
-from trainworks_launcher.stand_ins import corrected
+from trainworks_launcher.dialects import dialect_of
+from trainworks_launcher.stand_ins import corrected, own_names
 
 DRIVERS_LINE = (
     *("--host", "algo-1:2,algo-2:2", "-np", "2", "--allow-run-as-root", "--tag-output"),
@@ -132,3 +133,45 @@ def test_a_program_that_the_image_lacks_is_named(installed: Path) -> None:
     done = called(installed, "somebody_else.py", "mpirun", "--version")
     assert done.returncode == 127
     assert done.stderr == "trainworks: this image has no mpirun\n"
+
+
+OPERATORS = {
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+    "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    "OMPI_MCA_orte_set_default_slots": "8",
+    "OMPI_MCA_pml": "ob1",
+    "PATH": "/usr/bin",
+}
+"""As kubeflow/mpi-operator (mpi_job_controller.go, ompiEnvVars) gives them, with one of a user."""
+
+
+def test_open_mpi_5_gets_the_operators_parameters_by_its_own_names() -> None:
+    assert own_names(OPERATORS, dialect_of("5.0.11")) == {
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
+        "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
+        "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
+        "PRTE_MCA_prte_set_default_slots": "8",
+    }
+
+
+def test_open_mpi_4_reads_them_itself_and_a_users_own_value_stays() -> None:
+    assert own_names(OPERATORS, dialect_of("4.1.7")) == {}
+    mine = {**OPERATORS, "PRTE_MCA_plm_ssh_args": "-v"}
+    assert "PRTE_MCA_plm_ssh_args" not in own_names(mine, dialect_of("5.0.11"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("-De", "-h", "/key"),
+        ("-D", "-f", "/etc/mine"),
+        ("-t",),
+        ("-D", "-oHostKey=/key"),
+        ("-D", "-o", "hostkey /key"),
+        ("-V",),
+    ],
+)
+def test_an_sshd_whose_keys_are_chosen_already_gets_none(installed: Path, given: tuple[str, ...]) -> None:
+    done = called(installed, "somebody_else.py", "sshd", *given)
+    assert (done.stdout, done.stderr) == (f"{[*given]} None None\n", "")

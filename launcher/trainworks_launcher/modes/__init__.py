@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Callable
 
+from trainworks_launcher.checks.asked import checks_of
 from trainworks_launcher.job import Job
 from trainworks_launcher.origins import Origin
 from trainworks_launcher.plan import NodePlan, Reason
@@ -25,8 +26,17 @@ def planner(mode: str) -> Callable[[Job], NodePlan]:
 def plan_host(job: Job) -> NodePlan:
     """Return the plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
 
-    A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training).
+    A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training). Where it is
+    the only one with a launcher, it starts the ranks of the others.
     """
-    plan = planner(job.placement.mode if job.placement.takes_part else "none")(job)
+    placement = job.placement
+    plan = planner(placement.mode if placement.takes_part or placement.served else "none")(job)
+    platform = job.environment.platform
+    why = [*plan.why, Reason(f"platform {platform.platform or 'none'}", platform.why, Origin.PLATFORM)]
     kept = why_kept(job.environment) if plan.requirements else ""
-    return replace(plan, why=(*plan.why, Reason("requirements", kept, Origin.IMAGE))) if kept else plan
+    if kept:
+        why.append(Reason("requirements", kept, Origin.IMAGE))
+    hidden = platform.hidden.get(plan.ranks_by, ())
+    checks = checks_of(job.environment, placement, job.network)
+    member = placement.member
+    return replace(plan, checks=checks, why=tuple(why), platform=platform.platform, member=member, hidden=hidden)

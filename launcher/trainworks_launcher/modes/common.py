@@ -62,18 +62,23 @@ def counts_and_why(job: Job) -> str:
     return f"{sum(job.placement.slots)} processes on {hosts} hosts: {job.placement.processes_why}"
 
 
-def warn_of_library(job: Job) -> tuple[str, ...]:
-    """Return what will not work without the mode's own library, in the words of the image; () where it is there.
+def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
+    """Return what will not work without a mode's own library, in the words of the image; () where it is there.
 
     A warning and no refusal: a job may install it with its requirements.txt.
+
+    Args:
+        job: The job.
+        mode: The mode; default: the job's.
     """
-    library = MODES[job.placement.mode].library
+    mode = mode or job.placement.mode
+    library = MODES[mode].library
     manifest = job.environment.manifest
     if not library or library in manifest.components:
         return ()
     costs = [row.cost for row in manifest.missing if row.component == library]
     cost = costs[0] if costs else "the script must work without it, or install it"
-    return (f"{job.placement.mode} is asked for, and the image has no {library}: {cost}",)
+    return (f"{mode} is asked for, and the image has no {library}: {cost}",)
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:
@@ -128,7 +133,8 @@ def own_process(
 
 def programs_of_mode(job: Job) -> Mapping[str, str]:
     """Name -> absolute path of the programs that the mode starts with; ``job`` was refused if one is missing."""
-    wanted = MODES[job.placement.mode].programs_for(len(job.placement.distribution_hosts))
+    placement = job.placement
+    wanted = MODES[placement.mode].programs_for(len(placement.distribution_hosts) + placement.served)
     return MappingProxyType({name: job.environment.programs[name] for name in wanted})
 
 

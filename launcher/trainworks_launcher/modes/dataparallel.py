@@ -28,7 +28,10 @@ def plan(job: Job) -> NodePlan:
         rows = [
             Variable("SMDATAPARALLEL_USE_HOMOGENEOUS", "1", "smddp over several hosts of one kind", ours=True),
             Variable(
-                "SMDATAPARALLEL_SERVER_ADDR", job.placement.leader, "smddp's own rendezvous is on the leader", ours=True
+                "SMDATAPARALLEL_SERVER_ADDR",
+                job.placement.leader_address,
+                "smddp's own rendezvous is on the leader",
+                ours=True,
             ),
             Variable("SMDATAPARALLEL_SERVER_PORT", str(names.DATA_PARALLEL_PORT), "smddp's own rendezvous"),
             Variable("SAGEMAKER_INSTANCE_TYPE", kind, "smddp chooses its algorithms by it", ours=True),
@@ -38,5 +41,5 @@ def plan(job: Job) -> NodePlan:
     before: list[Reason] = []
     if _START in environment.programs:
         words = (environment.programs[_START],)
-        before.append(Reason(_START, "puts smddp's collectives in the place of NCCL's", Origin.IMAGE, words))
+        before.append(Reason(_START, "smddp's own start of a rank, with its variables", Origin.IMAGE, words))
     return plan_ranks(job, rows, before, common.warn_of_library(job))

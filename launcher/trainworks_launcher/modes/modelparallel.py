@@ -1,6 +1,7 @@
 """smdistributed.modelparallel: smp's first version, always under mpirun (its second is a library under torchrun).
 
-Source: what sagemaker-training gives such a job, since smp was tuned with it.
+Source: what sagemaker-training gives such a job, since smp was tuned with it. The library of this project reads the
+same variables and takes the same start.
 """
 
 from __future__ import annotations
@@ -34,5 +35,5 @@ def plan(job: Job) -> NodePlan:
     backend = mapping(value).get("ddp_dist_backend", "auto")
     if backend == "auto" and _SET_UP in environment.programs:
         words = (environment.programs[_SET_UP], "-i", job.placement.instance_type, "--allow-bypass")
-        before.append(Reason(_SET_UP, "sets smddp up for this instance type, where it can use it", Origin.IMAGE, words))
+        before.append(Reason(_SET_UP, "smddp's own start of a rank under smp", Origin.IMAGE, words))
     return plan_ranks(job, rows, before, common.warn_of_library(job))

@@ -4,6 +4,9 @@ How ranks get the environment of their own host: mpirun starts ``rank.py`` on ea
 file which that host's launcher wrote, lays what mpirun and the user's ``-x`` say over it, and becomes the program. So
 nothing host-specific travels from the leader, and no value is too long for a command line.
 
+Where no launcher runs on the other hosts, because they only serve ssh (``Placement.served``), this one starts mpirun,
+which gives the ranks what the launcher knows, without what is host-specific.
+
 Where a parameter comes from: the reference of Open MPI (``ompi_info --all``, ``prte_info --all``), and what
 sagemaker-training gives mpirun, since jobs were tuned with that.
 """
@@ -16,7 +19,7 @@ from typing import Collection, Mapping, Sequence
 from trainworks_launcher import names
 from trainworks_launcher.dialects import Dialect, dialect_of
 from trainworks_launcher.entry import program_words
-from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.exported import HOST_SPECIFIC, exported_variables
 from trainworks_launcher.flags import Setting, UserOptions, merge_parameters, parse_user_options
 from trainworks_launcher.job import Job
@@ -47,7 +50,7 @@ def plan_ranks(
     Raises:
         RefusalError: The options contradict each other.
     """
-    several = len(job.placement.distribution_hosts) > 1
+    served = job.placement.served
     found = common.programs_of_mode(job)
     network, network_why = network_variables(job)
     more_variables, variables_why = common.variables(job, variables)
@@ -55,28 +58,30 @@ def plan_ranks(
     dialect = dialect_of(job.environment.manifest.components.get(names.OPEN_MPI, _GENERIC_VERSION))
     user, problems = parse_user_options(job.placement.mpi_options, dialect, where)
     parameters, left_out, more = merge_parameters(_parameters(job, dialect), user, dialect, job.inherited, where)
+    if served and job.program.requirements:
+        advice = "put them into the image (build.py extend), or install them before mpirun"
+        problems.append(Problem("requirements are not installed on the workers", job.program.code.requirements, advice))
     if problems or more:
         raise RefusalError([*problems, *more])
     exports, not_exported, not_set = _exports(job, user, {*HOST_SPECIFIC, *network, *more_variables})
+    env = MappingProxyType({**exported_variables(job), **network, **more_variables})
+    handed_on = _handed_on(env, exports) if served else ()
     line = [
         Reason("mpirun", "starts the ranks of every host", Origin.IMAGE, (found["mpirun"],)),
         *_options(job, user),
         *(_parameter(setting, dialect) for setting in parameters),
         *exports.values(),
+        *handed_on,
     ]
     if user.rest:
         line.append(Reason("other options", _FROM_USER, Origin.USER, user.rest))
     line += [
-        common.rank_wrapper(
-            job,
-            "gives each rank the environment of its own host",
-            ("--size", str(job.placement.processes), "--keep", ",".join(exports)),
-        ),
+        _wrapper(job, exports),
         *before,
         *_program(job),
     ]
     left_out_why = tuple(Reason(f"left out {what}", why, Origin.USER) for what, why in (*left_out, *not_exported))
-    worker = job.placement.host != job.placement.leader
+    worker = job.placement.host != job.placement.leader and not served
     waiting = (Reason("no command", "mpirun on the leader starts the ranks of this host through ssh"),)
     return NodePlan(
         mode=job.placement.mode,
@@ -84,14 +89,14 @@ def plan_ranks(
         role=role_of(job),
         needs=tuple(found.values()),
         argv=() if worker else words_of(line),
-        env=MappingProxyType({**exported_variables(job), **network, **more_variables}),
+        env=env,
         cwd=job.program.code.directory,
         code=job.program.code,
         requirements=job.program.requirements,
         processes=job.placement.processes,
         ranks_by="mpirun",
         control=control_of(job),
-        shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"]) if several else None,
+        shell=Shell(found["ssh"], found["sshd"], found["ssh-keygen"], served) if _reaches_hosts(job) else None,
         limits=job.network.limits,
         why=(*(waiting if worker else (*line, *left_out_why)), *network_why, *variables_why),
         warnings=(*job.warnings, *warnings, *user.warnings, *not_set),
@@ -101,9 +106,38 @@ def plan_ranks(
 _GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
 
 
+_OWN_HOSTS = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD"))
+"""Variables that a host of its own needs, besides HOST_SPECIFIC."""
+
+
+def _reaches_hosts(job: Job) -> bool:
+    """Return whether mpirun starts ranks on other hosts."""
+    return len(job.placement.distribution_hosts) > 1 or job.placement.served
+
+
+def _wrapper(job: Job, exports: Mapping[str, Reason]) -> Reason:
+    """Return the words of rank.py; where no launcher has written a host's environment, ranks have mpirun's."""
+    size = ("--size", str(job.placement.processes))
+    if job.placement.served:
+        return common.rank_wrapper(job, "refuses a job with fewer ranks than planned", size)
+    why = "gives each rank the environment of its own host"
+    return common.rank_wrapper(job, why, (*size, "--keep", ",".join(exports)))
+
+
+def _handed_on(env: Mapping[str, str], exports: Mapping[str, Reason]) -> tuple[Reason, ...]:
+    """Return the words that give ranks on hosts without a launcher what this one knows; values are in its variables."""
+    found = sorted(env.keys() - exports.keys() - HOST_SPECIFIC - _OWN_HOSTS)
+    words = tuple(word for name in found for word in ("-x", name))
+    return (
+        Reason(
+            "-x NAME...", "no launcher runs on the workers: mpirun gives the ranks this one's variables", words=words
+        ),
+    )
+
+
 def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     """Our MCA parameters, by the names of the dialect."""
-    several = len(job.placement.distribution_hosts) > 1
+    several = _reaches_hosts(job)
     rows: list[Setting] = [
         Setting("pml", "ob1", Origin.DEFAULT, "plain point-to-point messages; NCCL has its own way to the fabric"),
     ]
@@ -142,6 +176,9 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     if several and dialect.major >= 5 and not named:
         why = f"this host calls itself {job.environment.hostname}: by its address mpirun knows that it is {host}"
         rows.append(Setting("prte_do_not_resolve", "0", Origin.PLATFORM, why))
+    if several and any("." in name and not name.replace(".", "").isdigit() for name in job.placement.hosts):
+        name = dialect.canonical("orte_keep_fqdn_hostnames")
+        rows.append(Setting(name, "1", Origin.PLATFORM, "hosts are called by names with a domain"))
     if several:
         agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
         rows.append(
@@ -178,7 +215,7 @@ def _parameter(setting: Setting, dialect: Dialect) -> Reason:
 def _options(job: Job, user: UserOptions) -> tuple[Reason, ...]:
     """Options that are not parameters; a user's value of the same option takes the place of ours."""
     # On one host the platform's name of it may resolve nowhere, and mpirun would go and look for it by ssh.
-    hosts = job.placement.distribution_hosts if len(job.placement.distribution_hosts) > 1 else ("localhost",)
+    hosts = job.placement.distribution_hosts if _reaches_hosts(job) else ("localhost",)
     slots = ",".join(f"{host}:{count}" for host, count in zip(hosts, job.placement.slots))
     why = common.counts_and_why(job)
     keyed: dict[str, Reason] = {}

@@ -87,7 +87,7 @@ def _mxnet(job: Job) -> NodePlan:
     port = str(user.get("_ps_port") or names.MXNET_SCHEDULER_PORT)
     if not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise RefusalError([Problem(f"{port!r} is not a TCP port", "hyperparameter _ps_port", "use 1024 to 65535")])
-    address = job.placement.leader if len(job.placement.hosts) > 1 else names.LOOPBACK
+    address = job.placement.leader_address if len(job.placement.hosts) > 1 else names.LOOPBACK
     rows = [
         Variable("DMLC_ROLE", "worker", "the program is a worker", ours=True),
         Variable("DMLC_NUM_WORKER", count, "one worker per host", ours=True),

@@ -32,7 +32,7 @@ def plan(job: Job) -> NodePlan:
         Variable("GPU_NUM_DEVICES", str(gpus), "GPUs of this host", ours=True),
     ]
     if len(hosts) > 1:
-        address = f"{job.placement.leader}:{names.XLA_MESH_PORT}"
+        address = f"{job.placement.leader_address}:{names.XLA_MESH_PORT}"
         rows.append(Variable("XRT_MESH_SERVICE_ADDRESS", address, "the hosts find each other there", ours=True))
     if job.network.fabric.efa:
         why = "several connections per GPU use more of EFA's bandwidth"

@@ -13,9 +13,11 @@ from types import MappingProxyType
 
 from trainworks_launcher import names
 from trainworks_launcher.exported import exported_variables
+from trainworks_launcher.hyperparameters import truth
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.origins import Origin
+from trainworks_launcher.placement import DATA_PARALLEL
 from trainworks_launcher.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
 _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
@@ -56,7 +58,7 @@ def plan(job: Job) -> NodePlan:
                 "--master-addr",
                 "rank 0's store is on the leader",
                 Origin.PLATFORM,
-                (f"--master-addr={job.placement.leader}",),
+                (f"--master-addr={job.placement.leader_address}",),
             ),
             Reason("--master-port", "rank 0's store", words=(f"--master-port={job.network.master_port}",)),
             Reason(
@@ -112,13 +114,14 @@ def _hosts(count: int, fewest: int) -> Reason:
 
 
 def _warnings(job: Job) -> tuple[str, ...]:
-    """Return what a job that may restart has to know."""
-    first = min(job.placement.distribution_hosts)
-    if not job.placement.elastic.asked or job.placement.leader == first:
-        return ()
-    return (
-        f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {job.placement.leader}",
-    )
+    """Return what a job for smddp lacks, and what a job that may restart has to know."""
+    found: list[str] = []
+    if truth(job.environment.hyperparameters.get(names.DATA_PARALLEL_ENABLED)):
+        found += common.warn_of_library(job, DATA_PARALLEL)
+    first, leader = min(job.placement.distribution_hosts), job.placement.leader
+    if job.placement.elastic.asked and leader != first:
+        found.append(f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}")
+    return tuple(found)
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
@@ -145,7 +148,7 @@ def _dynamic_rendezvous(job: Job) -> list[Reason]:
             "--rdzv-endpoint",
             "the leader holds the rendezvous: without it the job ends",
             Origin.PLATFORM,
-            (f"--rdzv-endpoint={job.placement.leader}:{job.network.master_port}",),
+            (f"--rdzv-endpoint={job.placement.leader_address}:{job.network.master_port}",),
         ),
         Reason(
             "--rdzv-conf",

@@ -26,6 +26,9 @@ from typing import Mapping
 _RUNTIME_DIRECTORY = (
     "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
 )
+_RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
+_RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
+_CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
 _SOCKET = "ranks"  # ranks.SOCKET
 _ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
@@ -55,7 +58,7 @@ def main(arguments: list[str]) -> int:
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")
         return 66
-    environment: Mapping[str, str] = os.environ
+    environment: Mapping[str, str] = {**os.environ, **_restarted()}
     place = os.curdir
     try:
         if keep is not None:
@@ -99,6 +102,20 @@ def _report(directory: str) -> None:
     finally:
         for descriptor in (place, *pipes):
             os.close(descriptor)
+
+
+def _restarted() -> Mapping[str, str]:
+    """Return what a rank that torchrun starts again is told: how often, and the checkpoint to go on from."""
+    again = _number(("TORCHELASTIC_RESTART_COUNT",))
+    if again <= 0:
+        return {}
+    found = {_RESTARTS: str(again + max(_number((_RESTARTS,)), 0))}
+    if _CHECKPOINTS in os.environ:
+        sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+        from trainworks_launcher.checkpoints import newest_complete
+
+        found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
+    return {name: value for name, value in found.items() if value}
 
 
 def _number(variables: tuple[str, ...]) -> int:

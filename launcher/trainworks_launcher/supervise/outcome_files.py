@@ -6,10 +6,11 @@ import contextlib
 import json
 from pathlib import Path
 
-from trainworks_launcher import names
+from trainworks_launcher import files, names
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.supervise.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 from trainworks_launcher.supervise.output import log
+from trainworks_launcher.values import printable
 
 
 def clear(base_directory: str) -> None:
@@ -21,12 +22,12 @@ def clear(base_directory: str) -> None:
 
 def users_own_failure(base_directory: str, masker: Masker) -> str:
     """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none."""
-    return shorten(masker.text(_read(Path(base_directory, names.FAILURE_FILE)).strip()))
+    return shorten(printable(masker.text(_read(Path(base_directory, names.FAILURE_FILE)).strip())))
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return files.read_text(path, errors="replace")
     except OSError:
         return ""
 
@@ -54,7 +55,7 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
             return
         text = users_own_failure(base_directory, masker) or shorten(outcome.text)
         if _read(failure).strip() != text:
-            failure.write_text(text, encoding="utf-8", errors="replace")
+            files.write_text(failure, text)
         document = {
             "schema": names.FAILURE_SCHEMA,
             "kind": outcome.kind,
@@ -65,6 +66,6 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
             "cause": outcome.cause or outcome.text.partition("\n")[0],
             "text": text,
         }
-        Path(base_directory, names.FAILURE_JSON).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        files.write_text(Path(base_directory, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")
     except OSError as error:
         log(f"cannot write below {failure.parent}: {error}")

@@ -40,7 +40,7 @@ class Tail:
     """The end of what a process printed, in constant memory: the last TAIL_BYTES bytes of each of its two streams.
 
     In the order in which they came, but what one stream floods does not wash the other one's last words away.
-    ``traced_at``: when a traceback was seen last, as the monotonic clock has it; 0.0 for never.
+    ``added_at``, ``traced_at``: when something, or a traceback, came last (monotonic clock); 0.0 for never.
     """
 
     def __init__(self, limit: int = TAIL_BYTES) -> None:
@@ -49,13 +49,15 @@ class Tail:
         self._lock = threading.Lock()
         self._pieces: list[tuple[int, bytearray]] = []
         self._sizes = [0, 0]
+        self.added_at = 0.0
         self.traced_at = 0.0
 
     def add(self, data: bytes, stream: int = 0) -> None:
         """Append to stream 0 or 1; its oldest bytes fall out. May be called from several threads."""
         with self._lock:
+            self.added_at = time.monotonic()
             if _TRACEBACK in data:
-                self.traced_at = time.monotonic()
+                self.traced_at = self.added_at
             if self._pieces and self._pieces[-1][0] == stream:
                 self._pieces[-1][1].extend(data)
             else:
@@ -71,6 +73,11 @@ class Tail:
             for _, data in self._last():
                 kept += b"\n" + data if kept and not kept.endswith(b"\n") else data
         return kept
+
+    def errors(self) -> bytes:
+        """Return what is kept of stream 1, the standard error."""
+        with self._lock:
+            return b"".join(bytes(data) for stream, data in self._last() if stream)
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
         """Yield the pieces with the last bytes of each stream, in order; what they leave out is dropped."""

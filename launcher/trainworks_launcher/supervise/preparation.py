@@ -6,6 +6,7 @@ add one: append it in ``steps``; what it needs to know comes with the plan.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Sequence
 
@@ -20,10 +21,12 @@ class Step:
     Attributes:
         what: For the log and the failure text, for example ``installing requirements.txt``.
         argv: Command line of its process.
+        status: Exit status of the job if it fails.
     """
 
     what: str
     argv: tuple[str, ...]
+    status: int = names.EXIT_PREPARATION
 
 
 def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step, ...]:
@@ -35,6 +38,9 @@ def steps(plan: NodePlan, launcher: Sequence[str], directory: str) -> tuple[Step
         directory: Directory of those programs.
     """
     found: list[Step] = []
+    if plan.checks is not None and plan.checks.needs_process:
+        argv = (*launcher, f"{directory}/programs/check.py", json.dumps(plan.checks._asdict()))
+        found.append(Step("checking this host", argv, names.EXIT_CHECK))
     code = plan.code
     if code.fetch:
         found.append(Step(f"fetching {code.archive}", code.fetch))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 
@@ -157,17 +159,79 @@ def belonging_to(name: str, value: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def reap_orphans(known: Iterable[int]) -> None:
-    """As PID 1, take the status of every ended process that became ours.
+class Family:
+    """The orphans of the job: processes that left our sessions and lost their parents.
 
-    ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after them.
+    Process 1 gets them from the kernel. Any other process asks for them (PR_SET_CHILD_SUBREAPER, prctl(2)), so that
+    nothing that the job started outlives it, whatever its session and its environment.
     """
-    ours = frozenset(known)
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
+
+    def __init__(self) -> None:
+        """Ask for them. What is a child of this process before that is not of the job."""
+        self._first = os.getpid() == 1
+        self._strangers = frozenset() if self._first else frozenset(_own_children())
+        self._asked = not self._first and _adopt(True)
+
+    def reap(self, known: Iterable[int]) -> None:
+        """Take the status of every ended process that became ours.
+
+        ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after
+        them.
+        """
+        ours = self._strangers.union(known)
+        while self._first or self._asked:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in ours:
+                return
+            with contextlib.suppress(ChildProcessError):  # the thread that started it was first (hang.looking)
+                os.waitpid(found.si_pid, 0)
+
+    def end(self) -> None:
+        """KILL all of them and theirs; the kernel does that itself where process 1 ends."""
+        if not self._asked:
             return
-        if found is None or found.si_pid in ours:
-            return
-        os.waitpid(found.si_pid, 0)
+        deadline = time.monotonic() + _REAP_SECONDS
+        while time.monotonic() < deadline:
+            left = [pid for pid in _own_children() if pid not in self._strangers]
+            if not left:
+                break
+            for pid in left:
+                send(pid, signal.SIGKILL)
+            for pid in left:
+                _take_status(pid, deadline)  # with its end the kernel gives us its children
+        _adopt(False)
+
+
+def _take_status(pid: int, deadline: float) -> None:
+    """Wait, bounded, for the end of a child that was killed: it may hang in the kernel."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "pidfd_open"):
+            descriptor = os.pidfd_open(pid)
+            select.select((descriptor,), (), (), max(0.0, deadline - time.monotonic()))
+            os.close(descriptor)
+        os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
+
+
+def _own_children() -> tuple[int, ...]:
+    """Direct children of this process, in the kernel's own list where it has one (proc(5), children)."""
+    try:
+        lists = [path.read_text(encoding="ascii") for path in Path("/proc/self/task").glob("*/children")]
+    except OSError:
+        lists = []
+    return tuple(int(pid) for pid in " ".join(lists).split()) if lists else children_of(os.getpid())
+
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def _adopt(wanted: bool) -> bool:
+    """Ask the kernel for the orphans of our descendants, or no longer; whether it agrees."""
+    import ctypes  # takes milliseconds, and process 1, which every container has, does not need it
+
+    try:
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False

@@ -48,7 +48,7 @@ class Rank:
         """Return whether it died of an exception."""
         from trainworks_launcher.supervise.reports import ends_with_traceback  # only a failure needs it
 
-        return ends_with_traceback(self.tail.read())
+        return ends_with_traceback(self.tail.errors(), errors_only=True) or ends_with_traceback(self.tail.read())
 
     def is_running(self) -> bool:
         """Return whether the process is there, and is still the one that reported."""

@@ -11,9 +11,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher import names
+from trainworks_launcher.errors import Problem, RefusalError
 
 STRING_BYTES = 131072
 """The longest ``NAME=VALUE`` or argument, with its final zero, that exec accepts. Source: execve(2), MAX_ARG_STRLEN."""
@@ -38,6 +40,48 @@ def split_long_values(
     return tuple(chosen)
 
 
+_PLACES = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm")  # noqa: S108  (a directory of its own is made there)
+"""Where temporary files may be, in order: Python's own list (tempfile), then memory. Never the current directory, which
+is the user's code."""
+
+_ADVICE = "mount a writable directory at /tmp, for example with docker run --tmpfs /tmp, or set TMPDIR to one"
+
+
+def _make_directory(variables: Mapping[str, str]) -> Path:
+    """Make the directory in the first place that can be written. Raises RefusalError if there is none."""
+    asked = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
+    reasons: list[str] = []
+    for place in dict.fromkeys([*asked, *_PLACES]):
+        made = _make_directory_in(place)
+        if isinstance(made, Path):
+            return made
+        reasons.append(f"{place}: {made}")
+    problem = Problem("no directory for temporary files can be written", ", ".join(reasons), _ADVICE)
+    raise RefusalError([problem], names.EXIT_PREPARATION)
+
+
+def _make_directory_in(place: str) -> Path | str:
+    """Return the directory that was made there, or why none could be."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="trainworks-", dir=Path(place).absolute()))
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+class NoRuntime:
+    """In place of ``Runtime`` where none could be made: nothing is started, so nothing looks into it."""
+
+    path = Path("/dev/null/trainworks")
+    env: Mapping[str, str] = MappingProxyType({})
+    by_file: tuple[str, ...] = ()
+
+    def write_rank_environment(self, cwd: str) -> None:
+        """There are no ranks."""
+
+    def remove(self) -> None:
+        """There is nothing."""
+
+
 class Runtime:
     """The directory. ``path``: where it is. ``env``: the environment for the job's processes. ``by_file``: names of
     variables that were left out because the kernel would refuse them; NAME_FILE names the file with the value."""
@@ -46,9 +90,17 @@ class Runtime:
         """Make the directory and its files.
 
         inherited: this process's environment. planned: the plan's variables, which lie over it; only they can be too
-        long, for the others came through exec. Raises OSError if nothing can be written.
+        long, for the others came through exec. Raises RefusalError if nothing can be written.
         """
-        self.path = Path(tempfile.mkdtemp(prefix="trainworks-"))
+        self.path = _make_directory(inherited)
+        try:
+            self._fill(inherited, planned)
+        except OSError as error:
+            self.remove()
+            problem = Problem(f"a temporary file cannot be written: {error}", str(self.path), _ADVICE)
+            raise RefusalError([problem], names.EXIT_PREPARATION) from error
+
+    def _fill(self, inherited: Mapping[str, str], planned: Mapping[str, str]) -> None:
         env = {**inherited, **planned, names.RUNTIME_DIRECTORY_VARIABLE: str(self.path)}
         self.by_file = split_long_values(env)
         for number, name in enumerate(self.by_file):

@@ -56,7 +56,14 @@ def write_client_files(directory: Path, ssh: str, peers: Sequence[Peer]) -> None
         f"Host {peer.host}\n  HostName {peer.address}\n  Port {peer.ssh_port}\n  HostKeyAlias {peer.host}\n"
         for peer in peers
     ]
-    shared = (
+    (directory / "known_hosts").write_text("".join(known), encoding="ascii")
+    (directory / "ssh_config").write_text("".join(blocks) + client_settings(directory), encoding="utf-8")
+    (directory / "ssh_program").write_text(ssh, encoding="utf-8")
+
+
+def client_settings(directory: Path) -> str:
+    """Return the part of ssh_config that holds for every host: the job's key, and known hosts only."""
+    return (
         "Host *\n"
         f"  IdentityFile {directory}/user_key\n"
         f"  UserKnownHostsFile {directory}/known_hosts\n"
@@ -64,9 +71,6 @@ def write_client_files(directory: Path, ssh: str, peers: Sequence[Peer]) -> None
         "  IdentitiesOnly yes\n  IdentityAgent none\n  BatchMode yes\n  StrictHostKeyChecking yes\n"
         "  PreferredAuthentications publickey\n  ConnectTimeout 30\n  ServerAliveInterval 15\n  LogLevel ERROR\n"
     )
-    (directory / "known_hosts").write_text("".join(known), encoding="ascii")
-    (directory / "ssh_config").write_text("".join(blocks) + shared, encoding="utf-8")
-    (directory / "ssh_program").write_text(ssh, encoding="utf-8")
 
 
 class Server:
@@ -79,12 +83,11 @@ class Server:
 
         env: environment of the ranks; the few names that mpirun's daemon needs are given to every session.
         """
-        check_public_key(leader_key, "leader")
+        self._directory = directory
+        self.admit(leader_key, leader_address)
         # sshd started by root insists on this directory (its compiled-in place for the unprivileged half).
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
-        limits = f'restrict,from="{leader_address}"' if leader_address else "restrict"
-        (directory / "authorized_keys").write_text(f"{limits} {leader_key}\n", encoding="ascii")
         session = {name: env[name] for name in (*_SESSION_VARIABLES, names.HOSTNAME_VARIABLE) if name in env}
         session[names.RUNTIME_DIRECTORY_VARIABLE] = session["TMPDIR"] = str(directory)
         words = "it printed nothing"
@@ -112,9 +115,19 @@ class Server:
                 self._process.stderr.close()
         raise RefusalError([Problem(f"sshd did not start: {words}", sshd, "")], names.EXIT_HOSTS)
 
+    def admit(self, leader_key: str, leader_address: str) -> None:
+        """Let in the leader that has this key, and nobody else. Raises RefusalError if it is not a key."""
+        check_public_key(leader_key, "leader")
+        limits = f'restrict,from="{leader_address}"' if leader_address else "restrict"
+        (self._directory / "authorized_keys").write_text(f"{limits} {leader_key}\n", encoding="ascii")
+
     def fileno(self) -> int:
         """Return the descriptor of sshd's own log, which has to be read so that it never blocks."""
         return self._process.stderr.fileno() if self._process.stderr is not None else -1
+
+    def has_just_ended(self) -> bool:
+        """Return whether it has ended since it was last looked at; its status is taken then."""
+        return self._process.returncode is None and self._process.poll() is not None
 
     def close(self) -> None:
         """End sshd and, with it, the sessions that are its children."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
@@ -23,8 +24,11 @@ from trainworks_launcher.job import make_job
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import Auxiliary, NodePlan
+from trainworks_launcher.stop_signals import STOP_SIGNALS
 from trainworks_launcher.supervise import control, outcome_files, output, preparation, processes
 from trainworks_launcher.supervise.auxiliary import Auxiliaries
+from trainworks_launcher.supervise.hang import lookout
+from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome import (
     FAILED,
@@ -32,40 +36,55 @@ from trainworks_launcher.supervise.outcome import (
     SUCCEEDED,
     Outcome,
     Suspect,
+    describe_status,
     shorten,
 )
 from trainworks_launcher.supervise.processes import Child
-from trainworks_launcher.supervise.runtime import Runtime
+from trainworks_launcher.supervise.runtime import NoRuntime, Runtime
 from trainworks_launcher.supervise.verdict import Verdict, last_words, name_of_program
+from trainworks_launcher.values import Json
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.ranks import Rank, Ranks
     from trainworks_launcher.supervise.ssh import Server
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
 _OTHER_HOST_SECONDS = 1.0
 
 
-def run_plan(plan: NodePlan, environment: Environment, refusal: Outcome | None = None) -> int:
+def run_plan(
+    plan: NodePlan, environment: Environment, refusal: Outcome | None = None, stopped: Sequence[int] = ()
+) -> int:
     """Run the plan to the job's end. Writes output/failure or output/success, and log lines.
 
     Args:
         plan: What this host does.
         environment: What was read on this host.
         refusal: Set if this host cannot take part. It then joins the other hosts only to tell them.
+        stopped: Stop signals that came before; read once this run has its own handlers.
 
     Returns:
         The exit status.
     """
-    return _Supervisor(plan, environment, refusal).run()
+    runtime: Runtime | NoRuntime
+    try:
+        runtime = Runtime(environment.variables, {**plan.env, **lookout.variables(plan, environment)})
+    except RefusalError as refused:
+        output.log(str(refused))
+        runtime = NoRuntime()
+        refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
+        limits = replace(plan.limits, join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
+        plan = replace(plan, argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
+    return _Supervisor(plan, environment, refusal, runtime).run(stopped)
 
 
 class _Supervisor:
     """The state of one run. Every method runs in the loop's thread."""
 
-    def __init__(self, plan: NodePlan, environment: Environment, refusal: Outcome | None) -> None:
+    def __init__(
+        self, plan: NodePlan, environment: Environment, refusal: Outcome | None, runtime: Runtime | NoRuntime
+    ) -> None:
         self._plan = plan
         self._refusal = refusal
         self._welcomed = False
@@ -74,7 +93,8 @@ class _Supervisor:
         self._launcher = (environment.launcher_python, "-I")
         self._launcher_directory = environment.launcher_directory
         self._loop = Loop()
-        self._runtime = Runtime(environment.variables, plan.env)
+        self._runtime = runtime
+        self._family = processes.Family()
         self._output = output.Output()
         self._masker = Masker(environment.variables, plan.env, environment.hyperparameters)
         several = plan.control is not None or plan.processes > 1
@@ -82,12 +102,14 @@ class _Supervisor:
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._ranks: Ranks | None = None
         self._verdict = Verdict(plan, environment.base_directory, self._masker)
-        self._failed: tuple[int, bytes] | None = None
+        self._failed: tuple[int, output.Tail] | None = None
         self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
         self._steps: list[preparation.Step] = []
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         self._secret = environment.job_secret
+        self._lookout = Lookout(self._loop, plan, environment, self._report, self._log, self._masker.text)
+        self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {lookout.MESSAGE: self._lookout.told}
         self._role: control.Role | None = None
         self._ssh_server: Server | None = None
         self._leader_key = ""
@@ -100,17 +122,20 @@ class _Supervisor:
         self._leaving = False
 
     # ------------------------------------------------------------------------------------------------- the run itself
-    def run(self) -> int:
+    def run(self, stopped: Sequence[int]) -> int:
         """Everything, in order, and cleaned up whatever happens."""
         outcome_files.clear(self._base)
         receiver, sender = os.pipe()
         os.set_blocking(receiver, False)
         os.set_blocking(sender, False)
-        kept_handlers = {number: signal.signal(number, _ignore) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
+        kept_handlers = {number: signal.signal(number, _ignore) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
+            self._stop_signal = next(iter(stopped), 0)  # then nothing is started
             self._guard(self._begin)
+            if self._stop_signal:
+                self._stop_from_platform(self._stop_signal)
             self._loop.run()
         except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
             import traceback  # only a defect of ours needs it
@@ -153,7 +178,7 @@ class _Supervisor:
             self._ranks = Ranks(
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
             )
-            self._verdict.ranks = self._ranks
+            self._verdict.ranks = self._lookout.ranks = self._ranks
         self._role = self._make_role()
         self._role.begin()
 
@@ -169,10 +194,14 @@ class _Supervisor:
             judge=self._verdict.judge,
             finish=self._finish,
             left=self._loop.stop,
+            told=self._told,
             log=self._log,
         )
         if plan.control is None:
             return control.Alone(events)
+        from trainworks_launcher.supervise.control.identity import identity_of  # only a job of several hosts needs it
+
+        job = identity_of(self._environment, plan.control, plan.mode)
         key = ""
         if plan.shell is not None:
             from trainworks_launcher.supervise import ssh
@@ -182,22 +211,76 @@ class _Supervisor:
         if plan.role == "leader":
             from trainworks_launcher.supervise.control.leader import Leader
 
-            return Leader(self._loop, plan.control, plan.limits, plan.mode, key, self._secret, events)
+            return Leader(self._loop, plan.control, plan.limits, job, key, self._secret, events)
         from trainworks_launcher.supervise.control.worker import Worker
 
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")
-        return Worker(self._loop, plan.control, plan.limits, plan.mode, plan.host, key, self._secret, events)
+        return Worker(self._loop, plan.control, plan.limits, job, plan.member or plan.host, key, self._secret, events)
+
+    def _told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
+        """Another host told something that is not about the start and the end: to the part that knows the kind."""
+        hear = self._heard.get(kind)
+        if hear is not None:
+            hear(host, message)
 
     # ---------------------------------------------------------------------------------------------------- preparation
     def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
-        self._welcomed = True
+        again, self._welcomed = self._welcomed, True
         if self._refusal is not None:
             self._report(self._refusal)
             return
         self._leader_key, self._leader_address, self._local_address = leader_key, leader_address, local_address
+        if not self._check():
+            return
+        if again:
+            # The leader started anew, with a new key; what is prepared here, or is being prepared, stays.
+            if self._ssh_server is not None:
+                self._ssh_server.admit(leader_key, leader_address)
+            return
         self._steps = list(preparation.steps(self._plan, self._launcher, self._launcher_directory))
         self._next_step()
+
+    def _check(self) -> bool:
+        """Look at this host, and compare its clock with the leader's; False if it cannot take part.
+
+        What may take longer is a step of the preparation.
+        """
+        asked = self._plan.checks
+        if asked is None:
+            return True
+        if self._plan.control is not None and self._role is not None:
+            from trainworks_launcher.supervise.clocks import KIND, Clocks
+
+            clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
+            self._heard[KIND] = clocks.heard
+            clocks.ask()
+        if asked.needs_process:
+            return True
+        from trainworks_launcher.checks import FAILED as CHECK_FAILED
+        from trainworks_launcher.checks.run import line_of, run
+
+        found = run(asked, self._log)
+        for finding in found:
+            self._log(line_of(finding))
+        failed = [str(finding) for finding in found if finding.severity == CHECK_FAILED]
+        self._check_failed(failed)
+        return not failed
+
+    def _check_ended(self, code: int) -> None:
+        """The process that checks this host has found something; a defect of its own does not end a job."""
+        from trainworks_launcher.checks.run import failures_in
+
+        failed = failures_in(self._command.tail.read() if self._command is not None else b"")
+        self._check_failed(failed)
+        if not failed:
+            self._log(f"warning: the checks of this host broke off ({describe_status(code)}); please report this")
+            self._next_step()
+
+    def _check_failed(self, failed: Sequence[str]) -> None:
+        if failed:
+            text = "\n".join((f"a check of host {self._plan.host} failed: {failed[0]}", *failed[1:]))
+            self._report(Outcome(FAILED, names.EXIT_CHECK, self._plan.host, shorten(text)))
 
     def _next_step(self) -> None:
         if self._outcome is not None or self._stop_signal:
@@ -208,19 +291,23 @@ class _Supervisor:
         step = self._steps.pop(0)
         self._log(step.what)
         directory = self._plan.cwd if Path(self._plan.cwd).is_dir() else self._base
-        self._start(step.argv, directory, lambda code: self._step_ended(step.what, code), names.EXIT_PREPARATION)
+        self._start(step.argv, directory, lambda code: self._step_ended(step, code), step.status)
 
-    def _step_ended(self, what: str, code: int) -> None:
+    def _step_ended(self, step: preparation.Step, code: int) -> None:
         if code == 0 and not self._stop_signal:
             self._next_step()
+            return
+        if step.status == names.EXIT_CHECK and not self._stop_signal:
+            self._check_ended(code)
             return
         from trainworks_launcher.supervise.installing import reason_of  # only a failure needs it
 
         kind = STOPPED if self._stop_signal else FAILED
-        status = 128 + self._stop_signal if self._stop_signal else names.EXIT_PREPARATION
-        tail = self._command.tail.read() if self._command is not None else b""
+        status = 128 + self._stop_signal if self._stop_signal else step.status
+        what = step.what
+        tail = self._command.tail if self._command is not None else output.Tail()
         outcome = self._verdict.of_command(what, code, tail, self._stop_signal)
-        reason = "" if self._stop_signal else self._masker.text(reason_of(tail, preparation.kept(self._plan)))
+        reason = "" if self._stop_signal else self._masker.text(reason_of(tail.read(), preparation.kept(self._plan)))
         if reason:
             # A text that begins otherwise begins with the end of a traceback, of a build that pip started.
             rest = outcome.text if outcome.text.startswith(what) else outcome.text.partition("\n")[2]
@@ -269,11 +356,20 @@ class _Supervisor:
 
     def _peers(self, peers: Sequence[control.Peer]) -> None:
         """All hosts are ready: on the leader of an ssh job, write down where they are."""
-        if self._plan.shell is not None:
+        if self._plan.shell is not None and self._plan.shell.mounted:
+            self._use_mounted_keys(self._plan.shell.ssh)
+        elif self._plan.shell is not None:
             from trainworks_launcher.supervise import ssh
 
             # Hosts that take no part in the distribution serve no ssh.
             ssh.write_client_files(self._runtime.path, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])
+
+    def _use_mounted_keys(self, program: str) -> None:
+        """Write down how the hosts are reached that only serve ssh; they may come up later than this one."""
+        from trainworks_launcher.supervise import mounted_keys
+
+        connect = (*self._launcher, f"{self._launcher_directory}/programs/connect.py", f"{self._plan.limits.join:g}")
+        mounted_keys.write_client_files(self._runtime.path, program, mounted_keys.required(), connect)
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
@@ -281,6 +377,9 @@ class _Supervisor:
         if self._outcome is not None or self._stop_signal:
             return
         self._went = True
+        self._verdict.started_at = time.time()
+        if self._role is not None:
+            self._lookout.begin(self._role)
         if not self._plan.argv:
             self._report(Outcome(SUCCEEDED, 0, self._plan.host))
             return
@@ -296,7 +395,11 @@ class _Supervisor:
         self._when_ended = when_ended
         try:
             raw = (self._ranks is None and not self._plan.auxiliaries) or argv != self._plan.argv
-            self._command = Child(argv, self._environment_of(argv), cwd, self._output, None if raw else b"")
+            prefix = None if raw else b""
+            if self._plan.rank >= 0 and argv == self._plan.argv:
+                prefix = self._prefix_of(self._plan.rank)
+            self._command = Child(argv, self._environment_of(argv), cwd, self._output, prefix)
+            self._lookout.command = self._command
         except OSError as error:
             text = f"cannot start {argv[0]} in {cwd}: {processes.why_not_started(argv[0], cwd, error)}"
             self._report(Outcome(FAILED, status, self._plan.host, text))
@@ -308,7 +411,7 @@ class _Supervisor:
 
     def _auxiliary_failed(self, row: Auxiliary, child: Child) -> None:
         """The programs that it served would wait for it for ever."""
-        self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail.read()))
+        self._report(self._verdict.of_command(f"the {row.name}", child.returncode, child.tail))
 
     def _environment_of(self, argv: Sequence[str]) -> Mapping[str, str]:
         """Return the environment of a command.
@@ -316,19 +419,22 @@ class _Supervisor:
         mpirun's own files go to the runtime directory and are removed with it. What a killed job leaves in /tmp makes
         the next one fail if process ids repeat, as they do in containers. The ranks keep the user's TMPDIR (rank.py).
         """
-        if self._plan.ranks_by == "mpirun" and argv == self._plan.argv:
-            return {**self._runtime.env, "TMPDIR": str(self._runtime.path)}
-        return self._runtime.env
+        if argv != self._plan.argv:
+            return self._runtime.env
+        hidden = self._plan.hidden
+        seen = {name: value for name, value in self._runtime.env.items() if not name.startswith(hidden)}
+        return {**seen, "TMPDIR": str(self._runtime.path)} if self._plan.ranks_by == "mpirun" else seen
 
     def _command_ended(self, code: int) -> None:
-        if code == 0:
+        lost = "" if self._stop_signal or self._command is None else self._verdict.lost_daemon(self._command.tail)
+        if code == 0 and not lost:
             kind = STOPPED if self._stop_signal else SUCCEEDED
             text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
             if self._outcome is None:
                 self._log("this host has finished; it waits for the others")
             return
-        tail = self._command.tail.read() if self._command is not None else b""
+        tail = self._command.tail if self._command is not None else output.Tail()
         rank, _ = self._verdict.reported_rank(tail)
         if rank < 0 or self._verdict.knows(rank) or self._stop_signal:
             self._report_failure(code, tail)
@@ -337,7 +443,7 @@ class _Supervisor:
             self._failed = (code, tail)
             self._loop.after(_OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
 
-    def _report_failure(self, code: int, tail: bytes) -> None:
+    def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None
         if self._outcome is None:
             name = name_of_program(self._plan)
@@ -389,7 +495,7 @@ class _Supervisor:
             numbers = os.read(receiver, 4096)
             if signal.SIGCHLD in numbers:
                 self._reap()
-            for number in _STOP_SIGNALS:
+            for number in STOP_SIGNALS:
                 if number in numbers:
                     self._stop_from_platform(number)
 
@@ -399,9 +505,10 @@ class _Supervisor:
         ended = command is not None and command.has_just_ended()
         for row, child in self._auxiliaries.failures():
             self._auxiliary_failed(row, child)
-        if os.getpid() == 1:
-            own = [child.pid for child in (command, self._ssh_server) if child is not None]
-            processes.reap_orphans((*own, *self._auxiliaries.pids))
+        if self._ssh_server is not None and self._ssh_server.has_just_ended():
+            self._log("the job's sshd has ended; what it has started goes on")
+        own = [child.pid for child in (command, self._ssh_server) if child is not None]
+        self._family.reap((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
             if self._ranks is not None:
@@ -414,6 +521,7 @@ class _Supervisor:
         """A stop signal, ours or another host's: hand it on, and bound what follows."""
         if self._outcome is not None:
             return
+        self._lookout.end()
         first = not self._stop_signal
         self._stop_signal = self._stop_signal or number
         if first:
@@ -464,6 +572,7 @@ class _Supervisor:
         command = self._command
         if command is not None and command.running:
             self._log("the grace period is over: KILL")
+            self._verdict.killed = True
             if self._plan.ranks_by and self._outcome is None:
                 # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
                 command.signal(signal.SIGTERM)
@@ -503,6 +612,7 @@ class _Supervisor:
             return
         # A host that refuses, and reaches no other host, still has its own reason.
         self._outcome = self._refusal if self._refusal is not None and not self._welcomed else outcome
+        self._lookout.end()
         command = self._command
         if command is not None and command.running:
             self._signal_processes(signal.SIGTERM)
@@ -537,6 +647,7 @@ class _Supervisor:
         # A process that left our sessions still has the name of our directory in its environment.
         for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
             processes.send(pid, signal.SIGKILL)
+        self._family.end()
         if self._ranks is not None:
             self._ranks.close()
         self._loop.close()

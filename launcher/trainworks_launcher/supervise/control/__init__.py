@@ -5,12 +5,12 @@ The leader listens, every other host joins. Messages are JSON objects, one per l
 ====================  =========  =====================================================================================
 message               direction  meaning
 ====================  =========  =====================================================================================
-join                  to leader  host, digest of the job, fresh ssh host key (empty unless the mode needs ssh), a nonce
-                                 where this host has the job's secret
-challenge             to host    only with a secret: the leader's nonce, its public key, its proof
-answer                to leader  only with a secret: this host's proof
-refused               to host    why a host of this job is not let in; it may try again
-welcome               to host    the leader's fresh public key
+join                  to leader  host, its job (``identity``), fresh ssh host key (empty unless the mode needs ssh), a
+                                 nonce, whether this host has a job secret
+challenge             to host    the leader's nonce, its fresh public key, its proof, whether it has a job secret
+answer                to leader  this host's proof
+refused               both       why a host of this job is not let in, or does not believe the leader; it may try again
+welcome               to host    joined; from the answer on every message has a seal (``seal``)
 ready                 to leader  code and requirements are prepared, ssh serves on ``ssh_port``
 go                    to all     every host is ready: start
 suspect               to leader  a rank of this host ended, and perhaps failed: what is known of it, and for how long
@@ -21,12 +21,18 @@ without               to all     a host is lost and the job goes on without it: 
 finish                to all     the outcome of the whole job, the same on every host
 bye                   to leader  outcome known, processes ended, files written
 alive                 both       heartbeat
+probe                 both       heartbeat on a connection of its own, while the other one is silent (``probe``)
+any other             both       what ``Role.tell`` sends and ``Events.told`` gets
 ====================  =========  =====================================================================================
 
 The first failure anywhere, or a lost host, is the outcome of the job, unless the job may go on with fewer hosts
 (``Control.minimum_hosts``). After a stop signal all hosts are given their grace before the outcome is told. What comes
 from a stranger is dropped with a few lines in the log at most (``strangers``). With a job secret on every host both
-sides prove that they know it before either believes the other (``proof``).
+sides prove that they know it before either believes the other (``proof``). Texts of another host are cleaned where they
+are read (``messages``).
+
+A new message needs no change in these files: a part of the supervisor sends it with ``Role.tell`` under a kind of its
+own, and gets it by its kind.
 
 This file holds what every job needs, also one of a single host; jobs of several load ``leader`` and ``worker`` too.
 """
@@ -34,9 +40,10 @@ This file holds what every job needs, also one of a single host; jobs of several
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Protocol, Sequence
+from typing import Callable, Mapping, Protocol, Sequence
 
 from trainworks_launcher.supervise.outcome import Outcome, Suspect
+from trainworks_launcher.values import Json
 
 
 @dataclass(frozen=True)
@@ -55,15 +62,16 @@ class Events:
 
     Attributes:
         welcome: The channel stands. On a worker, with the leader's public key, the leader's address and this host's own
-            address.
+            address; once more if the leader starts anew before the job does.
         peers: All hosts are ready; comes before ``go``.
         go: Start.
         stop: Forward a stop signal.
         restart: A host is lost and the job goes on. This host's ranks must begin again: they may wait for it for ever.
         suspect: A rank of some host ended; on the leader.
-        judge: The leader's last word on a failure, before the other hosts learn of it.
+        judge: The leader's last word on a failure or a stop, before the other hosts learn of it.
         finish: The outcome of the job.
         left: Every host knows the outcome.
+        told: What another host told with ``Role.tell``: its name, the kind, the fields.
         log: Print a line.
     """
 
@@ -76,6 +84,7 @@ class Events:
     judge: Callable[[Outcome], Outcome]
     finish: Callable[[Outcome], None]
     left: Callable[[], None]
+    told: Callable[[str, str, Mapping[str, Json]], None]
     log: Callable[[str], None]
 
 
@@ -96,6 +105,20 @@ class Role(Protocol):
 
     def ended(self, outcome: Outcome) -> None:
         """This host's own command ended, or never started."""
+
+    def tell(self, kind: str, host: str = "", **fields: Json) -> None:
+        """Send a message of a kind that the channel itself does not know.
+
+        It is lost if the other host is not connected. A worker's goes to the leader, the leader's to one host.
+
+        Args:
+            kind: The message; ``Events.told`` of the other host gets it.
+            host: Whom the leader tells; default all hosts but itself.
+            fields: At most ``messages.MESSAGE_LIMIT`` bytes as JSON.
+        """
+
+    def others(self) -> tuple[str, ...]:
+        """Return the other hosts that the job still has; () on another host than the leader."""
 
     def leave(self) -> None:
         """The outcome is known and nothing runs on this host any more."""
@@ -134,7 +157,14 @@ class Alone:
         """The command's outcome is the job's."""
         if not self._finished:
             self._finished = True
-            self._events.finish(outcome)
+            self._events.finish(self._events.judge(outcome))
+
+    def tell(self, kind: str, host: str = "", **fields: Json) -> None:
+        """There is no other host."""
+
+    def others(self) -> tuple[str, ...]:
+        """There is no other host."""
+        return ()
 
     def leave(self) -> None:
         """There is no other host to take leave of."""

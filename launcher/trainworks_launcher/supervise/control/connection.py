@@ -1,19 +1,30 @@
-"""One end of a TCP connection of the control channel, and the socket that the leader listens on."""
+"""One end of a TCP connection of the control channel, one try to make one, and the leader's listening socket."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
-from typing import Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from trainworks_launcher import names
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, Message
-from trainworks_launcher.supervise.control.proof import Transcript
 from trainworks_launcher.supervise.loop import READ, WRITE, Loop
 from trainworks_launcher.values import Json
 
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.control.proof import Transcript
+    from trainworks_launcher.supervise.control.seal import Seal
+
 _SOON = 0.01
+_BEATS = 6
+_READ_BYTES = 16384
+
+
+def heartbeat_interval(limit: float) -> float:
+    """Return the seconds between two signs of life where silence of ``limit`` seconds is too long."""
+    return min(names.HEARTBEAT_SECONDS, limit / _BEATS)
 
 
 class Connection:
@@ -33,19 +44,27 @@ class Connection:
         """
         self.host = ""
         self.asked: Transcript | None = None  # what the leader asked it to prove
-        self.address = _plain(str(opened.getpeername()[0]))
+        self.seal: Seal | None = None
+        self.probes = 0  # questions beside this connection, see ``probe``
+        self.family, self.there = opened.family, opened.getpeername()
+        self.address = _plain(str(self.there[0]))
         self.local_address = _plain(str(opened.getsockname()[0]))
-        self.opened = self.heard = time.monotonic()
+        self.opened = self.heard = self.spoke = time.monotonic()  # spoke: on this connection
         self._loop = loop
         self._socket = opened
         self._decoder = Decoder(limit)
         self._outgoing = b""
         self._on_message = on_message
         self._on_lost = on_lost
+        self._watched = READ
         self.open = True
         opened.setblocking(False)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(opened, READ, self._ready)
+
+    def use_seal(self, seal: Seal) -> None:
+        """Close and open every message with a seal from now on."""
+        self.seal = self._decoder.seal = seal
 
     def trust(self, host: str) -> None:
         """The other end is this host of the job."""
@@ -55,7 +74,8 @@ class Connection:
     def send(self, kind: str, **fields: Json) -> None:
         """Queue a message and write what the kernel takes now."""
         if self.open:
-            self._outgoing += json.dumps({"type": kind, **fields}).encode() + b"\n"
+            line = json.dumps({"type": kind, **fields}).encode()
+            self._outgoing += (self.seal.closed(line) if self.seal is not None else line) + b"\n"
             self._write()
 
     def close(self) -> None:
@@ -75,10 +95,18 @@ class Connection:
         silent = time.monotonic() - self.heard
         return silent if self.open and silent > limit else 0.0
 
+    def is_lost(self, limit: float) -> float:
+        """Return the seconds of silence if they are too many, else 0.
+
+        They count from the heartbeat that did not come: an outage that is shorter than the limit never ends a job.
+        """
+        return self.silence(limit + heartbeat_interval(limit))
+
     def next_look(self, limit: float) -> float:
-        """Seconds until one has to look again: for the next heartbeat, or because the limit is reached then."""
-        left = limit - (time.monotonic() - self.heard)
-        return min(names.HEARTBEAT_SECONDS, max(_SOON, left))
+        """Seconds until one has to look again: for the next heartbeat, or because it is lost then."""
+        interval = heartbeat_interval(limit)
+        left = limit + interval - (time.monotonic() - self.heard)
+        return min(interval, max(_SOON, left))
 
     def _lose(self, reason: str) -> None:
         if self.open:
@@ -100,11 +128,14 @@ class Connection:
         except OSError as error:
             self._lose(f"connection lost: {error.strerror or error}")
             return
-        self._loop.watch(self._socket, READ | WRITE if self._outgoing else READ, self._ready)
+        wanted = READ | WRITE if self._outgoing else READ
+        if wanted != self._watched:
+            self._watched = wanted
+            self._loop.watch(self._socket, wanted, self._ready)
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(self._decoder.limit)
+            data = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -113,15 +144,67 @@ class Connection:
         if not data:
             self._lose("it closed the connection")
             return
-        self.heard = time.monotonic()
         try:
             messages = self._decoder.feed(data)
         except ValueError as error:
             self._lose(f"it does not speak the launcher's protocol: {one_reason(error)}")
             return
+        if messages or self.seal is None:
+            self.heard = self.spoke = time.monotonic()
         for message in messages:
             if self.open:
                 self._on_message(self, message)
+
+
+class Attempt:
+    """One try to connect, without waiting for it."""
+
+    def __init__(
+        self, loop: Loop, family: int, address: Any, seconds: float, done: Callable[[socket.socket | None, str], None]
+    ) -> None:
+        """Begin. done: called once, with the connected socket, or with None and the reason; not after ``cancel``.
+
+        address: As ``socket.getaddrinfo`` gives it for the family. seconds: after which it is given up.
+        """
+        self._loop = loop
+        self._done = done
+        self._socket: socket.socket | None = None
+        self.running = True
+        try:
+            self._socket = opened = socket.socket(family, socket.SOCK_STREAM)
+            opened.setblocking(False)
+            opened.connect(address)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            reason = str(error.strerror or error)
+            loop.after(0.0, lambda: self._end(reason))
+            return
+        loop.watch(opened, WRITE, lambda _: self._answered())
+        loop.after(seconds, lambda: self._end("it does not answer"))
+
+    def cancel(self) -> None:
+        """Forget it."""
+        self.running = False
+        if self._socket is not None:
+            self._loop.unwatch(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def _end(self, reason: str) -> None:
+        if self.running:
+            self.cancel()
+            self._done(None, reason)
+
+    def _answered(self) -> None:
+        opened = self._socket
+        code = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if opened is not None else 0
+        if code:
+            self._end(os.strerror(code))
+        elif opened is not None:
+            self._loop.unwatch(opened)
+            self.running, self._socket = False, None
+            self._done(opened, "")
 
 
 def one_reason(error: ValueError) -> str:

@@ -6,27 +6,28 @@ import contextlib
 import resource
 import socket
 import time
-from typing import Iterable, Sequence
+from dataclasses import replace
+from typing import Collection, Mapping, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
-from trainworks_launcher.supervise.control import Events, Peer, proof
-from trainworks_launcher.supervise.control.connection import Connection, listen
+from trainworks_launcher.supervise.control import Events, Peer, identity, probe, proof
+from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval, listen
 from trainworks_launcher.supervise.control.messages import (
     STRANGERS_MESSAGE_LIMIT,
     Message,
-    digest,
     one_line,
     outcome_fields,
     read_outcome,
     read_suspect,
 )
+from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.control.strangers import ROOM, Strangers
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
-from trainworks_launcher.values import number, text
+from trainworks_launcher.values import Json, number, text
 
 _ACCEPTS = 32
 """Connections taken in at once, before others of the loop have their turn."""
@@ -43,21 +44,22 @@ class Leader:
         loop: Loop,
         control: Control,
         limits: Limits,
-        mode: str,
+        job: Mapping[str, Json],
         public_key: str,
         secret: str,
         events: Events,
     ) -> None:
-        """Nothing is opened before ``begin``. secret: of the job, "" if hosts join without a proof."""
+        """Nothing is opened before ``begin``. job: its identity. secret: of the job, "" if it has none."""
         self._loop = loop
         self._control = control
         self._limits = limits
-        self._digest = digest(control, mode)
+        self._job = job
         self._public_key = public_key
         self._secret = secret
         self._events = events
         self._server: socket.socket | None = None
-        self._strangers = Strangers(events.log)
+        self._others = frozenset(control.hosts[1:])
+        self._strangers = Strangers(events.log, ROOM + len(self._others))
         self._refused: dict[str, str] = {}
         self._joined: dict[str, Connection] = {}
         self._keys: dict[str, str] = {}
@@ -67,6 +69,7 @@ class Leader:
         self._self_ready = False
         self._gone = False
         self._ended: dict[str, Outcome] = {}
+        self._failures: dict[str, Outcome] = {}  # those of ``_ended`` that are no success
         self._stopping = False
         self._finished: Outcome | None = None
         self._byes: set[str] = set()
@@ -78,7 +81,7 @@ class Leader:
     # -------------------------------------------------------------------------------------- what the supervisor calls
     def begin(self) -> None:
         """Listen. Raises RefusalError if the port is taken."""
-        _allow_descriptors(len(self._control.hosts) + ROOM + _OTHER_DESCRIPTORS)
+        _allow_descriptors(2 * len(self._control.hosts) + ROOM + _OTHER_DESCRIPTORS)
         try:
             self._server = listen(self._control.port)
         except OSError as error:
@@ -89,7 +92,7 @@ class Leader:
         self._events.log(f"waiting for {len(self._workers())} other host(s) on port {self._control.port}")
         self._join_deadline = time.monotonic() + self._limits.join
         self._loop.after(self._limits.join, self._join_time_out)
-        self._loop.after(names.HEARTBEAT_SECONDS, self._beat)
+        self._loop.after(heartbeat_interval(self._limits.heartbeat), self._beat)
         self._events.welcome("", "", "")
 
     def ready(self, ssh_port: int) -> None:
@@ -109,6 +112,16 @@ class Leader:
     def ended(self, outcome: Outcome) -> None:
         """This host's command ended, or it could not start."""
         self._note_ended(self._control.leader, outcome)
+
+    def tell(self, kind: str, host: str = "", **fields: Json) -> None:
+        """Tell one host, or all others."""
+        for name in (host,) if host else tuple(self._joined):
+            if name in self._joined:
+                self._joined[name].send(kind, **fields)
+
+    def others(self) -> tuple[str, ...]:
+        """Return the other hosts that the job still has."""
+        return self._workers()
 
     def leave(self) -> None:
         """This host is done; wait, bounded, until the others are."""
@@ -131,6 +144,10 @@ class Leader:
     def _workers(self) -> tuple[str, ...]:
         """Return the other hosts that the job still has, joined or not."""
         return tuple(host for host in self._control.hosts[1:] if host not in self._without)
+
+    def _count(self) -> int:
+        """Return how many other hosts the job still has, without looking at each: it is asked for every message."""
+        return len(self._others) - len(self._without)
 
     # ------------------------------------------------------------------------------------------------------ letting in
     def _accept(self, _: int) -> None:
@@ -159,53 +176,63 @@ class Leader:
         elif connection is not self._joined.get(connection.host):
             return  # a host that was lost says goodbye
         elif kind == "ready":
-            self._ready[connection.host] = number(message.get("ssh_port"))
+            self._ready[connection.host] = number(message.get("ssh_port")) & 0xFFFF
             self._maybe_go()
         elif kind == "ended":
-            self._note_ended(connection.host, read_outcome(message))
+            self._note_ended(connection.host, read_outcome(message, connection.host))
         elif kind == "suspect":
-            self._events.suspect(read_suspect(message, time.monotonic()))
+            self._events.suspect(read_suspect(message, connection.host, time.monotonic()))
         elif kind == "stopping":
             self._stop_all()
         elif kind == "bye":
             self._byes.add(connection.host)
             self._maybe_leave()
+        elif kind != "alive":
+            self._events.told(connection.host, text(kind), message)
 
     def _before_joining(self, connection: Connection, message: Message) -> None:
         kind = message.get("type")
         asked, connection.asked = connection.asked, None
+        known = self._joined.get(text(message.get("host")))
         if kind == "join" and asked is None:
             self._join(connection, message)
         elif kind == "answer" and asked is not None:
-            if proof.is_proof(self._secret, proof.WORKER, asked, message.get("proof")):
+            if proof.is_proof(self._secret, WORKER, asked, message.get("proof")):
+                connection.use_seal(Seal(proof.make_key(self._secret, asked), LEADER))
                 self._let_in(connection, asked.host, asked.host_key)
             else:
-                self._refuse(connection, asked.host, f"it does not know this host's {names.JOB_SECRET_VARIABLE}")
+                self._refuse(connection, asked.host, f"it has another {names.JOB_SECRET_VARIABLE} than the leader")
+        elif kind == "refused" and asked is not None:
+            self._refuse(connection, asked.host, f"it has another {names.JOB_SECRET_VARIABLE} than the leader")
+        elif kind == "probe" and known is not None and probe.answer(known, connection, message):
+            self._strangers.remove(connection)
+            connection.close()
         else:
             self._strangers.drop(connection, "it is not one of the job's hosts")
 
     def _join(self, connection: Connection, message: Message) -> None:
         host = text(message.get("host"))
-        if host not in self._control.hosts[1:]:
+        key, nonce = text(message.get("ssh_host_key")), proof.read_nonce(message.get("nonce"))
+        different = identity.differences(self._job, message.get("job"))
+        if host not in self._others:
             self._strangers.drop(connection, f"it is not one of the job's hosts: {one_line(host, 64)!r}")
-        elif message.get("digest") != self._digest:
-            self._refuse(connection, host, "it belongs to another job, or has another list of hosts or mode")
+        elif different or not nonce:
+            self._refuse(connection, host, f"it belongs to another job: different {different or 'launcher version'}")
         elif host in self._joined and self._joined[host].open:
             self._refuse(connection, host, "it has already joined")
         elif self._gone and host not in self._without:
             self._refuse(connection, host, "it was lost")
-        elif not self._secret:
-            self._let_in(connection, host, text(message.get("ssh_host_key")))
+        elif self._secret and message.get("secret") is not True:
+            self._refuse(connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one")
         else:
-            nonce = proof.read_nonce(message.get("nonce"))
-            if not nonce:
-                self._refuse(connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one")
-                return
-            key = text(message.get("ssh_host_key"))
-            asked = proof.Transcript(self._digest, host, nonce, proof.make_nonce(), key, self._public_key)
+            said = identity.as_text(self._job)
+            asked = proof.Transcript(said, host, nonce, proof.make_nonce(), key, self._public_key)
             connection.asked = asked
-            shown = proof.make_proof(self._secret, proof.LEADER, asked)
-            connection.send("challenge", nonce=asked.leader_nonce, public_key=self._public_key, proof=shown)
+            shown = proof.make_proof(self._secret, LEADER, asked)
+            known = bool(self._secret)
+            connection.send(
+                "challenge", nonce=asked.leader_nonce, public_key=self._public_key, proof=shown, secret=known
+            )
 
     def _refuse(self, connection: Connection, host: str, reason: str) -> None:
         """Do not let in the connection that claims to be this host, and tell it why."""
@@ -228,7 +255,7 @@ class Leader:
         self._joined[host] = connection
         self._came.add(host)
         self._keys[host] = ssh_host_key
-        connection.send("welcome", public_key=self._public_key)
+        connection.send("welcome")
         if self._finished:
             connection.send("finish", **outcome_fields(self._finished))
         elif self._stopping:
@@ -237,19 +264,18 @@ class Leader:
 
     def _maybe_complete(self) -> None:
         """All have joined: from now on they have the time to prepare themselves."""
-        if set(self._joined) == set(self._workers()):
+        if len(self._joined) == self._count():
             self._complete += 1
             number_ = self._complete
             self._loop.after(self._limits.prepare, lambda: self._prepare_time_out(number_))
 
     def _maybe_go(self) -> None:
-        workers = self._workers()
-        ready = self._self_ready and set(self._joined) == set(workers) == set(self._ready)
+        ready = self._self_ready and len(self._joined) == len(self._ready) == self._count()
         if not ready or self._gone or self._finished:
             return
         self._gone = True
         self._events.peers(
-            [Peer(host, self._joined[host].address, self._ready[host], self._keys[host]) for host in workers]
+            [Peer(host, self._joined[host].address, self._ready[host], self._keys[host]) for host in self._workers()]
         )
         if self._finished:
             return
@@ -285,14 +311,14 @@ class Leader:
     def _beat(self) -> None:
         limit = self._limits.heartbeat
         for connection in list(self._joined.values()):
-            silent = connection.silence(limit)
+            silent = connection.is_lost(limit)
             if silent:
                 self._lost(connection, f"no message from it for {silent:.0f} s")
             else:
-                connection.send("alive")
+                connection.send("alive", silent=round(time.monotonic() - connection.spoke, 1))
         self._strangers.sweep()
         looks = [connection.next_look(limit) for connection in self._joined.values() if connection.open]
-        self._loop.after(min(looks, default=names.HEARTBEAT_SECONDS), self._beat)
+        self._loop.after(min(looks, default=heartbeat_interval(limit)), self._beat)
 
     def _lost(self, connection: Connection, reason: str) -> None:
         host = connection.host
@@ -324,7 +350,7 @@ class Leader:
         return 0 < self._control.minimum_hosts <= left and not self._stopping
 
     def _forget(self, host: str) -> None:
-        for known in (self._joined, self._keys, self._ready, self._ended):
+        for known in (self._joined, self._keys, self._ready, self._ended, self._failures):
             known.pop(host, None)
 
     def _lose(self, host: str, reason: str) -> None:
@@ -375,27 +401,30 @@ class Leader:
         # A server beside a host's command may still fail after the command has ended well.
         if host not in self._ended or self._ended[host].kind == SUCCEEDED:
             self._ended[host] = outcome
+            if outcome.kind != SUCCEEDED:
+                self._failures[host] = outcome
         self._maybe_finish()
 
     def _maybe_finish(self) -> None:
         """The outcome, once the ends that are known decide it."""
         if self._finished or not self._ended:
             return
-        failures = [outcome for outcome in self._ended.values() if outcome.kind != SUCCEEDED]
+        failures = list(self._failures.values())
         if self._stopping:
             # Everybody has the grace to save something; the processes are bounded by it on every host.
-            if self._have_ended((self._control.leader, *self._joined)):
-                status = failures[0].status if failures else 0
-                cause = failures[0].text if failures else "stopped by a signal; every process ended with status 0"
-                host = failures[0].host if failures else self._control.leader
-                self._finish(Outcome(STOPPED, status, host, cause))
+            if self._have_ended((*self._joined, self._control.leader)):
+                well = Outcome(
+                    STOPPED, 0, self._control.leader, "stopped by a signal; every process ended with status 0"
+                )
+                first = next((outcome for outcome in failures if outcome.status), well)
+                self._finish(self._events.judge(replace(first, kind=STOPPED)))
         elif failures:
             self._finish(self._events.judge(failures[0]))
-        elif self._have_ended((self._control.leader, *self._workers())):
+        elif len(self._ended) > self._count() and self._have_ended((self._control.leader, *self._workers())):
             self._finish(Outcome(SUCCEEDED, 0, self._control.leader, ""))
 
-    def _have_ended(self, hosts: Iterable[str]) -> bool:
-        return all(host in self._ended for host in hosts)
+    def _have_ended(self, hosts: Collection[str]) -> bool:
+        return len(self._ended) >= len(hosts) and all(host in self._ended for host in hosts)
 
     def _finish(self, outcome: Outcome) -> None:
         self._finished = outcome

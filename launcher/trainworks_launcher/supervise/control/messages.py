@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 from dataclasses import replace
 from typing import Mapping
 
 from trainworks_launcher import names
-from trainworks_launcher.plan import Control
+from trainworks_launcher.supervise.control.seal import SEAL_BYTES, Seal
 from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
-from trainworks_launcher.values import Json, decode, number, text
+from trainworks_launcher.values import Json, decode, number, printable, text
 
 MESSAGE_LIMIT = 65536
 """Bytes of one message; a longer line ends its connection."""
@@ -23,28 +22,29 @@ _WORDS_LIMIT = 4096  # characters of a text that is shown to people
 Message = Mapping[str, Json]
 
 
-def digest(control: Control, mode: str) -> str:
-    """Return what the hosts of one job have in common, as a short text: two jobs on one network do not mix."""
-    words = json.dumps([mode, list(control.hosts), control.leader, control.minimum_hosts])
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
-
-
 class Decoder:
-    """Bytes in, messages out; raises ValueError for anything that is not one bounded JSON object per line."""
+    """Bytes in, messages out; raises ValueError for anything that is not one bounded JSON object per line.
+
+    ``limit``: bytes of one message. ``seal``: what every line must carry; None while no key is known. Both may change.
+    """
 
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
-        """Start empty. limit: bytes of one message; it may be changed later."""
+        """Start empty."""
         self.limit = limit
+        self.seal: Seal | None = None
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that ``data`` completes, in order."""
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
-        if any(len(line) > self.limit for line in (*lines, self._buffer)):
+        limit = self.limit + (SEAL_BYTES if self.seal is not None else 0)
+        if any(len(line) > limit for line in (*lines, self._buffer)):
             raise ValueError("a message is too long")
         messages: list[Message] = []
         for line in lines:
+            if self.seal is not None:
+                line = self.seal.opened(line)
             try:
                 value = decode(line.decode("utf-8"))
             except RecursionError as error:
@@ -56,13 +56,23 @@ class Decoder:
 
 
 def words(value: Json, limit: int = _WORDS_LIMIT) -> str:
-    """Return a text from another host, fit for logs and files: bounded, and nothing in it that cannot be encoded."""
-    return text(value)[:limit].encode("utf-8", "replace").decode("utf-8")
+    """Return a text from another host, fit for logs and files: bounded, and nothing in it that a terminal obeys."""
+    return printable(text(value)[:limit])
 
 
 def one_line(value: Json, limit: int = 200) -> str:
     """Return a text from another host for one line of the log: printable characters only."""
-    return "".join(letter if letter.isprintable() else " " for letter in text(value)[:limit])
+    return " ".join(printable(text(value)[:limit]).split("\n")).replace("\t", " ")
+
+
+def seconds(value: Json) -> float:
+    """Return a number of seconds from another host: not negative, at most a day; 0 if it is not a number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+        return 0.0
+    return float(min(value, _DAY))
+
+
+_DAY = 86400
 
 
 def outcome_fields(outcome: Outcome) -> dict[str, Json]:
@@ -77,21 +87,24 @@ def outcome_fields(outcome: Outcome) -> dict[str, Json]:
     }
 
 
-def read_outcome(message: Message) -> Outcome:
-    """Return the outcome in a message; an unreadable one is a failure."""
-    kind = text(message.get("outcome"), FAILED)
+def read_outcome(message: Message, sender: str) -> Outcome:
+    """Return the outcome in a message of the host ``sender``; an unreadable one is a failure, and names that host."""
+    kind = text(message.get("outcome"))
     status = number(message.get("status")) & 0xFF
-    if kind not in (SUCCEEDED, FAILED, STOPPED) or (kind == FAILED and not status):
-        kind, status = FAILED, status or names.EXIT_LAUNCHER
+    said, host = words(message.get("text")), one_line(message.get("host")) or sender
+    if kind not in (SUCCEEDED, FAILED, STOPPED):
+        kind, status = FAILED, status or names.EXIT_HOSTS
+        said = said or f"host {sender} sent an outcome that cannot be read"
+    elif kind == FAILED and not status:
+        status = names.EXIT_HOSTS
+    if kind != SUCCEEDED and not said.strip() and status:
+        said = f"host {host} says that it {kind} with exit status {status}, and not why"
     rank = message.get("rank")
-    return Outcome(
-        kind,
-        status,
-        one_line(message.get("host")),
-        words(message.get("text")),
-        words(message.get("cause")),
-        rank if isinstance(rank, int) and not isinstance(rank, bool) else -1,
-    )
+    rank = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _RANKS else -1
+    return Outcome(kind, status, host, said, words(message.get("cause")), rank)
+
+
+_RANKS = 1 << 31
 
 
 def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
@@ -102,10 +115,8 @@ def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
     return {**outcome_fields(suspect.outcome), "age": max(0.0, now - suspect.at), "certain": suspect.certain}
 
 
-def read_suspect(message: Message, now: float) -> Suspect:
-    """Return the suspect in a message that came at a time."""
-    age = message.get("age")
-    age = float(age) if isinstance(age, (int, float)) else 0.0
+def read_suspect(message: Message, sender: str, now: float) -> Suspect:
+    """Return the suspect in a message of the host ``sender`` that came at a time."""
     # A status of 0 says that it is not known there, and that is not an error.
-    outcome = replace(read_outcome(message), status=number(message.get("status")) & 0xFF)
-    return Suspect(now - age, outcome, message.get("certain") is True)
+    outcome = replace(read_outcome(message, sender), status=number(message.get("status")) & 0xFF)
+    return Suspect(now - seconds(message.get("age")), outcome, message.get("certain") is True)

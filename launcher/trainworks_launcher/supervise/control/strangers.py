@@ -13,7 +13,7 @@ from typing import Callable, Iterator
 from trainworks_launcher.supervise.control.connection import Connection
 
 ROOM = 256
-"""Connections that may be open without having joined."""
+"""Connections that may be open without having joined, beside one for each host of the job."""
 
 PATIENCE_SECONDS = 10.0
 """How long one of them may take to join."""
@@ -24,8 +24,9 @@ _LINES = 5
 class Strangers:
     """The connections that have not joined, by address, oldest first."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        """Start with none."""
+    def __init__(self, log: Callable[[str], None], room: int = ROOM) -> None:
+        """Start with none. room: how many there may be."""
+        self._room = room
         self._log = log
         self._by_address: dict[str, list[Connection]] = {}
         self._count = 0
@@ -37,7 +38,7 @@ class Strangers:
 
     def add(self, connection: Connection) -> None:
         """Give a newcomer a place."""
-        if self._count >= ROOM:
+        if self._count >= self._room:
             self.make_room()
         self._by_address.setdefault(connection.address, []).append(connection)
         self._count += 1

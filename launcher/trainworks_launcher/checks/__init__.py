@@ -1,0 +1,88 @@
+"""Checks of a host before the first step: what is asked (``Checks``), and what is found (``Finding``). Pure.
+
+``asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library, ``between``
+measures between hosts. ``rules`` says what the figures mean: a table of rules, each with its severity and its reason.
+``programs/check.py`` is the process that does it where the driver is asked or something is measured; a host without
+GPUs is looked at in the launcher itself, which costs two milliseconds with its loading.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainworks_launcher import names
+
+QUICK, BANDWIDTH, OFF = names.CHECK_LEVELS
+
+QUICK_SECONDS = 3.0
+"""The most that QUICK may take in all."""
+
+FAILED, WARNING = "failed", "warning"
+"""Severities: a failed check ends the job, a warning is a line in the log."""
+
+
+class Finding(NamedTuple):
+    """Something that is wrong with a host.
+
+    Attributes:
+        severity: FAILED or WARNING.
+        what: What is wrong, with figures.
+        advice: What to do.
+    """
+
+    severity: str
+    what: str
+    advice: str
+
+    def __str__(self) -> str:
+        """Return the line for logs and the failure text."""
+        return f"{self.what}: {self.advice}"
+
+
+class Checks(NamedTuple):
+    """What is checked on one host, and what is expected of it.
+
+    Attributes:
+        level: QUICK or BANDWIDTH.
+        gpus: GPUs that the host seems to have; its driver is asked if there are any.
+        row_gpus: GPUs that the instance table says; 0 if it does not.
+        row_efa: EFA devices that the instance table says; 0 if it does not.
+        efa: EFA devices that were seen; None if they cannot be known.
+        instance_type: Type of the host.
+        cuda: Version of the image's CUDA; ``""`` if it has none, or does not say.
+        minimum_driver: Oldest driver that runs it; ``""`` if the image does not say.
+        without_cuda: Whether the image says what it has, and CUDA is not in it.
+        shared_memory: Whether the job uses /dev/shm: several processes, GPUs, or a framework with data loaders.
+        interface: Network interface to the other hosts; ``""`` if none is known, or there are no others.
+        directories: Where the job writes.
+        host: This host, in ``hosts``.
+        hosts: Hosts of the job, the leader first.
+        address: Name or address of the leader.
+        port: TCP port that is free until the ranks start; the leader listens there for the measurement.
+        wait: Seconds within which the other hosts come.
+        python: Python of the image that has torch; ``""`` if it has none.
+    """
+
+    level: str = QUICK
+    gpus: int = 0
+    row_gpus: int = 0
+    row_efa: int = 0
+    efa: int | None = 0
+    instance_type: str = ""
+    cuda: str = ""
+    minimum_driver: str = ""
+    without_cuda: bool = False
+    shared_memory: bool = False
+    interface: str = ""
+    directories: tuple[str, ...] = ()
+    host: str = ""
+    hosts: tuple[str, ...] = ()
+    address: str = ""
+    port: int = 0
+    wait: float = 0.0
+    python: str = ""
+
+    @property
+    def needs_process(self) -> bool:
+        """Whether a driver is asked, which may hang, or something is measured."""
+        return self.gpus > 0 or (self.level == BANDWIDTH and len(self.hosts) > 1)

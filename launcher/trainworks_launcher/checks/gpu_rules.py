@@ -1,0 +1,78 @@
+"""What NVIDIA's library says of the GPUs, and what it means. Pure. A part of ``rules``, loaded where there are GPUs."""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping
+
+from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
+from trainworks_launcher.checks.gpus import LOST, MISMATCH, NO_DRIVER, OK, RESET_REQUIRED, Gpu, Gpus
+from trainworks_launcher.checks.look import Seen
+from trainworks_launcher.checks.rules import REPLACE, count_of
+
+_THROTTLE: Mapping[int, str] = {
+    0x08: "hardware slowdown",
+    0x20: "too hot (software limit)",
+    0x40: "too hot (hardware limit)",
+    0x80: "power brake from outside",
+}
+"""nvmlClocksThrottleReasons that are not normal; an idle GPU has others (nvml.h)."""
+
+APPLICATION_XIDS = frozenset((13, 31, 43, 45, 68, 69))
+"""XID errors that a program causes, not the GPU. Source: NVIDIA, XID errors, table of common causes."""
+
+_GONE = {
+    LOST: "is lost: it has fallen off the bus",
+    RESET_REQUIRED: "has to be reset before it can be used",
+}
+
+
+def judge_gpus(asked: Checks, seen: Seen) -> Iterator[Finding]:
+    """Yield what is wrong with the driver and the GPUs of a host."""
+    gpus = seen.gpus
+    if gpus is None:
+        return
+    yield from _library(gpus)
+    if gpus.devices and len(gpus.devices) < asked.gpus:
+        what = f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in this container"
+        yield Finding(FAILED, what, REPLACE)
+    for index, gpu in enumerate(gpus.devices):
+        yield from _gpu(f"GPU {index}", gpu)
+    for index, number in sorted(set(gpus.xids)):
+        if number not in APPLICATION_XIDS:
+            yield Finding(FAILED, f"GPU {index} reported XID error {number} during the check", REPLACE)
+    for place, number in sorted(set(seen.xids)):
+        if number not in APPLICATION_XIDS:
+            advice = "read the kernel's log; if it comes again, replace the host"
+            yield Finding(WARNING, f"the kernel's log has XID error {number} of GPU {place}", advice)
+
+
+def _library(gpus: Gpus) -> Iterator[Finding]:
+    if gpus.problem:
+        advice = "run nvidia-smi on the host; start the container with NVIDIA's container runtime and its utilities"
+        yield Finding(WARNING, gpus.problem, advice)
+    if gpus.error == MISMATCH:
+        what = "the NVIDIA driver was changed while the host was running: library and kernel module differ"
+        yield Finding(FAILED, what, "reboot or replace the host")
+    elif gpus.error == NO_DRIVER:
+        yield Finding(FAILED, "the NVIDIA driver is not loaded on the host", "install or load it, or replace the host")
+    elif gpus.error != OK:
+        yield Finding(WARNING, f"the NVIDIA driver answers with error {gpus.error}", "run nvidia-smi on the host")
+
+
+def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:
+    if gpu.error in _GONE:
+        yield Finding(FAILED, f"{name} {_GONE[gpu.error]}", REPLACE)
+        return
+    if gpu.error != OK:
+        yield Finding(WARNING, f"{name} answers with error {gpu.error}", "run nvidia-smi on the host")
+    if gpu.remap_failed:
+        yield Finding(FAILED, f"{name} has broken memory that could not be replaced", REPLACE)
+    if gpu.ecc:
+        what = f"{name} has {count_of(gpu.ecc, 'memory error')} that could not be corrected"
+        yield Finding(FAILED, what, f"reset the GPU, or {REPLACE}")
+    if gpu.pending:
+        what = f"{name} has broken memory that the next reset replaces"
+        yield Finding(WARNING, what, "reset the GPU or reboot the host when no job runs on it")
+    slow = [text for bit, text in _THROTTLE.items() if (gpu.throttle or 0) & bit]
+    if slow:
+        yield Finding(WARNING, f"{name} is slowed down: {', '.join(slow)}", "check cooling and power of the host")

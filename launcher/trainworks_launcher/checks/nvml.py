@@ -1,0 +1,152 @@
+"""What NVIDIA's management library says about the GPUs, by ctypes: driver, ECC errors, throttling, XID errors.
+
+``ask`` runs it in a process of its own: with a broken driver its first call may never return. Numbers of constants
+and layouts are those of nvml.h (NVML API reference).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import time
+from typing import Callable
+
+from trainworks_launcher.checks.gpus import LIBRARY, LOST, NOT_SUPPORTED, OK, RESET_REQUIRED, Gpu, Gpus
+
+_UNCORRECTED, _SINCE_LOAD = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+_XID_EVENT = 8  # nvmlEventTypeXidCriticalError
+_VERSION_BYTES = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+_ANSWER_BYTES = 1 << 20
+
+_Call = Callable[..., int]
+
+
+class _EventData(ctypes.Structure):
+    """nvmlEventData_t."""
+
+    _fields_ = (
+        ("device", ctypes.c_void_p),
+        ("type", ctypes.c_ulonglong),
+        ("data", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def ask(limit: float, listen: float = 0.0) -> Gpus:
+    """Ask the library, in a process that is killed and left behind if it has not answered within ``limit`` seconds.
+
+    Args:
+        limit: Seconds in all.
+        listen: Seconds in which XID errors are listened for, after all else was read.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.write(writer, json.dumps(read(listen)).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    answer, deadline = b"", time.monotonic() + limit
+    with contextlib.suppress(OSError):
+        while select.select((reader,), (), (), max(0.0, deadline - time.monotonic()))[0]:
+            chunk = os.read(reader, 65536)
+            answer += chunk
+            if not chunk or len(answer) > _ANSWER_BYTES:
+                break
+        else:
+            answer = b"late"
+    os.close(reader)
+    with contextlib.suppress(OSError):
+        os.kill(child, signal.SIGKILL)
+    return _answer_of(answer, limit)
+
+
+def _answer_of(answer: bytes, limit: float) -> Gpus:
+    if answer == b"late":
+        return Gpus(problem=f"the NVIDIA driver does not answer within {limit:g} s")
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return Gpus(problem=f"{LIBRARY} crashed when it was asked")
+    problem, error, driver, devices, xids = found
+    return Gpus(problem, error, driver, tuple(Gpu(*row) for row in devices), tuple((at, number) for at, number in xids))
+
+
+def read(listen: float = 0.0) -> Gpus:
+    """Ask the library in this process, which may never come back."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return Gpus(problem=f"{LIBRARY} is not in this container")
+
+    def call(name: str, *arguments: object) -> int:
+        """Return a call's code; NOT_SUPPORTED for a function that this version of the library does not have."""
+        function: _Call | None = getattr(library, name, None)
+        return NOT_SUPPORTED if function is None else function(*arguments)
+
+    started = call("nvmlInit_v2")
+    if started != OK:
+        return Gpus(error=started)
+    version = ctypes.create_string_buffer(_VERSION_BYTES)
+    call("nvmlSystemGetDriverVersion", version, _VERSION_BYTES)
+    count = ctypes.c_uint()
+    call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+    events = ctypes.c_void_p()
+    listening = listen > 0 and call("nvmlEventSetCreate", ctypes.byref(events)) == OK
+    devices, handles = [], {}
+    for index in range(count.value):
+        handle = ctypes.c_void_p()
+        error = call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+        if error != OK:
+            devices.append(Gpu(error=error))
+            continue
+        handles[handle.value] = index
+        if listening:
+            call("nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(_XID_EVENT), events)
+        devices.append(_device(call, handle))
+    xids = _listen(call, events, handles, listen) if listening else ()
+    return Gpus(driver=version.value.decode("ascii", "replace"), devices=tuple(devices), xids=xids)
+
+
+def _device(call: _Call, handle: ctypes.c_void_p) -> Gpu:
+    ecc, throttle = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    retired = ctypes.c_uint()
+    rows = [ctypes.c_uint() for _ in range(4)]  # corrected, uncorrected, pending, failed
+    counted = call("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOAD, ctypes.byref(ecc))
+    remapped = call("nvmlDeviceGetRemappedRows", handle, *map(ctypes.byref, rows))
+    waiting = call("nvmlDeviceGetRetiredPagesPendingStatus", handle, ctypes.byref(retired))
+    clocks = call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(throttle))
+    pending = [bool(rows[2].value)] if remapped == OK else []
+    pending += [bool(retired.value)] if waiting == OK else []
+    gone = next((code for code in (counted, remapped, waiting, clocks) if code in (LOST, RESET_REQUIRED)), OK)
+    return Gpu(
+        error=gone,
+        ecc=ecc.value if counted == OK else None,
+        remap_failed=bool(rows[3].value) if remapped == OK else None,
+        pending=any(pending) if pending else None,
+        throttle=throttle.value if clocks == OK else None,
+    )
+
+
+def _listen(
+    call: _Call, events: ctypes.c_void_p, handles: dict[int | None, int], seconds: float
+) -> tuple[tuple[int, int], ...]:
+    """Return the XID errors that come within some seconds."""
+    found: list[tuple[int, int]] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        data = _EventData()
+        rest = max(1, int((deadline - time.monotonic()) * 1000))
+        if call("nvmlEventSetWait_v2", events, ctypes.byref(data), rest) != OK:
+            break
+        if data.type == _XID_EVENT:
+            found.append((handles.get(data.device, -1), data.data))
+    return tuple(found)

@@ -1,0 +1,155 @@
+"""What the figures of a host mean: one function per subject, each yields findings. Pure.
+
+A check fails where the job could only waste what it costs: it would train on the CPU, crash, or give wrong results. All
+else is a warning. What does not apply (no GPU, an instance type that is not known) yields nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, Mapping, Sequence
+
+from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
+from trainworks_launcher.checks.look import Seen
+
+GIB = 1 << 30
+
+SHARED_MEMORY_BYTES = GIB
+"""Less is a warning. Docker's default is 64 MiB; data loaders with workers then die of SIGBUS (PyTorch, README: Using
+shared memory)."""
+
+DISK_BYTES = 2 * GIB
+"""Less is a warning: checkpoints and packages hardly fit."""
+
+DISK_FULL_BYTES = 16 << 20
+"""Less fails: logs, requirements and the failure file cannot be written."""
+
+CLOCK_SECONDS = 2.0
+"""A larger difference between two hosts is a warning: logs are in the wrong order, and files of the other host look
+new or old. AWS refuses signed requests from 5 minutes on."""
+
+SLOW_NETWORK = 0.25
+"""A host whose bandwidth is below this part of the median of all hosts is named."""
+
+LEAST_BITS_PER_SECOND = 100e6
+"""Less is a warning on any host: the slowest instance types that train have more than ten times that."""
+
+REPLACE = "replace this host; its platform repairs or replaces it if you report it"
+"""Advice where the hardware is broken."""
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """Return a driver's version as numbers: ``535.183.01`` is (535, 183, 1)."""
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def judge(asked: Checks, seen: Seen) -> tuple[Finding, ...]:
+    """Return everything that is wrong with a host, failures first."""
+    found: list[Finding] = []
+    if seen.gpus is not None:
+        from trainworks_launcher.checks.gpu_rules import judge_gpus  # a host without GPUs starts sooner
+
+        found = list(judge_gpus(asked, seen))
+    found += [
+        *_driver(asked, seen),
+        *_counts(asked, seen),
+        *_shared_memory(asked, seen),
+        *_disk(seen),
+        *_interface(asked, seen),
+    ]
+    return tuple(sorted(found, key=lambda finding: finding.severity != FAILED))
+
+
+def _driver(asked: Checks, seen: Seen) -> Iterator[Finding]:
+    gpus = max(asked.gpus, asked.row_gpus)
+    if gpus and asked.without_cuda:  # a container without CUDA is given no GPU, and may be meant so
+        yield Finding(WARNING, f"{count_of(gpus, 'GPU')} and an image without CUDA", "use an image for CUDA")
+    if asked.minimum_driver and seen.driver and version_of(seen.driver) < version_of(asked.minimum_driver):
+        what = (
+            f"the host's NVIDIA driver {seen.driver} is older than {asked.minimum_driver}, which CUDA"
+            f" {asked.cuda or 'of this image'} needs"
+        )
+        yield Finding(FAILED, what, "update the driver, use newer hosts, or an image for an older CUDA")
+
+
+def _counts(asked: Checks, seen: Seen) -> Iterator[Finding]:
+    devices = seen.gpus.devices if seen.gpus is not None else ()
+    present = min(asked.gpus, len(devices)) if devices else asked.gpus
+    if asked.row_gpus > present and not asked.without_cuda:
+        what = f"{asked.instance_type} has {count_of(asked.row_gpus, 'GPU')}, and this container has {present}"
+        yield Finding(FAILED, what, f"pass all of them into the container, or {REPLACE}")
+    if (
+        asked.efa and asked.efa < asked.row_efa
+    ):  # none at all is said where EFA is chosen: it matters between hosts only
+        what = f"{asked.instance_type} has {count_of(asked.row_efa, 'EFA device')}, and this container has {asked.efa}"
+        yield Finding(WARNING, what, f"pass all of them into the container; if the host has fewer, {REPLACE}")
+
+
+def _shared_memory(asked: Checks, seen: Seen) -> Iterator[Finding]:
+    size = seen.shared_memory
+    if asked.shared_memory and size is not None and size < SHARED_MEMORY_BYTES:
+        what = f"/dev/shm has {_size(size)}: data loaders with workers may die of SIGBUS"  # noqa: S108
+        advice = "start the container with --shm-size, or --ipc=host; Kubernetes: an emptyDir of medium Memory"
+        yield Finding(WARNING, what, advice)
+
+
+def _disk(seen: Seen) -> Iterator[Finding]:
+    for directory, free in seen.free.items():
+        if free < DISK_BYTES:
+            severity = FAILED if free < DISK_FULL_BYTES else WARNING
+            yield Finding(severity, f"{directory} has {_size(free)} of free disk", "use a larger volume, or free some")
+
+
+def _interface(asked: Checks, seen: Seen) -> Iterator[Finding]:
+    if asked.interface and seen.interface_up is False:
+        what = f"the network interface {asked.interface} is down, and the other hosts are reached by it"
+        yield Finding(FAILED, what, "bring it up, or name another one; replace the host if its link is broken")
+
+
+# ------------------------------------------------------------------------------------------------------ between hosts
+def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
+    """Return a warning if the clock of a host and the leader's differ.
+
+    Args:
+        host: The host.
+        difference: Its clock less the leader's, in seconds.
+        uncertainty: Seconds by which ``difference`` may be wrong: half of the round trip.
+    """
+    if abs(difference) - uncertainty <= CLOCK_SECONDS:
+        return None
+    way = "ahead of" if difference > 0 else "behind"
+    what = f"the clock of {host} is {abs(difference):.1f} s {way} the leader's"
+    return Finding(
+        WARNING, what, "synchronize the clocks (chrony, NTP): logs, certificates and signed requests need it"
+    )
+
+
+def bandwidth(measured: Mapping[str, float]) -> Iterator[Finding]:
+    """Yield a warning for each host that is much slower than the others.
+
+    Args:
+        measured: Host -> bits per second that it sends to the leader.
+    """
+    middle = median(list(measured.values()))
+    for host, rate in measured.items():
+        if rate < max(SLOW_NETWORK * middle, LEAST_BITS_PER_SECOND):
+            what = f"{host} sends {bits(rate)} to the leader, and the median of the hosts is {bits(middle)}"
+            yield Finding(WARNING, what, "look at its network interface, or replace the host")
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the upper median; 0 for none."""
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def bits(rate: float) -> str:
+    """Return a rate in words."""
+    return f"{rate / 1e9:.2f} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.0f} Mbit/s"
+
+
+def count_of(number: int, what: str) -> str:
+    """Return ``1 GPU`` or ``2 GPUs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,50 @@
+"""Runs the checks of a host: looks, asks the driver, measures. Takes Checks, returns findings and lines for the log."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from trainworks_launcher.checks import BANDWIDTH, FAILED, QUICK_SECONDS, Checks, Finding
+from trainworks_launcher.checks.look import look
+from trainworks_launcher.checks.rules import judge
+
+_LISTEN_SECONDS = 0.1
+"""How long XID errors are listened for; a GPU that fails at once shows itself."""
+
+_OTHER_SECONDS = 0.5
+"""What all but the driver takes, with a wide margin."""
+
+
+def run(asked: Checks, log: Callable[[str], None]) -> tuple[Finding, ...]:
+    """Check this host.
+
+    Args:
+        asked: What is checked.
+        log: Prints a line: figures that were measured.
+    """
+    gpus = None
+    if asked.gpus:
+        from trainworks_launcher.checks import nvml
+
+        gpus = nvml.ask(QUICK_SECONDS - _OTHER_SECONDS, _LISTEN_SECONDS)
+    found = judge(asked, look(asked.interface, asked.directories, gpus))
+    failed = any(finding.severity == FAILED for finding in found)
+    if asked.level == BANDWIDTH and not failed and (len(asked.hosts) > 1 or asked.gpus > 1):
+        from trainworks_launcher.checks import between
+
+        found += between.measure(asked, log)
+    return found
+
+
+_FAILURE = "check failed: "
+
+
+def failures_in(output: bytes) -> list[str]:
+    """Return the failures that a process has printed with ``line_of``."""
+    lines = output.decode("utf-8", "replace").splitlines()
+    return [line.partition(_FAILURE)[2] for line in lines if line.startswith(f"trainworks: {_FAILURE}")]
+
+
+def line_of(finding: Finding) -> str:
+    """Return the line of a finding for the log."""
+    return f"{_FAILURE if finding.severity == FAILED else 'warning: '}{finding}"

@@ -1,0 +1,37 @@
+"""Reading a file that somebody else wrote: never waits for a pipe, never reads a device without end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+LIMIT_BYTES = 1 << 26
+"""The most that is read of one file; what the launcher reads has kilobytes."""
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Return the text of a regular file, or of one that a link leads to.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe, a device or another thing without an end, or is too large.
+        ValueError: It is not text in the encoding.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"is not a file: {path}")
+        content = opened.read(LIMIT_BYTES + 1)
+    if len(content) > LIMIT_BYTES:
+        raise OSError(f"has more than {LIMIT_BYTES} bytes: {path}")
+    return content.decode(encoding, errors)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file anew. What lies in its place and is not a plain file is removed, never written into.
+
+    Raises OSError.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.unlink()
+    path.write_text(text, encoding="utf-8", errors="replace")

@@ -1,0 +1,240 @@
+"""The platforms: who started this host, and what it says about the job's hosts. One file per platform. Pure.
+
+A platform's file has ``describe(given) -> Description``: from environment variables (and files that they name) to the
+launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. To add
+one, write ``platforms/NAME.py`` and add its row to PLATFORMS; ``common.Reader`` there reads variables and collects
+what is missing. A file is loaded only when one of its marks is present, and small values are named tuples: each start
+of the launcher loads this file, and a dataclass takes five times as long to make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import MappingProxyType
+from typing import Callable, Mapping, NamedTuple
+
+from trainworks_launcher import names
+from trainworks_launcher.errors import Problem
+from trainworks_launcher.values import NOTHING, Json
+
+
+class Platform(NamedTuple):
+    """One platform.
+
+    Attributes:
+        name: Name of its file, as ``train --plan`` shows it.
+        marks: Variables; one that is set and not empty says that this platform started the host. RESOURCE_CONFIG_FILE
+            stands for that file.
+        stop_seconds: From the platform's stop signal to KILL, in seconds, by default.
+        starts: Variable with the number of starts, ``""`` if the platform has none.
+        first_start: What it says at the first one.
+        job: Variables that together name the job, equal on all of its hosts, another for each attempt; ``()`` if there
+            are none.
+        source: Where the names of the variables and ``stop_seconds`` come from.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    stop_seconds: float = names.STOP_SECONDS
+    starts: str = ""
+    first_start: int = 0
+    job: tuple[str, ...] = ()
+    source: str = ""
+
+    def restarts(self, variables: Mapping[str, str]) -> int:
+        """Return how often the platform started the job again, as far as it says."""
+        value = variables.get(self.starts, "")
+        return max(0, int(value) - self.first_start) if value.isdecimal() else 0
+
+
+_KUBERNETES_SECONDS = 30.0
+"""Default of terminationGracePeriodSeconds."""
+
+PLATFORMS: Mapping[str, Platform] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Platform(
+                "hosts",
+                (names.HOSTS_VARIABLE, names.HOST_VARIABLE),
+                source="the variables are the launcher's own",
+            ),
+            Platform(
+                "sagemaker",
+                (names.RESOURCE_CONFIG_FILE,),
+                stop_seconds=120.0,
+                job=(names.JOB_NAME_VARIABLE,),
+                source="API reference, StopTrainingJob",
+            ),
+            Platform(
+                "slurm",
+                ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+                stop_seconds=30.0,
+                starts="SLURM_RESTART_COUNT",
+                job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+                source="srun(1), OUTPUT ENVIRONMENT VARIABLES; slurm.conf(5), KillWait; sbatch(1), SLURM_RESTART_COUNT",
+            ),
+            Platform(
+                "mpi_operator",
+                ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="kubeflow/mpi-operator, mpi_job_controller.go; kubeflow/trainer, plugins/mpi/mpi.go",
+            ),
+            Platform(
+                "kubeflow",
+                ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="kubeflow/trainer, plugins/torch/torch.go; kubeflow/training-operator, pytorch/envvar.go",
+            ),
+            Platform(
+                "indexed_job",
+                (names.INDEX_VARIABLE,),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="Kubernetes, Jobs, completion mode; Pod, terminationGracePeriodSeconds",
+            ),
+            Platform(
+                "batch",
+                ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"),
+                stop_seconds=30.0,
+                starts="AWS_BATCH_JOB_ATTEMPT",
+                first_start=1,
+                source="AWS Batch user guide, mnp-env-vars.html, job_env_vars.html, job_timeouts.html",
+            ),
+            Platform(
+                "dstack",
+                ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
+                stop_seconds=10.0,
+                source="dstackai/dstack, runner/internal/executor/executor.go",
+            ),
+            Platform(
+                "skypilot",
+                ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"),
+                stop_seconds=10.0,
+                source="docs.skypilot.co, running-jobs/environment-variables; no grace is documented",
+            ),
+        )
+    }
+)
+"""Name -> row. Where several are recognised the first one counts: what a person said, the platform's file, then the
+schedulers, each before those that it is built on."""
+
+
+_HIDES_NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+class Given(NamedTuple):
+    """What a platform is read from.
+
+    Attributes:
+        variables: The process's environment.
+        resource_config: The file RESOURCE_CONFIG_FILE, empty if there is none.
+        hostname: The kernel's host name.
+        read: Returns the text of a file that a variable names; ``""`` if it cannot be read.
+        address: Returns this host's address on the interface of the default route; ``""`` if there is none.
+    """
+
+    variables: Mapping[str, str]
+    resource_config: Mapping[str, Json] = NOTHING
+    hostname: str = ""
+    read: Callable[[str], str] = lambda _: ""
+    address: Callable[[], str] = lambda: ""
+
+
+class Tasks(NamedTuple):
+    """This process where the platform itself starts every rank.
+
+    Attributes:
+        rank: Rank of this process in the job.
+        local_rank: Rank of this process on its host.
+        counts: Ranks of each host, in the order of the hosts.
+    """
+
+    rank: int
+    local_rank: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a platform says about the job's hosts.
+
+    Attributes:
+        platform: Name of the platform; ``""`` if none is recognised, and the job is this one host.
+        why: How it was recognised, for a person.
+        resource_config: The job's hosts, in the form of RESOURCE_CONFIG_FILE: ``hosts``, the leader first, and
+            ``current_host``; empty for a job of this one host.
+        where: What a message about the hosts names as their source.
+        leader_address: Name or address by which the hosts reach the leader; ``""``: the leader's name.
+        names_resolve: Whether the hosts are called by names or addresses that lead to them.
+        served: Hosts on which no launcher runs: they serve ssh, with keys that the platform mounts. Only mpirun can
+            start ranks there.
+        gpus: GPUs of the host that the platform gives this process; None: all of them.
+        processes_per_host: Processes on each host that the platform asks for; 0: it does not say.
+        processes_why: Where ``processes_per_host`` comes from.
+        mode: Name of the mode of a job that asks for none; ``""``: none.
+        tasks: Set where the platform starts every rank; None where it starts each host once.
+        control_port: Default of the control channel's port; 0: the launcher's own.
+        master_port: Default of the port of rank 0's store; 0: the launcher's own.
+        stop_seconds: As ``Platform.stop_seconds``.
+        restarts: How often the platform started the job again.
+        hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because it would take them
+            for its own settings. Ranks that mpirun starts do see them, from their own host.
+        problems: What is missing or wrong.
+    """
+
+    platform: str = ""
+    why: str = "no platform's variable is set, and there is no resource config: the job is this one host"
+    resource_config: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
+    where: str = names.RESOURCE_CONFIG_FILE
+    leader_address: str = ""
+    names_resolve: bool = True
+    served: tuple[str, ...] = ()
+    gpus: int | None = None
+    processes_per_host: int = 0
+    processes_why: str = ""
+    mode: str = ""
+    tasks: Tasks | None = None
+    control_port: int = 0
+    master_port: int = 0
+    stop_seconds: float = names.STOP_SECONDS
+    restarts: int = 0
+    hidden: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _HIDES_NOTHING)
+    problems: tuple[Problem, ...] = ()
+
+
+def job_name(platform: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what names the job on a platform, the same on all of its hosts; ``()`` if nothing does."""
+    return tuple(variables.get(name, "") for name in PLATFORMS[platform].job) if platform else ()
+
+
+NONE = Description()
+"""No platform: ``docker run`` by hand, a laptop."""
+
+
+def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
+    """Return each platform that is recognised with the mark that says so, the one that counts first."""
+    found = []
+    for row in PLATFORMS.values():
+        mark = next((name for name in row.marks if _is_present(name, given)), "")
+        if mark:
+            found.append((row, mark))
+    return tuple(found)
+
+
+def _is_present(mark: str, given: Given) -> bool:
+    return bool(given.resource_config if mark == names.RESOURCE_CONFIG_FILE else given.variables.get(mark))
+
+
+def describe(given: Given) -> Description:
+    """Return what the platform says that started this host. Never raises: ``problems`` has what is wrong."""
+    found = recognise(given)
+    if not found:
+        return NONE
+    (row, mark), *others = found
+    why = "there is a resource config" if mark == names.RESOURCE_CONFIG_FILE else f"{mark} is set"
+    for other, also in others:
+        why += f"; {also} would mean {other.name}, which comes later in the order"
+    read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe
+    restarts = row.restarts(given.variables)
+    return replace(read(given), platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)

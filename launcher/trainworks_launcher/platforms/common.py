@@ -1,0 +1,183 @@
+"""What the platforms share: a reader of variables that names all that is missing, and the form of the hosts. Pure."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from types import MappingProxyType
+from typing import Iterator, Mapping, Sequence
+
+from trainworks_launcher.errors import Problem
+from trainworks_launcher.platforms import Description, Given
+from trainworks_launcher.values import Json
+
+_NODES_LIMIT = 65536
+"""Nodes of one list; a list of a few characters can name very many."""
+
+
+class Reader:
+    """Reads a platform's variables.
+
+    Attributes:
+        wrong: What is wrong with those that are there.
+        missing: Names of those that are not.
+    """
+
+    def __init__(self, variables: Mapping[str, str], title: str, advice: str) -> None:
+        """Keep what the messages need. title: of the platform. advice: how to start the job so that all are there."""
+        self.wrong: list[Problem] = []
+        self.missing: list[str] = []
+        self._variables = variables
+        self._title = title
+        self._advice = advice
+
+    def text(self, *names: str) -> str:
+        """Return the first of the variables that is set; ``""`` if none is, and then the first is missing."""
+        value = self.optional(*names)
+        if not value:
+            self.missing.append(names[0])
+        return value
+
+    def optional(self, *names: str) -> str:
+        """Return the first of the variables that is set; ``""`` if none is."""
+        return next((value for value in (self._variables.get(name, "").strip() for name in names) if value), "")
+
+    def whole(self, *names: str, least: int = 0, most: int | None = None) -> int:
+        """Return the first of the variables that is set as a whole number; ``least`` if it is missing or wrong."""
+        value = self.text(*names)
+        return self.number(value, names[0], least=least, most=most) if value else least
+
+    def number(self, value: str, name: str, least: int = 0, most: int | None = None) -> int:
+        """Return a part of a variable as a whole number; ``least`` if it is missing, noted elsewhere, or wrong."""
+        if not value:
+            return least
+        if not value.isdecimal() or not least <= int(value) <= (int(value) if most is None else most):
+            possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
+            self.refuse(f"{value!r} is not a whole number {possible}", name)
+            return least
+        return int(value)
+
+    def refuse(self, what: str, *names: str) -> None:
+        """Note what is wrong with variables."""
+        where = f"variable {', '.join(names)}" if len(names) < 2 else f"variables {', '.join(names)}"
+        self.wrong.append(Problem(what, where, self._advice))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything that is wrong, with all that is missing in one."""
+        if not self.missing:
+            return tuple(self.wrong)
+        verb = "is" if len(self.missing) == 1 else "are"
+        what = f"{', '.join(dict.fromkeys(self.missing))} {verb} not set, so the job's other hosts are not known"
+        return (Problem(what, f"the variables of {self._title}", self._advice), *self.wrong)
+
+
+def config_of(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
+    """Return hosts, the leader first, and this host's name, in the form of the resource config."""
+    return MappingProxyType({"current_host": current, "hosts": [*hosts]})
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Return names for hosts of which only the number is known."""
+    return tuple(f"node-{index}" for index in range(count))
+
+
+def numbers(value: str) -> int:
+    """Return a text as a number, 0 for anything else."""
+    return int(value) if value.isdecimal() else 0
+
+
+def described_by_addresses(
+    given: Given, title: str, advice: str, *, count: str, rank: str, addresses: str, gpus: str, leader: str = ""
+) -> Description:
+    """Return the hosts of a platform that gives every node the addresses of all of them.
+
+    Args:
+        given: What the platform is read from.
+        title: Name of the platform, for messages.
+        advice: What to do if variables are missing.
+        count: Variable with the number of nodes.
+        rank: Variable with this node's index.
+        addresses: Variable with the addresses, one a line, in the order of the indices.
+        gpus: Variable with the GPUs of each node.
+        leader: Variable with the first node's address; ``""``: there is none.
+    """
+    reader = Reader(given.variables, title, advice)
+    nodes = reader.whole(count, least=1)
+    index = reader.whole(rank, most=nodes - 1)
+    if nodes == 1 and not reader.problems:  # it may have no address that others could use
+        return Description(where=count, gpus=_gpus_on_node(given, reader.optional(gpus)))
+    hosts = tuple(reader.text(addresses).split())
+    if hosts and len(hosts) != nodes:
+        reader.refuse(f"{len(hosts)} address(es) for {nodes} node(s)", addresses, count)
+    first = reader.text(leader) if leader else ""
+    if reader.problems:
+        return Description(problems=reader.problems)
+    here = hosts[index]
+    if first in hosts:  # the leader first, whatever its index
+        hosts = (first, *(host for host in hosts if host != first))
+    return Description(
+        resource_config=config_of(hosts, here),
+        where=addresses,
+        gpus=_gpus_on_node(given, reader.optional(gpus)),
+    )
+
+
+def _gpus_on_node(given: Given, said: str) -> int | None:
+    """Return how many GPUs a process may use: those that CUDA_VISIBLE_DEVICES leaves, else what the platform says."""
+    visible = visible_gpus(given.variables)
+    return numbers(said) if visible is None and said else visible
+
+
+def visible_gpus(variables: Mapping[str, str]) -> int | None:
+    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves this process; None if it is not set.
+
+    Source: CUDA programming guide, environment variables: devices after an entry that is not valid are not visible.
+    """
+    value = variables.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    words = [word.strip() for word in value.split(",")]
+    ends = next((index for index, word in enumerate(words) if word in ("", "-1", "NoDevFiles")), len(words))
+    return len(words[:ends])
+
+
+def expand_nodes(listed: str) -> tuple[str, ...]:
+    """Return the names in a node list, in order.
+
+    Raises:
+        ValueError: It is not one, or names too many nodes.
+
+    >>> expand_nodes("gpu[08-10],login,r[1-2]n[0,2]")
+    ('gpu08', 'gpu09', 'gpu10', 'login', 'r1n0', 'r1n2', 'r2n0', 'r2n2')
+    """
+    found: list[str] = []
+    for word in re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+|[\[\],]", listed.replace(" ", "")):
+        if word == ",":
+            continue
+        parts = re.findall(r"\[([^\[\]]*)\]|([^\[\]]+)", word)
+        if not parts or word in "[]":
+            raise ValueError(f"{listed!r} is not a list of nodes")
+        choices = [tuple(_numbers(inside, listed)) if not plain else (plain,) for inside, plain in parts]
+        size = 1
+        for choice in choices:
+            size *= len(choice)
+        if len(found) + size > _NODES_LIMIT:
+            raise ValueError(f"{listed!r} names more than {_NODES_LIMIT} nodes")
+        found += ("".join(words) for words in product(*choices))
+    if not found:
+        raise ValueError(f"{listed!r} names no node")
+    return tuple(found)
+
+
+def _numbers(inside: str, listed: str) -> Iterator[str]:
+    """Yield what stands for a bracket: ``08-10,12``; a number keeps the leading zeros of the first of its range."""
+    for entry in inside.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", entry)
+        if not found:
+            raise ValueError(f"{listed!r} is not a list of nodes: {entry!r} is not a number or a range")
+        first, last = found.group(1), found.group(2) or found.group(1)
+        if int(last) < int(first) or int(last) - int(first) >= _NODES_LIMIT:
+            raise ValueError(f"{listed!r} is not a list of nodes: {entry!r} is not a range")
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))

@@ -1,0 +1,38 @@
+"""Checks this host before the job starts: ``check.py CHECKS``, a JSON object with the fields of ``checks.Checks``.
+
+A process of its own, because a driver may never answer and a measurement takes seconds, while the launcher's heartbeats
+and stop signals go on. Findings are lines on standard error; the status is names.EXIT_CHECK if one of them failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+
+from trainworks_launcher import names
+from trainworks_launcher.checks import FAILED, Checks
+from trainworks_launcher.checks.run import line_of, run
+
+
+def main(document: str) -> int:
+    """Run the checks; the exit status."""
+    fields: dict[str, Any] = json.loads(document)
+    fields.update({name: tuple(value) for name, value in fields.items() if isinstance(value, list)})
+    asked = Checks(**fields)
+    found = run(asked, _log)
+    for finding in found:
+        _log(line_of(finding))
+    return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(f"trainworks: {line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""Started by ssh as its ProxyCommand: connects to a host that may come up later, and gives ssh the connection.
+
+``python3 -I connect.py SECONDS HOST PORT``. On Kubernetes a pod's name resolves only once the pod runs, and its sshd
+listens later still; ssh itself gives up on a name at once. The connection goes to ssh over standard output
+(``ProxyUseFdpass``, ssh_config(5)), so no process stays in between.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+
+_LONGEST_PAUSE = 2.0
+_CONNECT_SECONDS = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Connect within the limit; 1 if that fails, with the reason."""
+    seconds, host, port = float(arguments[0]), arguments[1], int(arguments[2])
+    deadline = time.monotonic() + seconds
+    pause = 0.1
+    said = False
+    while True:
+        try:
+            with socket.create_connection((host, port), _CONNECT_SECONDS) as connection:
+                connection.setblocking(True)
+                with socket.socket(fileno=1) as client:
+                    rights = connection.fileno().to_bytes(4, sys.byteorder)
+                    client.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                    client.detach()
+                return 0
+        except OSError as error:
+            why = str(error.strerror or error)
+        if time.monotonic() + pause >= deadline:
+            sys.stderr.write(f"trainworks: cannot reach sshd on {host}, port {port}, within {seconds:g} s: {why}\n")
+            return 1
+        if not said:
+            said = True
+            sys.stderr.write(f"trainworks: waiting for sshd on {host}, port {port}: {why}\n")
+        if select.select([1], [], [], pause)[0]:  # ssh has closed its end: it was stopped
+            return 1
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

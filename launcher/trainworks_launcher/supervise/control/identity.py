@@ -1,0 +1,57 @@
+"""What the hosts of one job have in common, so that no host of another job, or of an earlier attempt, is let in. Pure.
+
+Each part is sent as a short digest, and the refusal names the parts that differ. All of them are equal on every host:
+the platform gives each host the same hyperparameters and job name, and the image the same launcher. What differs by
+host (paths below the base directory, devices, the rest of the environment) is not among them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Mapping
+
+from trainworks_launcher import __version__, entry, names, platforms
+from trainworks_launcher.environment import Environment
+from trainworks_launcher.hyperparameters import split_reserved
+from trainworks_launcher.masking import Masker
+from trainworks_launcher.plan import Control
+from trainworks_launcher.values import Json, compact, mapping, text
+
+_DIGITS = 16
+
+
+def identity_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
+    """Return the parts of a job's identity: what a person calls each, and a digest of it.
+
+    Secrets among the hyperparameters are left out, because a short one could be guessed from its digest.
+    """
+    reserved = split_reserved(environment.hyperparameters)[1]
+    program = entry.program_name(environment.variables, reserved)
+    asked = environment.invocation.program
+    # Arguments of a command line may be a host's own: train -- train.py --node "$SLURM_NODEID".
+    program = " ".join(asked[:2] if asked[:1] == ("-m",) else asked[:1]) or program
+    name = environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME))
+    attempt = platforms.job_name(environment.platform.platform, environment.variables)
+    parts: Mapping[str, Json] = {
+        "launcher version": __version__,
+        "job name": [name, *attempt],
+        "hosts": [*control.hosts, control.leader, control.minimum_hosts],
+        "mode": mode,
+        "program": [program, environment.drivers.command, *environment.drivers.arguments],
+        "hyperparameters": Masker(environment.hyperparameters).json(dict(environment.hyperparameters)),
+    }
+    return {part: hashlib.sha256(compact(value).encode()).hexdigest()[:_DIGITS] for part, value in parts.items()}
+
+
+def as_text(identity: Mapping[str, Json]) -> str:
+    """Return an identity as one text, for a proof."""
+    return json.dumps(dict(identity), sort_keys=True)
+
+
+def differences(ours: Mapping[str, Json], theirs: Json) -> str:
+    """Return the parts that differ, for a sentence; "" if the two are one job."""
+    found = mapping(theirs)
+    if not found:
+        return "launcher version"
+    return ", ".join(part for part, digest in ours.items() if found.get(part) != digest)

@@ -1,0 +1,281 @@
+"""Looks at the processes of this host: /proc, py-spy or faulthandler, NCCL's RAS. Runs in a thread of its own.
+
+py-spy reads a process's memory without stopping it, so the looks before a verdict cost the ranks nothing. A process
+that took no CPU time since the last look has the stack that it had, and is not read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Mapping, Sequence
+
+from trainworks_launcher.supervise.hang import signals, stacks
+from trainworks_launcher.supervise.hang.connections import bytes_of
+from trainworks_launcher.supervise.hang.naming import Row, row_of
+from trainworks_launcher.supervise.hang.progress import Look, Process
+from trainworks_launcher.supervise.hang.stacks import Thread
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SPY_SECONDS = 5.0
+_NATIVE_SECONDS = 6.0
+_NCCL_SECONDS = 3.0
+_PATH_BYTES = 4096
+_SYSCALLS: Mapping[str, Mapping[int, str]] = {
+    "x86_64": {0: "read", 2: "open", 7: "poll", 23: "select", 35: "sleep", 45: "recv", 61: "child", 202: "futex",
+               230: "sleep", 232: "poll", 247: "child", 257: "openat", 270: "select", 271: "poll", 281: "poll"},
+    "aarch64": {63: "read", 72: "select", 73: "poll", 101: "sleep", 115: "sleep", 207: "recv", 95: "child", 98: "futex",
+                260: "child", 56: "openat", 22: "poll"},
+}  # fmt: skip
+"""Machine -> number of a system call -> what it is. Source: Linux, arch/x86/entry/syscalls/syscall_64.tbl and
+include/uapi/asm-generic/unistd.h."""
+
+_WAITS = {
+    "poll": "which waits for data of other processes",
+    "select": "which waits for data of other processes",
+    "recv": "which waits for data of other processes",
+    "sleep": "which sleeps",
+    "child": "which waits for a process that it started",
+    "futex": "which waits for a lock or another thread",
+}
+
+
+@dataclass(frozen=True)
+class Root:
+    """A process to look at, with all that descend from it. rank: -1 for the only program of a host."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its ended children."""
+
+    parent: int
+    state: str
+    started: str
+    cpu: float
+    children: float
+
+
+class Eyes:
+    """How this host's processes are looked at."""
+
+    def __init__(self, py_spy: str, heartbeat: str) -> None:
+        """py_spy: path of the program, "" without one. heartbeat: path of the script's heartbeat file, or ""."""
+        self._py_spy = py_spy
+        self._heartbeat = heartbeat
+
+    def look(self, roots: Sequence[Root], before: Look | None = None) -> Look:
+        """Look at the roots and all that descends from them.
+
+        Args:
+            roots: What runs on this host.
+            before: The last look; what has not run since then is taken from it. None reads everything.
+        """
+        at = time.monotonic()
+        known = _all_stats()
+        found: dict[int, Process] = {}
+        for pid in _descendants(known, [root.pid for root in roots]):
+            old = before.processes.get(pid) if before is not None else None
+            found[pid] = self._process(pid, known[pid], old)
+        running = tuple(sorted(root.pid for root in roots))
+        return Look(at, running, found, bytes_of(found), self._beat())
+
+    def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
+        python, ran = _is_python(pid), _ran(pid)
+        stack: tuple[Thread, ...] = ()
+        if python:
+            same = old is not None and (old.started, old.cpu, old.ran) == (now.started, now.cpu, ran) and ran > 0
+            stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
+        return Process(now.started, python, now.cpu, ran, now.children, _moved_bytes(pid), stack)
+
+    def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
+        if self._py_spy:
+            return stacks.from_py_spy(self._spy(pid, _SPY_SECONDS, "--nonblocking", "--locals"))
+        if state in ("T", "t"):
+            return ()  # it answers no signal
+        return stacks.from_faulthandler(signals.ask(pid))
+
+    def _spy(self, pid: int, seconds: float, *options: str) -> str:
+        words = (self._py_spy, "dump", "--pid", str(pid), "--json", *options)
+        try:
+            done = subprocess.run(
+                words, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(0.1, seconds), check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        return done.stdout.decode("utf-8", "replace")
+
+    def rows(self, roots: Sequence[Root], host: str, seen: Look) -> list[Row]:
+        """Return where each rank is, from a look."""
+        known = _all_stats()
+        found = []
+        for root in roots:
+            pid = next((pid for pid in _descendants(known, [root.pid]) if _has_stack(seen, pid)), root.pid)
+            # A shell in front of the program answers nothing; what it started does.
+            state = known[pid].state if pid in known else ""
+            waits, path = kernel_words(pid, state)
+            threads = seen.processes[pid].stack if pid in seen.processes else ()
+            found.append(row_of(root.rank, host, threads, state, waits, path))
+        return found
+
+    def report(self, roots: Sequence[Root], seen: Look) -> str:
+        """Return the stacks of all processes for a person; with those of compiled code where py-spy can read them."""
+        known = _all_stats()
+        deadline = time.monotonic() + _NATIVE_SECONDS
+        lines: list[str] = []
+        for root in roots:
+            lines.append(f"=== rank {root.rank}" if root.rank >= 0 else "=== the program")
+            for pid in _descendants(known, [root.pid]):
+                now = known[pid]
+                waits, path = kernel_words(pid, now.state)
+                said = ", ".join(filter(None, (f"state {now.state}", waits, path)))
+                lines.append(f"--- process {pid} ({_name(pid)}), {said}, {now.cpu:.1f} s of CPU time")
+                threads = self._with_native(pid, now.state, deadline)
+                if not threads and pid in seen.processes:
+                    threads = seen.processes[pid].stack
+                lines += stacks.lines(threads)
+        from trainworks_launcher.supervise.hang.nccl import nccl_report  # with sockets; only a report needs it
+
+        said = nccl_report(_NCCL_SECONDS)
+        lines += ["=== NCCL's RAS", said] if said else []
+        return "\n".join(lines) + "\n"
+
+    def _with_native(self, pid: int, state: str, deadline: float) -> tuple[Thread, ...]:
+        """Return the stacks with those of compiled code. The process is held for that; a stopped one is not read."""
+        if not self._py_spy or state in ("T", "t") or time.monotonic() > deadline or not _is_python(pid):
+            return ()
+        return stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
+
+    def _beat(self) -> int:
+        try:
+            return os.stat(self._heartbeat).st_mtime_ns if self._heartbeat else 0  # noqa: PTH116
+        except OSError:
+            return 0
+
+
+def _has_stack(seen: Look, pid: int) -> bool:
+    return pid in seen.processes and bool(seen.processes[pid].stack)
+
+
+def _all_stats() -> dict[int, Stat]:
+    """Process id -> what proc(5) says, of every process that can be seen."""
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
+        if name.isdecimal():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                found[int(name)] = _stat(int(name))
+    return found
+
+
+def _stat(pid: int) -> Stat:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    ticks = [int(field) for field in fields[11:15]]
+    return Stat(int(fields[1]), fields[0], fields[19], (ticks[0] + ticks[1]) / _TICKS, (ticks[2] + ticks[3]) / _TICKS)
+
+
+def _descendants(known: Mapping[int, Stat], roots: Sequence[int]) -> Iterator[int]:
+    """Yield the roots that run and what descends from them, parents first; no process that has ended."""
+    children: dict[int, list[int]] = {}
+    for pid, now in known.items():
+        children.setdefault(now.parent, []).append(pid)
+    waiting = [pid for pid in roots if pid in known]
+    done: set[int] = set()
+    while waiting:
+        pid = waiting.pop(0)
+        if pid not in done and known[pid].state not in ("Z", "X"):
+            done.add(pid)
+            yield pid
+            waiting += sorted(children.get(pid, ()))
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/exe").rpartition("/")[2].startswith("python")
+    except OSError:
+        return False
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "ended"
+
+
+def _ran(pid: int) -> int:
+    """Nanoseconds that the main thread ran; 0 if the kernel does not say. Source: Linux, sched-stats.rst."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _moved_bytes(pid: int) -> int:
+    """Bytes that a process read and wrote with read(2) and write(2) and their kin; not those of recv(2)."""
+    try:
+        rows = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()[:2]
+        return sum(int(row.partition(":")[2]) for row in rows)
+    except (OSError, ValueError):
+        return 0
+
+
+def kernel_words(pid: int, state: str) -> tuple[str, str]:
+    """Return what the main thread of a process waits for, as the kernel has it.
+
+    Returns:
+        (words for a sentence, path of the file that it opens or of the FIFO that it reads); each may be ``""``.
+    """
+    if state == "R":
+        return "which computes or spins", ""
+    if state == "D":
+        return f"which waits in the kernel ({_wait_channel(pid)})", ""
+    try:
+        words = Path(f"/proc/{pid}/syscall").read_text(encoding="ascii").split()
+        call = _SYSCALLS.get(os.uname().machine, {}).get(int(words[0]), "")
+        arguments = [int(word, 16) for word in words[1:4]]
+    except (OSError, ValueError):
+        return "", ""
+    if call in ("open", "openat") and len(arguments) == 3:
+        path = _text_at(pid, arguments[call == "openat"])
+        return "", f"open of {path}" if path else ""
+    if call == "read" and arguments:
+        return _reads(pid, arguments[0])
+    return _WAITS.get(call, ""), ""
+
+
+def _reads(pid: int, descriptor: int) -> tuple[str, str]:
+    place = f"/proc/{pid}/fd/{descriptor}"
+    try:
+        path = os.readlink(place)
+        fifo = path.startswith("/") and stat.S_ISFIFO(os.stat(place).st_mode)  # noqa: PTH116
+    except OSError:
+        return "", ""
+    if fifo:
+        return "", f"read of {path} (a FIFO)"
+    what = {"pipe:": "a pipe", "socket:": "a socket"}.get(path.partition("[")[0], path)
+    return f"which reads {what}", ""
+
+
+def _text_at(pid: int, address: int) -> str:
+    """Return the text at an address of a process; ``""`` if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+            memory.seek(address)
+            return memory.read(_PATH_BYTES - address % _PATH_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
+    except (OSError, ValueError, OverflowError):
+        return ""
+
+
+def _wait_channel(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip() or "not known"
+    except OSError:
+        return "not known"

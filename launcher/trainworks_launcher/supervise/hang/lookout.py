@@ -1,0 +1,141 @@
+"""When a host is watched for a hang, and with what. The rest of the room is loaded only then.
+
+Most jobs print something before, and a short one never needs the code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Mapping
+
+from trainworks_launcher import names
+from trainworks_launcher.environment import Environment
+from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.supervise.control import Role
+from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.outcome import Outcome
+from trainworks_launcher.supervise.processes import Child
+from trainworks_launcher.values import Json
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.hang.watch import Watch
+    from trainworks_launcher.supervise.ranks import Ranks
+
+MESSAGE = "hang"
+"""The kind of this room's messages on the control channel; ``watch`` has the table of them."""
+
+
+def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
+    """Return what lets every Python of the job answer with its stacks, where no py-spy can read them."""
+    if not plan.limits.hang or _py_spy_of(environment):
+        return {}
+    path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")
+    words = (str(Path(environment.launcher_directory, "programs", "stacks")), path)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, words))}
+
+
+class Lookout:
+    """Waits until a look may be needed. Every method runs in the loop's thread.
+
+    Attributes:
+        ranks: Those of this host; None where there are none.
+        command: What this host runs now; None before and after.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        plan: NodePlan,
+        environment: Environment,
+        report: Callable[[Outcome], None],
+        log: Callable[[str], None],
+        mask: Callable[[str], str],
+    ) -> None:
+        """Nothing happens before ``begin``. report: ends the job. log: prints a line. mask: hides secrets in a text."""
+        self.ranks: Ranks | None = None
+        self.command: Child | None = None
+        self._loop = loop
+        self._plan = plan
+        self._environment = environment
+        self._report = report
+        self._log = log
+        self._mask = mask
+        self._role: Role | None = None
+        self._started = 0.0
+        self._watch: Watch | None = None
+
+    def begin(self, role: Role) -> None:
+        """The job starts now: also on a host whose ranks another host starts."""
+        self._started = time.monotonic()
+        for name in names.RECORDER_FILES:
+            if name in self._plan.env:
+                with contextlib.suppress(OSError):
+                    Path(self._plan.env[name]).parent.mkdir(parents=True, exist_ok=True)  # torch does not
+        if self._plan.limits.hang:
+            self._role = role
+            self._loop.after(self._plan.limits.hang * names.HANG_FIRST_LOOK, self._look_now)
+
+    def end(self) -> None:
+        """The job ends, or is being stopped: look no more."""
+        self._role = None
+        if self._watch is not None:
+            self._watch.end()
+
+    def told(self, host: str, message: Mapping[str, Json]) -> None:
+        """Another host says something about a hang; its limit may be shorter than ours."""
+        self._look_now()
+        if self._watch is not None:
+            self._watch.told(host, message)
+
+    def _look_now(self) -> None:
+        role = self._role
+        if self._watch is not None or role is None:
+            return
+        from trainworks_launcher.supervise.hang.looking import Eyes, Root
+        from trainworks_launcher.supervise.hang.watch import Surroundings, Watch
+
+        given = self._environment.variables
+        around = Surroundings(
+            host=self._plan.host,
+            member=self._plan.member or self._plan.host,
+            leader=self._plan.role != "worker",
+            limit=self._plan.limits.hang,
+            fails=given.get(names.HANG_VARIABLE, "").strip() == "fail",
+            output=Path(self._environment.base_directory, names.HANG_DIRECTORY),
+            roots=lambda: [Root(*pair) for pair in self._what_runs()],
+            printed=self._printed,
+            others=role.others,
+            tell=lambda fields: role.tell(MESSAGE, "", **fields),
+            end=self._report,
+            log=self._log,
+            mask=self._mask,
+        )
+        heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
+        file = str(Path(self._plan.cwd, heartbeat)) if heartbeat else ""
+        # Once more: a requirement of the job may have brought it.
+        self._watch = Watch(self._loop, Eyes(_py_spy_of(self._environment), file), around)
+        self._watch.begin(self._started)
+
+    def _what_runs(self) -> list[tuple[int, int]]:
+        """Return (rank, process id) of the ranks of this host, or of its only program."""
+        ranks = self.ranks.all if self.ranks is not None else ()
+        running = [(rank.number, rank.pid) for rank in ranks if rank.is_running()]
+        if not running and self.command is not None and self.command.running:
+            return [(self._plan.rank, self.command.pid)]
+        return running
+
+    def _printed(self) -> float:
+        ranks = self.ranks.all if self.ranks is not None else ()
+        tails = [rank.tail for rank in ranks] + ([self.command.tail] if self.command is not None else [])
+        return max((tail.added_at for tail in tails), default=0.0)
+
+
+def _py_spy_of(environment: Environment) -> str:
+    """Return the path of py-spy, of the job's PATH or beside its Python; "" if it is not there."""
+    beside = os.path.dirname(environment.programs.get("python", ""))  # noqa: PTH120
+    path = os.pathsep.join(filter(None, (environment.variables.get("PATH", ""), beside)))
+    return shutil.which("py-spy", path=path) or ""

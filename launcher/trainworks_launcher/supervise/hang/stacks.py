@@ -1,0 +1,118 @@
+"""The Python stacks of a process, from the words of py-spy or of faulthandler. Pure.
+
+Sources: py-spy's ``dump --json`` (version 0.4), Python's faulthandler.dump_traceback (3.6 to 3.14).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+from trainworks_launcher.values import Json, decode, mapping, number, text
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled library."""
+
+    name: str
+    file: str
+    line: int
+    native: bool = False
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is of Python's standard library."""
+        return self.file.startswith("<frozen") or ("/lib/python3" in self.file and not self._is_installed)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of the user's code: neither of the standard library nor of an installed package."""
+        return not (self.native or self.is_standard or self._is_installed)
+
+    @property
+    def _is_installed(self) -> bool:
+        return "/site-packages/" in self.file or "/dist-packages/" in self.file
+
+    @property
+    def place(self) -> str:
+        """``train.py:12``."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread. frames: innermost first. values: a hash of the local variables of the main thread's functions outside
+    the standard library, 0 where they are not known: a loop that always stops at the same line still counts its steps.
+    The standard library's own are left out, because waits with a limit count the seconds."""
+
+    main: bool
+    frames: tuple[Frame, ...]
+    name: str = ""
+    values: int = 0
+
+
+def from_py_spy(words: str) -> tuple[Thread, ...]:
+    """Return the threads in what ``py-spy dump --json`` printed; () if it is not that."""
+    try:
+        rows = decode(words)
+    except ValueError:
+        return ()
+    found = []
+    for row in rows if isinstance(rows, list) else ():
+        thread = mapping(row)
+        frames = thread.get("frames")
+        calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
+        stack = tuple(_frame(call) for call in calls)
+        main = thread.get("os_thread_id") == thread.get("pid") or thread.get("thread_name") == "MainThread"
+        values = _values(calls, stack) if main else 0
+        found.append(Thread(main, stack, text(thread.get("thread_name")), values))
+    return tuple(found)
+
+
+def _frame(call: Mapping[str, Json]) -> Frame:
+    native = call.get("module") is not None
+    return Frame(text(call.get("name")), text(call.get("filename")), number(call.get("line")), native)
+
+
+def _values(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> int:
+    shown: list[tuple[str, str]] = []
+    for call, frame in zip(calls, stack):
+        variables = call.get("locals")
+        if isinstance(variables, list) and not frame.is_standard:
+            shown += [(text(mapping(row).get("name")), text(mapping(row).get("repr"))) for row in variables]
+    return hash(tuple(shown)) if shown else 0
+
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*:$")
+_CALL = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+def from_faulthandler(words: str) -> tuple[Thread, ...]:
+    """Return the threads that faulthandler wrote, of its last report; the main thread is the last of them."""
+    threads: list[list[Frame]] = []
+    for line in words.splitlines():
+        if _THREAD.match(line):
+            threads.append([])
+        found = _CALL.match(line)
+        if found and threads:
+            threads[-1].append(Frame(found[3], found[1], int(found[2])))
+    last = len(threads) - 1
+    return tuple(Thread(place == last, tuple(frames)) for place, frames in enumerate(threads))
+
+
+def main_thread(threads: Sequence[Thread]) -> Thread | None:
+    """Return the main thread, or what is nearest to it; None without threads."""
+    return next((thread for thread in threads if thread.main), threads[0] if threads else None)
+
+
+def lines(threads: Sequence[Thread]) -> list[str]:
+    """Return the threads for a person, the main thread first, without values of variables."""
+    shown: list[str] = []
+    for thread in sorted(threads, key=lambda thread: not thread.main):
+        shown.append(f"  thread {thread.name or ('MainThread' if thread.main else 'without a name')}")
+        for frame in thread.frames:
+            place = f"{frame.file}:{frame.line}" if frame.line else frame.file
+            shown.append(f"    {frame.name} ({place})")
+    return shown

@@ -1,0 +1,271 @@
+"""Looks at this host now and then, agrees with the other hosts that the job hangs, and reports.
+
+A host is quiet when nothing on it made progress for the limit. The leader hears when a host becomes quiet or moves
+again. When all are quiet it asks each for a last look; if that shows no progress either, it names the rank that differs
+and tells every host. All of it happens once for a stall: again only after some host has made progress.
+
+==========  =========  ================================================================================
+message     direction  meaning
+==========  =========  ================================================================================
+quiet       to leader  ``quiet``: whether nothing on this host has made progress for the limit
+look        to host    look once more; ``round`` comes back in the answer
+rows        to leader  nothing has moved: where each rank is
+verdict     to host    the job hangs: write the stacks down; ``text`` for the log
+==========  =========  ================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Mapping, Sequence, TypeVar
+
+from trainworks_launcher import names
+from trainworks_launcher.supervise.control.messages import words
+from trainworks_launcher.supervise.hang.looking import Eyes, Root
+from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents
+from trainworks_launcher.supervise.hang.progress import Look, sign_of_life
+from trainworks_launcher.supervise.loop import READ, Loop
+from trainworks_launcher.supervise.outcome import FAILED, Outcome, shorten
+from trainworks_launcher.values import Json, number
+
+_ANSWER_SECONDS = 12.0
+_FILES = 20
+_SHORTEST, _LONGEST = 0.5, 30.0
+_LOOKS = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the watch sees and does.
+
+    Attributes:
+        host: This host, for people.
+        member: This launcher's name on the control channel: a host may have several.
+        leader: Whether it is the one that decides.
+        limit: Seconds without progress.
+        fails: Whether a hang ends the job.
+        output: Directory for the stacks.
+        roots: Returns what runs on this host: the ranks, or the only program; () if nothing does.
+        printed: Returns when something was printed last (monotonic clock).
+        others: Returns the other hosts of the job, on the leader.
+        tell: Sends a message: the leader to every host, another host to the leader.
+        end: Ends the job.
+        log: Prints a line.
+        mask: Hides secrets in a text.
+    """
+
+    host: str
+    member: str
+    leader: bool
+    limit: float
+    fails: bool
+    output: Path
+    roots: Callable[[], Sequence[Root]]
+    printed: Callable[[], float]
+    others: Callable[[], Sequence[str]]
+    tell: Callable[[Mapping[str, Json]], None]
+    end: Callable[[Outcome], None]
+    log: Callable[[str], None]
+    mask: Callable[[str], str]
+
+
+class Watch:
+    """The watch of one host. Every method runs in the loop's thread; looks are in a thread of their own."""
+
+    def __init__(self, loop: Loop, eyes: Eyes, around: Surroundings) -> None:
+        """Nothing is looked at before ``begin``."""
+        self._loop = loop
+        self._eyes = eyes
+        self._around = around
+        self._pause = min(max(around.limit / _LOOKS, _SHORTEST), _LONGEST)
+        self._moved_at = 0.0
+        self._before: Look | None = None
+        self._quiet = False
+        self._over = False
+        self._stacks = ""
+        self._written = 0
+        # Of the leader:
+        self._quiet_hosts: set[str] = set()
+        self._round = 0
+        self._asking = False
+        self._reported = False
+        self._rows: dict[str, list[Row]] = {}
+
+    def begin(self, started: float) -> None:
+        """Look from now on. started: when the program was started (monotonic clock)."""
+        self._moved_at = started
+        self._tick()
+
+    def end(self) -> None:
+        """The job ends: look no more."""
+        self._over = True
+
+    def told(self, host: str, message: Mapping[str, Json]) -> None:
+        """Another host says something; on a host that is not the leader it is the leader."""
+        what = message.get("what")
+        if self._over:
+            return
+        if what == "look" and not self._around.leader:
+            self._look_again(number(message.get("round")))
+        elif what == "verdict" and not self._around.leader:
+            self._report(words(message.get("text")))
+        elif what == "quiet" and self._around.leader:
+            self._heard(host, message.get("quiet") is True)
+        elif what == "rows" and self._around.leader and number(message.get("round")) == self._round:
+            self._answered(host, read_documents(host, message.get("rows")))
+
+    # ------------------------------------------------------------------------------------------------ this host's looks
+    def _tick(self) -> None:
+        """Look, unless something was printed a short while ago."""
+        waited = time.monotonic() - self._last_sign()
+        first = self._around.limit * names.HANG_FIRST_LOOK
+        if waited < first:
+            self._before = None
+            self._set_quiet(False)
+            self._after(first - waited, self._tick)
+            return
+        roots, before = self._around.roots(), self._before
+        self._in_thread(lambda: self._eyes.look(roots, before), self._looked)
+
+    def _looked(self, look: Look) -> None:
+        if self._before is not None and sign_of_life(self._before, look):
+            self._moved_at = look.at
+        self._before = look
+        self._set_quiet(time.monotonic() - self._last_sign() >= self._around.limit)
+        self._after(self._pause, self._tick)
+
+    def _last_sign(self) -> float:
+        return max(self._moved_at, self._around.printed())
+
+    def _set_quiet(self, quiet: bool) -> None:
+        if quiet != self._quiet:
+            self._quiet = quiet
+            if self._around.leader:
+                self._heard(self._around.member, quiet)
+            else:
+                self._around.tell({"what": "quiet", "quiet": quiet})
+
+    def _look_again(self, round_: int) -> None:
+        """The leader asks: is it so, and where is each rank? The stacks are read while the answer is on its way."""
+        roots, before, around = self._around.roots(), self._before, self._around
+
+        def look() -> tuple[str, Look, list[Row], str]:
+            seen = self._eyes.look(roots, before)
+            moved = sign_of_life(before, seen) if before is not None else ""
+            if moved:
+                return moved, seen, [], ""
+            return "", seen, self._eyes.rows(roots, around.host, seen), self._eyes.report(roots, seen)
+
+        def looked(found: tuple[str, Look, list[Row], str]) -> None:
+            moved, seen, rows, self._stacks = found
+            self._before = seen
+            if moved or self._last_sign() > seen.at:
+                self._moved_at = max(self._moved_at, seen.at)
+                self._set_quiet(False)
+            elif around.leader:
+                self._answered(around.member, rows)
+            else:
+                around.tell({"what": "rows", "round": round_, "rows": documents(rows)})
+
+        self._in_thread(look, looked)
+
+    # ------------------------------------------------------------------------------------------------------ the leader
+    def _heard(self, host: str, quiet: bool) -> None:
+        if not quiet:
+            self._quiet_hosts.discard(host)
+            self._asking = self._reported = False
+            return
+        self._quiet_hosts.add(host)
+        if not (self._asking or self._reported) and self._quiet_hosts >= set(self._all()):
+            self._asking = True
+            self._round += 1
+            self._rows = {}
+            self._around.tell({"what": "look", "round": self._round})
+            self._look_again(self._round)
+            round_ = self._round
+            self._after(_ANSWER_SECONDS, lambda: self._decide(round_))
+
+    def _all(self) -> tuple[str, ...]:
+        return (self._around.member, *self._around.others())
+
+    def _answered(self, host: str, rows: list[Row]) -> None:
+        self._rows[host] = rows
+        if self._asking and set(self._rows) >= set(self._all()):
+            self._decide(self._round)
+
+    def _decide(self, round_: int) -> None:
+        """All have answered, or have had the time to."""
+        if not self._asking or round_ != self._round:
+            return
+        self._asking, self._reported = False, True
+        rows = [row for host_rows in self._rows.values() for row in host_rows]
+        verdict = name_the_odd(rows, sorted(set(self._all()) - set(self._rows)), self._around.limit)
+        self._around.tell({"what": "verdict", "text": verdict.text})
+        written = self._report(verdict.text)
+        if self._around.fails:
+            row = verdict.odd[0] if verdict.odd else None
+            where = f"stacks of the ranks of each host: {written}" if written else ""
+            full = self._around.mask("\n".join(filter(None, (verdict.cause, where, *verdict.text.splitlines()[1:]))))
+            self._around.end(
+                Outcome(
+                    FAILED,
+                    names.EXIT_HANG,
+                    row.host if row is not None else self._around.host,
+                    shorten(full),
+                    full.partition("\n")[0],
+                    row.rank if row is not None else -1,
+                )
+            )
+
+    # ----------------------------------------------------------------------------------------------------- the report
+    def _report(self, said: str) -> str:
+        """Print what the leader found and write this host's stacks. Return the file's place below the base."""
+        for line in said.splitlines():
+            self._around.log(line)
+        if not self._stacks or self._written >= _FILES:
+            return ""
+        self._written += 1
+        number_ = f"-{self._written}" if self._written > 1 else ""
+        own = "" if self._around.member == self._around.host else f"-{self._around.member.replace(' ', '-')}"
+        name = f"hang{number_}-{self._around.host}{own}.txt"
+        try:
+            self._around.output.mkdir(parents=True, exist_ok=True)
+            whole = self._around.mask(f"{said}\n\n{self._stacks}")
+            (self._around.output / name).write_text(whole, encoding="utf-8", errors="replace")
+        except OSError as error:
+            self._around.log(f"cannot write the stacks to {self._around.output}: {error}")
+            return ""
+        self._around.log(f"stacks of this host's ranks: {self._around.output / name}")
+        return f"{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
+
+    # -------------------------------------------------------------------------------------------------------- helpers
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._loop.after(seconds, lambda: None if self._over else action())
+
+    def _in_thread(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Do what may take a while in a thread, and go on in the loop's."""
+        source, target = os.pipe()
+        found: list[T] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            finally:
+                os.close(target)
+
+        def done(_: int) -> None:
+            self._loop.unwatch(source)
+            os.close(source)
+            if found and not self._over:
+                then(found[0])
+
+        self._loop.watch(source, READ, done)
+        with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
+            threading.Thread(target=run, name="trainworks-hang", daemon=True).start()

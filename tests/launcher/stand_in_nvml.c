@@ -1,0 +1,59 @@
+/* Stands in for libnvidia-ml.so.1: two healthy GPUs, or with the fault that NVML_FAULT names. Functions and layouts as in
+ * nvml.h. No machine of the tests has a broken GPU. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct { void *device; unsigned long long type, data; unsigned gpu, compute; } event;
+
+static int fault(const char *name) {
+    const char *asked = getenv("NVML_FAULT");
+    return asked && !strcmp(asked, name);
+}
+static int second(void *device) { return device == (void *)2; }
+
+int nvmlInit_v2(void) {
+    if (fault("hang")) for (;;) pause();
+    if (fault("crash")) abort();
+    return fault("mismatch") ? 18 : fault("no driver") ? 9 : 0;
+}
+int nvmlSystemGetDriverVersion(char *text, unsigned length) {
+    strncpy(text, fault("old") ? "450.51.06" : "580.95.05", length);
+    return 0;
+}
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = fault("one is missing") ? 1 : 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = (void *)(unsigned long)(index + 1);
+    return index == 1 && fault("lost") ? 15 : 0;
+}
+int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigned long long *count) {
+    if (fault("none of it")) return 3;
+    if (fault("reset") && second(device)) return 16;
+    *count = fault("ecc") && second(device) && type == 1 && counter == 0 ? 7 : 0;
+    return 0;
+}
+int nvmlDeviceGetRemappedRows(void *device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    if (fault("none of it")) return 3;
+    *corrected = 5;
+    *uncorrected = 1;
+    *pending = fault("pending") && second(device);
+    *failed = fault("remap") && second(device);
+    return 0;
+}
+#ifndef OLD_LIBRARY
+int nvmlDeviceGetRetiredPagesPendingStatus(void *device, int *pending) { *pending = 0; return 3; }
+#endif
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    *reasons = fault("hot") && second(device) ? 0x41 : 0x1;
+    return 0;
+}
+int nvmlEventSetCreate(void **set) { *set = (void *)9; return 0; }
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, void *set) { return types == 8 && set == (void *)9 ? 0 : 2; }
+int nvmlEventSetWait_v2(void *set, event *data, unsigned milliseconds) {
+    static int told;
+    if (told++ || !(fault("xid") || fault("xid of a program"))) { usleep(milliseconds * 1000); return 10; }
+    data->device = (void *)2;
+    data->type = 8;
+    data->data = fault("xid") ? 79 : 31;
+    return 0;
+}

@@ -1,0 +1,367 @@
+"""Checks before the first step: a stand-in for NVIDIA's library with every fault, real file systems, real clocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launcher_support import (
+    LAUNCHER,
+    NO_GPU,
+    TIME_OUT,
+    Launcher,
+    environment,
+    free_port,
+    plan,
+    write_inputs,
+    write_manifest,
+)
+
+from trainworks_launcher import platforms
+from trainworks_launcher.checks import FAILED, QUICK_SECONDS, WARNING, Checks, rules
+from trainworks_launcher.checks.look import Seen, driver_version, xids_of
+from trainworks_launcher.values import Json
+
+HERE = Path(__file__).parent
+CHECK = LAUNCHER / "trainworks_launcher/programs/check.py"
+
+
+def found(asked: Checks, seen: Seen) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.what) for finding in rules.judge(asked, seen)]
+
+
+# ------------------------------------------------------------------------------------------------- what figures mean
+OLD = "the host's NVIDIA driver 470.57.02 is older than 525.60.13, which CUDA 12.4 needs"
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "expected"),
+    [
+        (Checks(), Seen(), []),
+        # driver
+        (Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"), Seen("470.57.02"), [(FAILED, OLD)]),
+        (Checks(gpus=1, cuda="12.4", minimum_driver="525.60.13"), Seen("525.60.13"), []),
+        (Checks(gpus=1, minimum_driver="525.60.13"), Seen("1000.1"), []),  # numbers, not text
+        (Checks(gpus=1, minimum_driver="525.60.13"), Seen(), []),  # the host does not say
+        (Checks(gpus=1), Seen("470.57.02"), []),  # the image does not say
+        (Checks(gpus=2, without_cuda=True), Seen(), [(WARNING, "2 GPUs and an image without CUDA")]),
+        # counts
+        (
+            Checks(gpus=1, row_gpus=8, instance_type="ml.x"),
+            Seen(),
+            [(FAILED, "ml.x has 8 GPUs, and this container has 1")],
+        ),
+        (Checks(row_gpus=1, without_cuda=True), Seen(), [(WARNING, "1 GPU and an image without CUDA")]),
+        (Checks(gpus=8, row_gpus=8), Seen(), []),
+        (Checks(gpus=8, row_gpus=0), Seen(), []),  # the type is not known
+        (
+            Checks(efa=31, row_efa=32, instance_type="ml.x"),
+            Seen(),
+            [(WARNING, "ml.x has 32 EFA devices, and this container has 31")],
+        ),
+        (Checks(efa=0, row_efa=32), Seen(), []),  # said where EFA is chosen
+        # /dev/shm, disk, interface
+        (
+            Checks(shared_memory=True),
+            Seen(shared_memory=64 << 20),
+            [(WARNING, "/dev/shm has 64 MiB: data loaders with workers may die of SIGBUS")],
+        ),
+        (Checks(shared_memory=True), Seen(shared_memory=1 << 30), []),
+        (Checks(), Seen(shared_memory=64 << 20), []),
+        (Checks(), Seen(free={"/a": 1 << 30, "/b": 3 << 30}), [(WARNING, "/a has 1.0 GiB of free disk")]),
+        (
+            Checks(),
+            Seen(free={"/a": 1 << 30, "/b": 4096}),
+            [(FAILED, "/b has 0 MiB of free disk"), (WARNING, "/a has 1.0 GiB of free disk")],
+        ),
+        (
+            Checks(interface="eth1"),
+            Seen(interface_up=False),
+            [(FAILED, "the network interface eth1 is down, and the other hosts are reached by it")],
+        ),
+        (Checks(interface="eth1"), Seen(interface_up=None), []),
+    ],
+)
+def test_what_the_figures_of_a_host_mean(asked: Checks, seen: Seen, expected: list[tuple[str, str]]) -> None:
+    assert found(asked, seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\nGCC version: 12",
+            "535.183.01",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs-builder@U22)",
+            "580.95.05",
+        ),
+        ("", ""),
+        ("something else 1.2", ""),
+    ],
+)
+def test_the_drivers_version_in_the_kernels_file(text: str, version: str) -> None:
+    assert driver_version(text) == version
+
+
+def test_xid_errors_in_the_kernels_log() -> None:
+    line = "3,1,2,-;NVRM: Xid (PCI:0000:a0:1c): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    assert xids_of(f"other\n{line}\nother") == (("PCI:0000:a0:1c", 79),)
+
+
+@pytest.mark.parametrize(
+    ("difference", "uncertainty", "words"),
+    [
+        (1.9, 0.0, ""),
+        (-3.0, 0.1, "the clock of algo-2 is 3.0 s behind the leader's"),
+        (400.0, 0.5, "the clock of algo-2 is 400.0 s ahead of the leader's"),
+        (3.0, 1.5, ""),  # the answer came so late that it may be all right
+    ],
+)
+def test_a_difference_between_clocks(difference: float, uncertainty: float, words: str) -> None:
+    finding = rules.clock("algo-2", difference, uncertainty)
+    assert (finding.what if finding else "") == words
+
+
+@pytest.mark.parametrize(
+    ("rates", "slow"),
+    [
+        ({}, []),
+        ({"a": 10e9, "b": 9e9, "c": 2e9}, ["c"]),
+        ({"a": 10e9, "b": 9e9, "c": 3e9}, []),
+        ({"a": 50e6}, ["a"]),  # slow on its own account
+    ],
+)
+def test_a_host_that_is_slower_than_the_others_is_named(rates: Mapping[str, float], slow: list[str]) -> None:
+    assert [finding.what.partition(" ")[0] for finding in rules.bandwidth(rates)] == slow
+
+
+@pytest.mark.parametrize(
+    ("variables", "changes", "expected"),
+    [
+        ({}, {}, ("quick", 0, False)),
+        ({"TRAINWORKS_CHECK": "off"}, {}, ("off", 0, False)),
+        ({}, {"devices": replace(NO_GPU, gpus=8)}, ("quick", 8, True)),
+        ({"TRAINWORKS_CHECK": "bandwidth"}, {"hosts": ("algo-1",)}, ("bandwidth", 0, False)),
+        ({"TRAINWORKS_CHECK": "bandwidth"}, {"hosts": ("algo-1", "algo-2")}, ("bandwidth", 0, True)),
+    ],
+)
+def test_what_a_job_asks_for(variables: Mapping[str, str], changes: dict[str, object], expected: object) -> None:
+    asked = plan(environment(variables={"PATH": "/bin", **variables}, **changes)).checks  # type: ignore[arg-type]
+    assert (
+        asked.level if asked else "off",
+        asked.gpus if asked else 0,
+        bool(asked and asked.needs_process),
+    ) == expected
+
+
+def test_one_of_several_tasks_on_a_host_checks_it() -> None:
+    tasks = [replace(platforms.NONE, tasks=platforms.Tasks(number, number, (2,))) for number in (0, 1)]
+    plans = [plan(environment(platform=platform)) for platform in tasks]
+    assert [made.checks is not None for made in plans] == [True, False]
+
+
+# ------------------------------------------------------------------------------------------------ NVIDIA's library
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in for libnvidia-ml.so.1."""
+    folder = tmp_path_factory.mktemp("nvml")
+    target = folder / "libnvidia-ml.so.1"
+    subprocess.run(("gcc", "-shared", "-fPIC", "-o", target, HERE / "stand_in_nvml.c"), check=True, timeout=TIME_OUT)
+    return folder
+
+
+def check(asked: Checks, variables: Mapping[str, str]) -> tuple[int, list[str], float]:
+    """The status, the lines and the seconds of a check."""
+    began = time.monotonic()
+    done = subprocess.run(
+        (sys.executable, "-IS", CHECK, json.dumps(asked._asdict())),
+        env={"PATH": os.defpath, **variables},
+        capture_output=True,
+        timeout=TIME_OUT,
+        check=False,
+    )
+    lines = [line.removeprefix("trainworks: ") for line in done.stderr.decode().splitlines()]
+    return done.returncode, lines, time.monotonic() - began
+
+
+MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "line"),
+    [
+        ("", 0, ""),
+        ("none of it", 0, ""),  # a GPU without ECC
+        ("xid of a program", 0, ""),
+        (
+            "old",
+            67,
+            "check failed: the host's NVIDIA driver 450.51.06 is older than 525.60.13, which CUDA 12.4 needs: ",
+        ),
+        ("mismatch", 67, "check failed: the NVIDIA driver was changed while the host was running: "),
+        ("no driver", 67, "check failed: the NVIDIA driver is not loaded on the host: "),
+        ("one is missing", 67, "check failed: the NVIDIA driver knows 1 of the 2 GPUs in this container: "),
+        ("lost", 67, "check failed: GPU 1 is lost: "),
+        ("reset", 67, "check failed: GPU 1 has to be reset before it can be used: "),
+        ("ecc", 67, "check failed: GPU 1 has 7 memory errors that could not be corrected: "),
+        ("remap", 67, "check failed: GPU 1 has broken memory that could not be replaced: "),
+        ("xid", 67, "check failed: GPU 1 reported XID error 79 during the check: "),
+        ("pending", 0, "warning: GPU 1 has broken memory that the next reset replaces: "),
+        ("hot", 0, "warning: GPU 1 is slowed down: too hot (hardware limit): "),
+        ("crash", 0, "warning: libnvidia-ml.so.1 crashed when it was asked: "),
+    ],
+)
+def test_what_the_library_says_of_the_gpus(nvml: Path, fault: str, status: int, line: str) -> None:
+    code, lines, _ = check(MODERN, {"LD_LIBRARY_PATH": str(nvml), "NVML_FAULT": fault})
+    assert code == status, lines
+    assert [text[: len(line)] for text in lines] == ([line] if line else [])
+
+
+def test_a_driver_that_never_answers_is_left_behind(nvml: Path) -> None:
+    code, lines, seconds = check(MODERN, {"LD_LIBRARY_PATH": str(nvml), "NVML_FAULT": "hang"})
+    assert code == 0
+    assert lines[0].startswith("warning: the NVIDIA driver does not answer within 2.5 s")
+    assert seconds < QUICK_SECONDS
+
+
+def test_a_container_without_the_library_is_told_how_to_get_it() -> None:
+    code, (line,), _ = check(MODERN, {})
+    assert code == 0
+    assert line.startswith("warning: libnvidia-ml.so.1 is not in this container: ")
+
+
+# ----------------------------------------------------------------------------------------------------- a whole job
+def gpu_host(tmp_path: Path, nvml: Path, fault: str, minimum_driver: str = "") -> dict[str, str]:
+    """Variables of a host whose nvidia-smi lists two GPUs."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: A'\n", encoding="utf-8")
+    program.chmod(0o755)
+    components: Json = {"cuda": {"version": "12.4"}}
+    programs = {"python": sys.executable}
+    image = write_manifest(tmp_path / "image.json", programs, components=components, minimum_driver=minimum_driver)
+    return {
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": str(nvml),
+        "NVML_FAULT": fault,
+        "TRAINWORKS_IMAGE_MANIFEST": str(image),
+    }
+
+
+@pytest.mark.parametrize(("minimum", "status"), [("580.65.06", 67), ("450.51.06", 0)])
+def test_a_job_ends_with_a_status_of_its_own(tmp_path: Path, nvml: Path, minimum: str, status: int) -> None:
+    write_inputs(tmp_path, "print('it ran')", {}, {})
+    with Launcher(tmp_path, variables=gpu_host(tmp_path, nvml, "old", minimum_driver=minimum)) as made:
+        assert made.wait() == status
+    assert ("it ran\n" in made.text) is (status == 0)
+    if status:
+        assert " failed: the host's NVIDIA driver 450.51.06 is older than 580.65.06, which CUDA 12.4" in made.failure
+        document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
+        assert (document["status"], document["cause"]) == (67, made.failure.partition("\n")[0])
+
+
+def test_a_failed_check_of_one_host_ends_all_with_its_cause(tmp_path: Path, nvml: Path) -> None:
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    shared = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
+    for host in hosts:
+        config: dict[str, Json] = {"hosts": [*hosts], "current_host": host, "network_interface_name": "lo"}
+        write_inputs(tmp_path / host, "print('it ran')", {}, config)
+    with (
+        Launcher(tmp_path / hosts[0], variables=shared) as leader,
+        Launcher(tmp_path / hosts[1], variables={**shared, **gpu_host(tmp_path, nvml, "lost")}) as worker,
+    ):
+        assert (leader.wait(), worker.wait()) == (67, 67)
+    assert leader.failure == worker.failure
+    assert leader.failure.startswith("a check of host 127.0.0.2 failed: GPU 1 is lost: it has fallen off the bus: ")
+    assert "it ran\n" not in leader.text + worker.text
+
+
+def test_a_warning_does_not_end_a_job_and_off_does_not_look(tmp_path: Path, nvml: Path) -> None:
+    write_inputs(tmp_path, "print('it ran')", {}, {})
+    variables = gpu_host(tmp_path, nvml, "hot")
+    with Launcher(tmp_path, variables=variables) as made:
+        assert made.wait() == 0
+    assert "trainworks: warning: GPU 1 is slowed down" in made.text
+    with Launcher(tmp_path, variables={**variables, "NVML_FAULT": "lost", "TRAINWORKS_CHECK": "off"}) as made:
+        assert made.wait() == 0
+    assert "GPU" not in made.text
+
+
+def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
+    write_inputs(tmp_path, "", {}, {})
+    with Launcher(tmp_path, variables={"TRAINWORKS_CHECK": "quik"}) as made:
+        assert made.wait() == 64
+    assert "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?" in made.text
+
+
+def test_the_command_checks_a_host_without_a_script(tmp_path: Path, nvml: Path) -> None:
+    variables = gpu_host(tmp_path, nvml, "ecc")
+    with Launcher(tmp_path, "check", variables=variables) as made:
+        assert made.wait() == 67
+    assert made.text.startswith("check failed: GPU 1 has 7 memory errors")
+    with Launcher(tmp_path, "check", variables={**variables, "NVML_FAULT": ""}) as made:
+        assert made.wait() == 0
+    assert "nothing is wrong with this host" in made.text
+
+
+@pytest.mark.parametrize(
+    ("place", "size", "status", "words"),
+    [
+        ("/dev/shm", "1m", 0, "warning: /dev/shm has 1 MiB"),
+        ("{base}", "4m", 67, "check failed: {base} has 4 MiB of free disk"),
+        ("{base}", "500m", 0, "warning: {base} has 500 MiB of free disk"),
+    ],
+)
+def test_a_small_file_system(place: str, size: str, status: int, words: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="trainworks-test-") as folder:
+        small_file_system(Path(folder), place, size, status, words)
+
+
+def small_file_system(tmp_path: Path, place: str, size: str, status: int, words: str) -> None:
+    base = tmp_path / "ml"
+    base.mkdir()
+    script = f'mount -t tmpfs -o size={size} tmpfs {place.format(base=base)} && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", script, "sh")
+    if subprocess.run((*prefix, "true"), check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    image = write_manifest(tmp_path / "image.json", {}, target={"framework": "pytorch"})
+    variables = {"TRAINWORKS_IMAGE_MANIFEST": str(image), "TMPDIR": str(tmp_path)}
+    with Launcher(base, "check", prefix=prefix, variables=variables) as made:
+        assert made.wait() == status
+    assert words.format(base=base) in made.text
+
+
+def test_hosts_whose_clocks_differ_say_so(tmp_path: Path) -> None:
+    """A library in front of clock_gettime moves one host's clock by half a minute."""
+    source = tmp_path / "clock.c"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <time.h>\n"
+        "int clock_gettime(clockid_t id, struct timespec *at) {\n"
+        '    int code = ((int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime"))(id, at);\n'
+        "    if (id == CLOCK_REALTIME) at->tv_sec += 30;\n    return code;\n}\n",
+        encoding="ascii",
+    )
+    library = tmp_path / "clock.so"
+    subprocess.run(("gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"), check=True, timeout=TIME_OUT)
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    shared = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
+    for host in hosts:
+        config: dict[str, Json] = {"hosts": [*hosts], "current_host": host, "network_interface_name": "lo"}
+        write_inputs(tmp_path / host, "", {}, config)
+    with (
+        Launcher(tmp_path / hosts[0], variables=shared) as leader,
+        Launcher(tmp_path / hosts[1], variables={**shared, "LD_PRELOAD": str(library)}) as worker,
+    ):
+        assert (leader.wait(), worker.wait()) == (0, 0)
+    assert "warning: the clock of 127.0.0.2 is 30.0 s ahead of the leader's" in worker.text
+    assert "clock" not in leader.text

@@ -1,0 +1,357 @@
+"""Hangs, without torch: which look shows progress, which rank differs, and a real program that waits for ever."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launcher_support import (
+    LAUNCHER,
+    TIME_OUT,
+    Launcher,
+    environment,
+    manifest_document,
+    plan,
+    write_inputs,
+    write_manifest,
+)
+
+from trainworks_launcher import names
+from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.manifest import parse_manifest
+from trainworks_launcher.supervise.hang import naming, stacks
+from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
+from trainworks_launcher.supervise.hang.progress import Look, Process, sign_of_life
+from trainworks_launcher.supervise.hang.stacks import Frame, Thread
+from trainworks_launcher.values import Json
+
+C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+WRAPPER = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
+DATA = "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+QUEUE = "/usr/lib/python3.11/multiprocessing/queues.py"
+SCRIPT = "/opt/ml/code/train.py"
+
+
+def stack(*frames: tuple[str, str, int], values: int = 0) -> tuple[Thread, ...]:
+    """A process with its main thread, innermost frame first."""
+    return (Thread(main=True, frames=tuple(Frame(*frame) for frame in frames), values=values),)
+
+
+MAIN = ("<module>", SCRIPT, 60)
+ALL_REDUCE = stack(("all_reduce", C10D, 2819), ("wrapper", WRAPPER, 83), ("train", SCRIPT, 41), MAIN)
+BARRIER = stack(("barrier", C10D, 4815), ("wrapper", WRAPPER, 83), ("save", SCRIPT, 52), MAIN)
+LOADER = stack(("get", QUEUE, 113), ("_next_data", DATA, 732), ("train", SCRIPT, 38), MAIN)
+LOCK = stack(("take", SCRIPT, 12), MAIN)
+BACKWARD = stack(
+    ("_engine_run_backward", "/opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py", 829),
+    ("train", SCRIPT, 44),
+    MAIN,
+)
+
+# ---------------------------------------------------------------------------------------------------------- the odd one
+Where = tuple[tuple[Thread, ...], str, str, str]  # stacks, state, the kernel's words, a path
+WAITS: Where = (ALL_REDUCE, "S", "which waits for a lock or another thread", "")
+
+
+def rows(*wheres: Where) -> list[Row]:
+    """Two ranks on each host."""
+    return [row_of(rank, f"algo-{rank // 2 + 1}", *where) for rank, where in enumerate(wheres)]
+
+
+OTHERS = "3 others wait in all_reduce (train.py:41)"
+OTHER = "rank 0 on algo-1 waits in all_reduce (train.py:41)"
+STOPPED = "is stopped (state T, by a signal such as SIGSTOP)"
+
+
+@pytest.mark.parametrize(
+    ("wheres", "sentence", "odd"),
+    [
+        (
+            [WAITS, WAITS, WAITS, (LOADER, "S", "which waits for data", "")],
+            f"rank 3 on algo-2 is in DataLoader (train.py:38), which waits for data; {OTHERS}",
+            [3],
+        ),
+        (
+            [WAITS, (LOCK, "S", "which waits for a lock", ""), WAITS, WAITS],
+            f"rank 1 on algo-1 is in take (train.py:12), which waits for a lock; {OTHERS}",
+            [1],
+        ),
+        (
+            [(BARRIER, "S", "", ""), WAITS, WAITS, WAITS],
+            f"rank 0 on algo-1 waits in barrier (train.py:52); {OTHERS}",
+            [0],
+        ),
+        (
+            [WAITS, (BARRIER, "S", "", "")],
+            f"{OTHER}; rank 1 on algo-1 waits in barrier (train.py:52)",
+            [],
+        ),
+        (
+            [WAITS, WAITS, (ALL_REDUCE, "T", "", ""), WAITS],
+            f"rank 2 on algo-2 {STOPPED}; {OTHERS}",
+            [2],
+        ),
+        ([WAITS, ((), "T", "", "")], f"rank 1 on algo-1 {STOPPED}; {OTHER}", [1]),
+        (
+            [WAITS, (stack(("read", SCRIPT, 7), MAIN), "S", "", "open of /data/fifo")],
+            f"rank 1 on algo-1 waits in open of /data/fifo (train.py:7); {OTHER}",
+            [1],
+        ),
+        ([WAITS] * 16, "all 16 ranks wait in all_reduce (train.py:41)", []),
+        (
+            [(BACKWARD, "R", "which spins", "")] * 3 + [(LOCK, "S", "which sleeps", "")],
+            "rank 3 on algo-2 is in take (train.py:12), which sleeps; 3 others are in train (train.py:44), which spins",
+            [3],
+        ),
+        (
+            [WAITS, ((), "D", "which waits in the kernel (nfs_wait)", "")],
+            f"rank 1 on algo-1 is without a Python stack: which waits in the kernel (nfs_wait); {OTHER}",
+            [1],
+        ),
+    ],
+)
+def test_the_odd_rank_is_named(wheres: Sequence[Where], sentence: str, odd: Sequence[int]) -> None:
+    verdict = name_the_odd(rows(*wheres), (), 600)
+    assert verdict.cause == f"no rank has made progress for 600 s: {sentence}"
+    assert [row.rank for row in verdict.odd] == odd
+
+
+def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
+    assert "look at the network" in name_the_odd(rows(WAITS, WAITS), (), 600).text
+    assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
+    text = name_the_odd(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
+    assert "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train (train.py:38)" in text
+    assert "algo-9 did not answer" in text
+
+
+def test_rows_survive_the_way_to_the_leader() -> None:
+    """Ranks of one place go together, and a message has room for a host of any size."""
+    here = rows(*[WAITS] * 190, (LOCK, "S", "which sleeps", ""))
+    sent = json.dumps(naming.documents([replace(row, host="algo-2") for row in here]))
+    assert len(sent) < 2000
+    back = naming.read_documents("algo-2", json.loads(sent))
+    assert name_the_odd(back, (), 60).cause == name_the_odd([replace(row, host="algo-2") for row in here], (), 60).cause
+    many = [Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8) for number in range(500)]
+    assert len(json.dumps(naming.documents(many))) < 60_000
+    assert naming.read_documents("algo-2", "nonsense") == []
+
+
+# ---------------------------------------------------------------------------------------------------- signs of progress
+BEFORE = Look(100.0, (10,), {10: Process("1", python=True, cpu=50.0, stack=ALL_REDUCE)})
+
+
+def after(seconds: float = 30.0, **changes: object) -> Look:
+    return replace(BEFORE, at=BEFORE.at + seconds, **changes)  # type: ignore[arg-type]
+
+
+def with_rank(**changes: object) -> Look:
+    return after(processes={10: replace(BEFORE.processes[10], **changes)})  # type: ignore[arg-type]
+
+
+def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
+    """Two looks at a rank with a child, whose CPU time grows so much in 30 s."""
+    child = Process("2", cpu=5.0)
+    grown = replace(child, cpu=5.0 + cpu, **more)  # type: ignore[arg-type]
+    return replace(BEFORE, processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "sign"),
+    [
+        (BEFORE, after(), ""),
+        (BEFORE, with_rank(cpu=80.0), ""),  # it spins, as NCCL and MPI do
+        (BEFORE, with_rank(stack=BARRIER), "stack changed"),
+        (BEFORE, with_rank(stack=stack(("train", SCRIPT, 41), values=2)), "stack changed"),
+        (BEFORE, with_rank(moved=30 * 300_000), "bytes were read"),
+        (BEFORE, with_rank(moved=30 * 20_000), ""),  # keep-alives
+        (BEFORE, with_rank(children=20.0), "other programs"),
+        (replace(BEFORE, connections={7: 900}), after(connections={7: 900 + 30 * 300_000}), "network"),
+        (BEFORE, after(connections={8: 20 * 300_000, 9: 10 * 300_000}), "network"),
+        (replace(BEFORE, connections={7: 9_000_000}), after(connections={7: 9_000_000 + 30 * 50_000}), ""),
+        (BEFORE, after(heartbeat=7), "heartbeat"),
+        (BEFORE, after(roots=(20,), processes={}), "other processes"),
+        (*with_child(25.0), "other programs"),  # a compiler
+        (*with_child(1.0), ""),  # a monitor
+        (BEFORE, with_rank(stack=(), cpu=80.0), "other programs"),  # cannot be read: it may work
+        (BEFORE, with_rank(stack=()), ""),
+    ],
+)
+def test_what_counts_as_progress(before: Look, now: Look, sign: str) -> None:
+    found = sign_of_life(before, now)
+    assert sign in found
+    assert bool(found) == bool(sign)
+
+
+# --------------------------------------------------------------------------------------------------------------- stacks
+def test_stacks_of_py_spy() -> None:
+    """A local variable of a loop counts; those of the standard library do not, for a wait counts its seconds."""
+
+    def dump(step: str, left: str) -> str:
+        def frame(name: str, file: str, variable: str, value: str) -> dict[str, object]:
+            shown = [{"name": variable, "addr": 1, "arg": False, "repr": value}]
+            return {"name": name, "filename": file, "module": None, "line": 7, "locals": shown}
+
+        frames = [frame("get", QUEUE, "left", left), frame("train", SCRIPT, "step", step)]
+        main = {"pid": 5, "os_thread_id": 5, "thread_name": "MainThread", "frames": frames}
+        other = {"pid": 5, "os_thread_id": 6, "thread_name": "reader", "frames": frames[:1]}
+        return json.dumps([other, main])
+
+    threads = stacks.from_py_spy(dump("3", "0.5"))
+    assert [thread.main for thread in threads] == [False, True]
+    assert threads == stacks.from_py_spy(dump("3", "0.2"))
+    assert threads != stacks.from_py_spy(dump("4", "0.5"))
+    assert stacks.from_py_spy("Error: Permission denied") == ()
+    shown = "\n".join(stacks.lines(threads))
+    assert shown.index("thread MainThread") < shown.index("thread reader")
+    assert f"train ({SCRIPT}:7)" in shown
+    assert "step" not in shown
+
+
+def test_stacks_of_faulthandler() -> None:
+    words = (
+        'Thread 0x00007f01 (most recent call first):\n  File "/a/pool.py", line 3 in work\n\n'
+        'Current thread 0x00007f02 (most recent call first):\n  File "/a/b.py", line 9 in wait\n'
+        '  File "/a/train.py", line 2 in <module>\n'
+    )
+    threads = stacks.from_faulthandler(words)
+    assert [thread.main for thread in threads] == [False, True]
+    assert threads[1].frames == (Frame("wait", "/a/b.py", 9), Frame("<module>", "/a/train.py", 2))
+    assert stacks.from_faulthandler("") == ()
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+def test_settings() -> None:
+    def limit(**variables: str) -> float:
+        return plan(environment(variables={"PATH": "/bin", **variables})).limits.hang
+
+    assert limit() == 600
+    assert limit(TRAINWORKS_HANG_LIMIT_SECONDS="90", TRAINWORKS_HANG="fail") == 90
+    assert limit(TRAINWORKS_HANG="off") == 0
+    with pytest.raises(RefusalError) as refused:
+        limit(TRAINWORKS_HANG="kill", TRAINWORKS_HANG_LIMIT_SECONDS="soon")
+    assert "'kill' is not understood" in str(refused.value)
+    assert "'soon' is not a number of seconds" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("torch", "given", "found"),
+    [
+        (
+            "2.4.1",
+            {},
+            {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
+        ),
+        ("2.15.0", {}, {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ("2.15.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
+        ("", {}, set()),
+    ],
+)
+def test_torchs_flight_recorder_is_on_unless_the_user_says_something(
+    torch: str, given: dict[str, str], found: set[str]
+) -> None:
+    components: dict[str, Json] = {"nccl": {"version": "2.30.7"}, **({"torch": {"version": torch}} if torch else {})}
+    image = parse_manifest(json.dumps(manifest_document(components=components)), "made-up")
+    env = plan(environment(manifest=image, variables={"PATH": "/bin", **given})).env
+    assert {name for name in env if name.startswith(("TORCH_FR", "TORCH_NCCL"))} == found
+    files = [env[name] for name in names.RECORDER_FILES if name in env]
+    assert files == (["/opt/ml/output/data/flight-recorder-rank-"] if found else [])
+
+
+# ------------------------------------------------------------------------------------------------------ a real program
+WAITING = """
+import os, sys
+for name in sys.argv[2].split(","):
+    if not os.path.exists(name):
+        os.mkfifo(name)
+    print("reads", name, flush=True)
+    open(name).read()
+"""
+
+
+def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
+    """With faulthandler, as where there is no py-spy; with a sitecustomize of the user's, which is still imported."""
+    write_inputs(tmp_path, WAITING, {"fifos": "first,second"}, {})
+    (tmp_path / "code/sitecustomize.py").write_text("print('the users own sitecustomize', flush=True)\n")
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.symlink_to(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
+    manifest = write_manifest(tmp_path / "image.json", {"python": str(python)})
+    variables = {"TRAINWORKS_HANG_LIMIT_SECONDS": "1", "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "PATH": "/bin"}
+    with Launcher(tmp_path, variables=variables) as launcher:
+        for number, name in enumerate(("first", "second"), 1):
+            launcher.read_until(f"stacks of this host's ranks: {tmp_path}/output/data/hang", number)
+            with (tmp_path / "code" / name).open("w"):
+                pass  # the reader sees its end
+        assert launcher.wait() == 0, launcher.text
+    assert "the users own sitecustomize" in launcher.text
+    assert re.findall(r"for 1 s: the program on \S+ waits in open of (\w+) \(train.py:7\)\n", launcher.text) == [
+        "first",
+        "second",
+    ]
+    stacks_ = sorted(path.name for path in (tmp_path / "output/data").iterdir())
+    assert len(stacks_) == 2, stacks_
+    assert "<module> (" in (tmp_path / "output/data" / stacks_[0]).read_text(encoding="utf-8")
+
+
+def test_a_job_that_hangs_fails_with_a_status_of_its_own(tmp_path: Path) -> None:
+    """With py-spy, which the environment of the checkout has; the heartbeat file keeps the job alive until it stops."""
+    script = """
+import os, threading, time
+def work():
+    for beat in range(3):
+        with open("beat", "w") as opened: opened.write(str(beat))
+        threading.Event().wait(0.7)
+    threading.Event().wait()
+work()
+"""
+    write_inputs(tmp_path, script, {}, {})
+    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
+    variables = {
+        "TRAINWORKS_HANG": "fail",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "1",
+        names.HEARTBEAT_FILE_VARIABLE: "beat",
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+        "TOKEN": "a-secret-of-the-job",
+    }
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == names.EXIT_HANG, launcher.text
+    assert launcher.seconds > 3
+    first = launcher.failure.splitlines()[0]
+    assert first.startswith("no rank has made progress for 1 s: the program on ")
+    assert "is in work (train.py:7), which waits for a lock" in first
+    document = json.loads((tmp_path / names.FAILURE_JSON).read_text(encoding="utf-8"))
+    assert (document["kind"], document["status"], document["cause"]) == ("failed", names.EXIT_HANG, first)
+
+
+def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
+    """py-spy is started in a thread, and its status taken by whoever comes first."""
+    script = """
+import subprocess, threading
+from trainworks_launcher.supervise.processes import Family
+family = Family()
+def look():
+    for _ in range(100):
+        subprocess.run(["true"], check=True)
+thread = threading.Thread(target=look)
+thread.start()
+while thread.is_alive():
+    family.reap(())
+"""
+    words = (sys.executable, "-c", script)
+    made = subprocess.run(words, env={"PYTHONPATH": str(LAUNCHER)}, capture_output=True, timeout=TIME_OUT, check=False)
+    assert (made.returncode, made.stderr) == (0, b"")
+
+
+def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
+    """It imports nothing of ours, so it has two of our constants as text."""
+    from trainworks_launcher.supervise.hang import signals
+
+    text = (LAUNCHER / "trainworks_launcher/programs/stacks/sitecustomize.py").read_text(encoding="utf-8")
+    assert f"faulthandler.register({signals.SIGNAL}," in text
+    assert f'os.memfd_create("{signals.MEMORY}")' in text

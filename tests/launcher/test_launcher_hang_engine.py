@@ -1,0 +1,231 @@
+"""Jobs that hang, and jobs that only look so: real ranks with torch and gloo on two hosts.
+
+Hosts are network namespaces (``launcher_network``). The rank that differs is rank 3, on the second host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from launcher_network import Host, Network, engine_manifest, job_on, need, network_of
+
+from trainworks_launcher import names
+from trainworks_launcher.values import Json
+
+pytestmark = pytest.mark.engine
+
+LIMIT = 5.0
+AFTER = 15.0
+"""Seconds after the limit in which the rank must be named."""
+
+MODE: dict[str, Json] = {
+    "sagemaker_torch_distributed_enabled": "true",
+    "sagemaker_mpi_num_of_processes_per_host": 2,
+}
+RANKS = """
+import os, signal, socket, subprocess, sys, threading, time
+import torch
+import torch.distributed as dist
+
+def say(*words):
+    print(*words, time.monotonic(), flush=True)
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+ones = torch.ones(8)
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    need("torchrun")
+    return engine_manifest(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with network_of(2) as made:
+        yield made
+
+
+def variables(spy: bool, **more: str) -> dict[str, str]:
+    """The settings of a job; py-spy is that of the test's own environment."""
+    own = str(Path(sys.executable).parent)
+    path = os.environ["PATH"] if not spy else f"{os.environ['PATH']}:{own}"
+    kept = [entry for entry in path.split(":") if spy or not Path(entry, "py-spy").exists()]
+    return {"PATH": ":".join(kept), "TRAINWORKS_HANG": "fail", "TRAINWORKS_HANG_LIMIT_SECONDS": f"{LIMIT:g}", **more}
+
+
+def text_of(hosts: Sequence[Host]) -> str:
+    return "\n".join(f"--- {host.base.name}\n{host.text}" for host in hosts)
+
+
+HANGS = {
+    "skips an all_reduce": (
+        """
+for step in range(6):
+    if rank == 3 and step == 2:
+        continue
+    dist.all_reduce(ones)
+    if step == 4:
+        say("hangs")
+dist.barrier()
+""",
+        r"rank 3 on algo-2 waits in barrier \(train\.py:\d+\); 3 others wait in all_reduce \(train\.py:\d+\)",
+    ),
+    "sleeps in a lock": (
+        """
+lock = threading.Lock()
+def take_the_lock():
+    lock.acquire()
+    say("hangs")
+    lock.acquire()
+if rank == 3:
+    take_the_lock()
+dist.all_reduce(ones)
+""",
+        r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3 others wait",
+    ),
+    "is stopped": (
+        """
+dist.barrier()
+if rank == 3:
+    say("hangs")
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(ones)
+""",
+        r"rank 3 on algo-2 is stopped \(state T, by a signal such as SIGSTOP\); 3 others wait in all_reduce",
+    ),
+    "reads a FIFO": (
+        """
+path = os.environ["SM_CURRENT_HOST"] + ".fifo"
+if rank == 3:
+    os.mkfifo(path)
+    say("hangs")
+    open(path).read()
+dist.all_reduce(ones)
+""",
+        r"rank 3 on algo-2 waits in open of algo-2\.fifo \(train\.py:\d+\); 3 others wait in all_reduce",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HANGS)
+@pytest.mark.parametrize("spy", [True, False], ids=["py-spy", "faulthandler"])
+def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path: Path, what: str, spy: bool) -> None:
+    script, sentence = HANGS[what]
+    with job_on(network, tmp_path, RANKS + script, MODE, manifest=manifest, variables=variables(spy)) as hosts:
+        statuses = [host.wait() for host in hosts]
+        ended = time.monotonic()
+        assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
+    began = max(float(found) for found in re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE))
+    assert ended - began < LIMIT + AFTER, text_of(hosts)
+    for host in hosts:
+        assert re.match(rf"no rank has made progress for 5 s: {sentence}", host.failure), host.failure
+        stacks = (host.base / f"output/data/hang-{host.base.name}.txt").read_text(encoding="utf-8")
+        assert stacks.count("=== rank ") == 2
+        assert "all_reduce" in stacks
+    assert hosts[0].failure == hosts[1].failure
+
+
+def test_a_rank_of_mpi_that_hangs_is_named(network: Network, tmp_path: Path) -> None:
+    """The other ranks spin in MPI: their CPU time is no sign of life. Host algo-2 has ranks, and no command."""
+    need("mpirun", "sshd", "ssh", "ssh-keygen")
+    script = """
+import threading, time
+from mpi4py import MPI
+def take_the_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    print("hangs", time.monotonic(), flush=True)
+    lock.acquire()
+def train():
+    MPI.COMM_WORLD.allreduce(1)
+MPI.COMM_WORLD.barrier()
+take_the_lock() if MPI.COMM_WORLD.rank == 3 else train()
+"""
+    mode: dict[str, Json] = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 2}
+    image = engine_manifest(tmp_path)
+    with job_on(network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)) as hosts:
+        statuses = [host.wait() for host in hosts]
+        ended = time.monotonic()
+        assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
+    (began,) = re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
+    assert ended - float(began) < LIMIT + AFTER, text_of(hosts)
+    sentence = (
+        r"rank 3 on algo-2 is in take_the_lock \(train\.py:\d+\), which waits for a lock.*; 3 others are in train"
+    )
+    assert re.search(sentence, hosts[0].failure), hosts[0].failure
+    assert hosts[0].failure == hosts[1].failure
+
+
+PHASES = """
+def wait_for_the_others(what):
+    dist.barrier()
+    say("after", what)
+
+def compile_something():
+    again = "end=$(($(date +%s) + 12)); while [ $(date +%s) -lt $end ]; do cc -O2 -c big.c -o big.o || exit 1; done"
+    subprocess.run(["sh", "-c", again], check=True)
+
+def write_a_checkpoint():
+    chunk, end = bytes(1 << 20), time.monotonic() + 12
+    with open("checkpoint", "wb") as opened:
+        while time.monotonic() < end:
+            opened.seek(0)
+            opened.write(chunk)
+            time.sleep(0.1)
+
+def evaluate():
+    for batch in range(24):
+        time.sleep(0.5)
+
+def download():
+    buffer = bytearray(1 << 16)
+    with socket.create_connection(("algo-1", 9099)) as connection:
+        while connection.recv_into(buffer):
+            pass
+
+if rank == 3:
+    with open("big.c", "w") as opened:
+        for number in range(3000):
+            opened.write(f"int f{number}(int *a, int n) {{ int s = 0; for (int i = 0; i < n; i++) s += a[i] * {number};"
+                         " return s; }\\n")
+for work in (compile_something, write_a_checkpoint, evaluate, download):
+    if rank == 3:
+        work()
+    wait_for_the_others(work.__name__)
+"""
+SERVER = """
+import socket, time
+with socket.create_server(("", 9099)) as server:
+    print("listens", flush=True)
+    connection, _ = server.accept()
+    end = time.monotonic() + 12
+    while time.monotonic() < end:
+        connection.sendall(bytes(1 << 16))
+        time.sleep(0.05)
+"""
+
+
+def test_a_job_that_only_looks_so_is_left_alone(network: Network, manifest: Path, tmp_path: Path) -> None:
+    """One rank works for more than twice the limit without output, and the others wait in a barrier."""
+    need("cc")
+    server = subprocess.Popen(network.inside("algo-1", sys.executable, "-c", SERVER), stdout=subprocess.PIPE)
+    with (
+        server,
+        job_on(network, tmp_path, RANKS + PHASES, MODE, manifest=manifest, variables=variables(spy=True)) as hosts,
+    ):
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"listens\n"
+        statuses = [host.wait() for host in hosts]
+        server.kill()
+        assert statuses == [0, 0], text_of(hosts)
+    assert "no rank has made progress" not in text_of(hosts)
