@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 
-from trainworks.build.many import choose_rows
 from trainworks.cli import main
 from trainworks.facts.rows import Facts
 from trainworks.inputs.sources import sources_of
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for
+from trainworks.plan.select import request_for, rows_like
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
@@ -80,7 +79,7 @@ SOME = "pytorch-2.1[3-5].*"
 @pytest.fixture(scope="module")
 def baked(root: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     folder, mirror = tmp_path_factory.mktemp("bake") / "baked", tmp_path_factory.mktemp("mirror")
-    for row in choose_rows([SOME], facts):
+    for row in rows_like([SOME], facts):
         for _, artifact in sources_of(make_plan(request_for(row, facts), facts)):
             # Its content is looked at in the build alone.
             (mirror / artifact.file).touch()
@@ -96,7 +95,7 @@ def test_the_file_is_what_bakes_reference_says(
 ) -> None:
     folder, content, said = baked
     validate(content, SCHEMA)
-    packages = [row for row in choose_rows([SOME], facts) if facts.sources_of(row) == "packages"]
+    packages = [row for row in rows_like([SOME], facts) if facts.sources_of(row) == "packages"]
     assert len(content["target"]) == len(packages) > 1
     assert "-vendor: skipped: " in said
     members = [name for group in content["group"].values() for name in group["targets"]]
@@ -120,7 +119,7 @@ def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tm
     }
     # What is printed is what would be built; no daemon is asked.
     done = subprocess.run(
-        (str(program), "bake", "--print"),
+        (str(program), "bake", "--print", "--push"),
         cwd=folder,
         env={"HOME": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/nowhere", "PATH": "", **variables},
         capture_output=True,
@@ -136,6 +135,8 @@ def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tm
     assert target["cache-to"] == [f"type=registry,ref=registry.example/cache:{CPU},mode=max"]
     assert list(target["contexts"].values()) == ["docker-image://debian@sha256:1234"]
     assert target["secret"] == content["target"]["pytorch-2_13_0-cpu-py311-debian12"]["secret"]
+    assert target["args"] == {"SOURCE_DATE_EPOCH": "1577836800"}
+    assert target["output"] == ["type=image,rewrite-timestamp=true,push=true"], "with --push"
 
 
 def test_everything_that_a_target_names_is_declared_or_there(baked: tuple[Path, dict[str, Any], str]) -> None:
@@ -187,6 +188,8 @@ def test_one_target(baked: tuple[Path, dict[str, Any], str]) -> None:
         "dockerfile": "Dockerfile",
         "tags": [tag],
         "platforms": ["linux/amd64"],
+        "args": {"SOURCE_DATE_EPOCH": "1577836800"},
+        "output": ["type=image,rewrite-timestamp=true"],
         "cache-from": [f'${{CACHE == "" ? "type=registry,ref={tag}" : "type=registry,ref=${{CACHE}}:{CPU}"}}'],
         "cache-to": [f'${{CACHE == "" ? "type=inline" : "type=registry,ref=${{CACHE}}:{CPU},mode=max"}}'],
     }

@@ -152,7 +152,8 @@ def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -
     pushed = push.parser().parse_args(pushes[3:])
     assert (pushed.image, pushed.repository) == ("$TARGET", ["$REPOSITORY"])
     makefile = (root / "Makefile").read_text(encoding="utf-8")
-    (setup,) = content["phases"]["install"]["commands"]
+    oras, setup = content["phases"]["install"]["commands"]
+    assert oras == "command -v oras"
     assert all(f"\n{goal}:" in makefile for goal in setup.split()[1:])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,16 @@ def offered(line: str, folder: Path, register: str, function: str) -> set[str]:
     return {word.strip() for word in done.stdout.splitlines() if word.strip()}
 
 
-def answer(words: str, root: Path) -> set[str]:
-    return offered(f"./build.py {words}", root, "register-python-argcomplete build.py", "_python_argcomplete")
+Answer = Callable[[str], set[str]]
+
+
+@pytest.fixture(scope="module")
+def answer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """Give the words that TAB offers after ``./build.py``; what registers the function is asked for once."""
+    script = tmp_path_factory.mktemp("completion") / "register"
+    with script.open("wb") as file:
+        subprocess.run((BIN / "register-python-argcomplete", "build.py"), stdout=file, check=True, timeout=60)
+    return lambda words: offered(f"./build.py {words}", root, f"cat '{script}'", "_python_argcomplete")
 
 
 @pytest.mark.parametrize(
@@ -59,19 +68,19 @@ def answer(words: str, root: Path) -> set[str]:
         ("--with rmm-p", {"rmm-python"}),
     ],
 )
-def test_tab(words: str, expected: set[str], root: Path) -> None:
-    assert answer(words, root) == expected
+def test_tab(words: str, expected: set[str], answer: Answer) -> None:
+    assert answer(words) == expected
 
 
-def test_commands_and_options_come_first(root: Path) -> None:
-    found = answer("", root)
+def test_commands_and_options_come_first(answer: Answer) -> None:
+    found = answer("")
     assert set(COMMANDS) <= found
     assert "--framework" in found
 
 
-def test_targets_are_those_of_the_facts(root: Path, facts: Facts) -> None:
+def test_targets_are_those_of_the_facts(answer: Answer, facts: Facts) -> None:
     names = {facts.name_of(row) for row in facts.targets}
-    assert {word for word in answer("report ", root) if not word.startswith("-")} == names
+    assert {word for word in answer("report ") if not word.startswith("-")} == names
 
 
 def test_python_build_py_completes_with_the_global_hook(root: Path) -> None:
@@ -79,6 +88,6 @@ def test_python_build_py_completes_with_the_global_hook(root: Path) -> None:
     assert offered("python build.py pus", root, register, function) == {"push"}
 
 
-def test_spoiled_facts_offer_nothing(checkout: Path, root: Path) -> None:
+def test_spoiled_facts_offer_nothing(checkout: Path, answer: Answer) -> None:
     (checkout / "images" / "tensorflow.toml").write_text("framework = \n", encoding="utf-8")
-    assert answer(f"--root {checkout} --framework t", root) == set()
+    assert answer(f"--root {checkout} --framework t") == set()

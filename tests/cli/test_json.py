@@ -17,7 +17,7 @@ import pytest
 from documented import DOCUMENTED, PAGE
 from trainworks.cli import main
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
-from trainworks.cli.grammar import CPU_TARGET, TARGET
+from trainworks.cli.grammar import CPU_TARGET
 from trainworks.inspect.image_difference import ImageDifference
 from trainworks.inspect.outdated import OutdatedReport
 from trainworks.inspect.size_report import SizeReport
@@ -35,16 +35,13 @@ RESULTS = {
     "catalogue": ("catalogue",),
     "catalogue --output": ("catalogue", "--output", "catalogue.json"),
     "check": ("check", "--only", CPU_TARGET),
-    "diff --planned": ("diff", "--planned", CPU_TARGET, TARGET),
     "help": ("help", "push"),
     "lock --check": ("lock", "--check", "--only", CPU_TARGET),
-    "schema": ("schema",),
 }
 """Command lines that need no engine and no network, by their row of docs/json.md."""
 
 ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("extend", "--base", "a:1", "--tag", "b:1", "--source", "code", *ENGINE), 6),
-    (("changelog", "a", *ENGINE), 6),
     (("diff", "a", "b", *ENGINE), 6),
     (("report", "a", *ENGINE), 6),
     (("push", "a:1", "--repository", "r.example.org/a", *ENGINE), 6),
@@ -60,7 +57,6 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("outdated", "a", *ENGINE), 6),
     (("outdated", "absent.json"), 9),
     (("catalogue", "--output", "absent/catalogue.html"), 9),
-    (("schema", "--root", "/dev/null"), 9),
     (("--list", "--root", "/nonexistent"), 9),
     (("help", "nonsense"), 2),
     (("nonsense",), 2),
@@ -125,7 +121,7 @@ def test_results_of_engines_and_registries_are_as_documented() -> None:
         return {field.name for field in dataclasses.fields(kind)}
 
     assert DOCUMENTED["diff"][1] == fields(ImageDifference) | {"folders"}
-    assert DOCUMENTED["report"][1] == fields(SizeReport) | {"schema", "growth"}
+    assert DOCUMENTED["report"][1] == fields(SizeReport) | {"growth"}
     assert DOCUMENTED["outdated"][1] == fields(OutdatedReport)
     assert DOCUMENTED["verify"][1] == fields(Verified) | {"image"}
     pushed = re.search(r"`push` .*a list with ((?:`\w+` ?)+)", PAGE)

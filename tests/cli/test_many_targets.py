@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from trainworks.build.many import (
     TargetSummary,
     as_text,
     build_many,
-    choose_rows,
     worst,
 )
 from trainworks.build.order import BuildOrder
@@ -30,7 +29,7 @@ from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.inputs.sources import sources_of
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for, select_row
+from trainworks.plan.select import request_for, rows_like, select_row
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
@@ -50,13 +49,13 @@ def test_every_target_can_be_asked_for_by_its_request(facts: Facts) -> None:
     ],
 )
 def test_patterns_choose_by_name(facts: Facts, patterns: list[str], expected: set[str]) -> None:
-    assert {facts.name_of(row) for row in choose_rows(patterns, facts)} == expected
+    assert {facts.name_of(row) for row in rows_like(patterns, facts)} == expected
 
 
 def test_no_pattern_is_every_target_and_one_that_fits_none_is_an_error(facts: Facts) -> None:
-    assert len(choose_rows([], facts)) == len(facts.targets)
+    assert len(rows_like([], facts)) == len(facts.targets)
     with pytest.raises(UnknownNameError, match="pytroch"):
-        choose_rows(["pytorch-*", "pytroch-*"], facts)
+        rows_like(["pytorch-*", "pytroch-*"], facts)
 
 
 # Running: real processes, with a program in the place of buildah.
@@ -71,38 +70,36 @@ class Bench:
     root: Path
     folder: Path
     names: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str]
 
     def command(self, *words: str) -> tuple[str, ...]:
         more = ("--mirror", str(self.folder / "mirror"), "--until", "build", "--engine", "buildah", "--format", "json")
         return (sys.executable, str(self.root / "build.py"), "--only", SOME, *more, *words)
 
-    @property
-    def environment(self) -> dict[str, str]:
-        home = {"XDG_CACHE_HOME": str(self.folder / "cache"), "TMPDIR": str(self.folder)}
-        # This machine's own wheels, of gigabytes, would be looked through.
-        own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-        return {**own, **home, "PATH": str(self.folder), "PIP_CONFIG_FILE": os.devnull}
-
     def run(self, *words: str) -> tuple[int, list[dict[str, Any]], str]:
-        done = subprocess.run(
-            self.command(*words), env=self.environment, capture_output=True, text=True, check=False, timeout=60
-        )
-        return done.returncode, json.loads(done.stdout)["targets"], done.stderr
+        status = main(self.command(*words)[2:], self.root)
+        output, errors = self.capsys.readouterr()
+        return status, json.loads(output)["targets"], errors
 
     def set(self, name: str, value: str) -> None:
         (self.folder / name).write_text(value, encoding="utf-8")
 
 
 @pytest.fixture
-def bench(root: Path, facts: Facts, tmp_path: Path) -> Bench:
+def bench(
+    root: Path, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Bench:
     write_stand_in(tmp_path)
+    for name in ("PATH", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "mirror").mkdir()
-    rows = choose_rows([SOME], facts)
+    rows = rows_like([SOME], facts)
     for row in rows:
         for _, artifact in sources_of(make_plan(request_for(row, facts), facts)):
             (tmp_path / "mirror" / artifact.file).touch()
     assert len(rows) >= 3
-    return Bench(root=root, folder=tmp_path, names=tuple(facts.name_of(row) for row in rows))
+    return Bench(root=root, folder=tmp_path, names=tuple(facts.name_of(row) for row in rows), capsys=capsys)
 
 
 def test_one_failure_takes_no_other_with_it_and_the_next_run_goes_on(bench: Bench) -> None:
@@ -146,7 +143,6 @@ def test_ctrl_c_stops_all_and_says_of_each_how_it_ended(bench: Bench) -> None:
     bench.set("waits", "pytorch")
     process = subprocess.Popen(
         bench.command("-j", "2", "--verbose"),
-        env=bench.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -174,7 +170,7 @@ def test_ctrl_c_stops_all_and_says_of_each_how_it_ended(bench: Bench) -> None:
 
 
 def test_a_defect_of_one_target_is_its_own(facts: Facts, root: Path, tmp_path: Path) -> None:
-    rows = choose_rows(["*-cpu-*"], facts)
+    rows = rows_like(["*-cpu-*"], facts)
     good, other = (request_for(row, facts) for row in rows)
     targets = [
         PlannedTarget(name="no plan", request=other, error=UnknownNameError("there is no such component")),
@@ -215,21 +211,26 @@ def test_the_table() -> None:
 # The command.
 
 
-def command(root: Path, *words: str) -> tuple[int, Any, str]:
-    done = subprocess.run(
-        (sys.executable, str(root / "build.py"), *words, "--format", "json"),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PATH": "", "DOCKER_HOST": "unix:///nonexistent/docker.sock"},
-    )
-    return done.returncode, json.loads(done.stdout), done.stderr
+Command = Callable[..., tuple[int, Any, str]]
 
 
-def test_contexts_of_several_targets_in_one_run(root: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def command(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Give the command line with JSON, on a machine without an engine."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+
+    def run(*words: str) -> tuple[int, Any, str]:
+        status = main((*words, "--format", "json"), root)
+        output, errors = capsys.readouterr()
+        return status, json.loads(output), errors
+
+    return run
+
+
+def test_contexts_of_several_targets_in_one_run(command: Command, tmp_path: Path) -> None:
     status, report, said = command(
-        root, "--only", "*-cpu-*", "-j", "2", "--until", "render", "--output", str(tmp_path), "--without", "mpi4py"
+        "--only", "*-cpu-*", "-j", "2", "--until", "render", "--output", str(tmp_path), "--without", "mpi4py"
     )
     assert status == 0
     assert [target["outcome"] for target in report["targets"]] == ["done", "done"]
@@ -238,8 +239,8 @@ def test_contexts_of_several_targets_in_one_run(root: Path, tmp_path: Path) -> N
     assert f"{CPU}: done\n" in said
 
 
-def test_a_target_that_cannot_be_planned_fails_alone(root: Path) -> None:
-    status, report, _ = command(root, "--only", "*-cpu-*", "--with", "horovod", "--until", "plan")
+def test_a_target_that_cannot_be_planned_fails_alone(command: Command) -> None:
+    status, report, _ = command("--only", "*-cpu-*", "--with", "horovod", "--until", "plan")
     assert status == 4
     assert {target["outcome"] for target in report["targets"]} == {"failed"}
     assert "horovod" in report["targets"][0]["cause"]
@@ -256,8 +257,8 @@ def test_unlocked_targets_are_skipped_with_the_reason(
     assert "inputs not locked, first " in target["cause"]
 
 
-def test_no_engine_is_one_error_and_nothing_is_started(root: Path) -> None:
-    status, report, said = command(root, "--only", "*-cpu-*")
+def test_no_engine_is_one_error_and_nothing_is_started(command: Command) -> None:
+    status, report, said = command("--only", "*-cpu-*")
     assert (status, report["error"]) == (6, "EngineUnavailableError")
     assert CPU not in said
 

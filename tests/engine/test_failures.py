@@ -9,7 +9,7 @@ import pytest
 from engine.helpers import LOGS, events_of, log_of
 from trainworks.engine.failures import Failure, explain, host_in, shorten
 from trainworks.engine.progress import FailedStep
-from trainworks.errors import BuildError, EngineUnavailableError, OutputError, TrainworksError
+from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError, TrainworksError
 
 COMPONENTS = {"first": "python", "second": "metis"}
 LOOP = 'RUN for i in 1 2 3; do echo line $i; done; echo "exit code: 3"; echo err >&2; printf unfinished; exit 7'
@@ -89,6 +89,14 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
 def failure(*, lines: tuple[str, ...] = (), reason: str = "x: exit code: 1", engine: str = "docker") -> Failure:
     step = FailedStep(component="torch", step="RUN x", reason=reason, lines=lines)
     return Failure(target="cpu", engine=engine, status=1, step=step, lines=(), daemon=engine == "docker")
+
+
+def test_a_crash_of_the_engine_is_no_failure_of_the_step_that_had_begun() -> None:
+    """The build is tried again then, and the stage that failed before the crash fails alone."""
+    error = explained("buildah-panic.txt", {"python-environment": "python", "torch": "torch"})
+    assert isinstance(error, EngineError)
+    assert error.message.startswith("buildah itself failed during the build of cpu, torch: ARG TRAINWORKS")
+    assert error.message.endswith("panic: runtime error: invalid memory address or nil pointer dereference")
 
 
 def test_a_full_disk_says_how_much_is_free_and_where() -> None:

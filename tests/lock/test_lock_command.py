@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from lock.servers import Authority, Request, Server, dropping, git_repositories
 from lock.test_signatures import make_vendor
 from lock.test_signatures import pytestmark as needs_gpg
 from lock.trees import ROOT, TARGET, add_artifact, add_python_lock, make_tree
+from push.hostile import INDEX, Hostile, hostile_registry
+from push.support import TOOLS
 from trainworks.cli import main
 from trainworks.facts.load import load
 from trainworks.host.pip import PipSettings
@@ -78,13 +81,37 @@ def tree(tmp_path: Path) -> Path:
 # Recording.
 
 
-def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
-    call: Call, tmp_path: Path, server: Server, plain_server: Server, repository: Repository
+@pytest.fixture
+def base_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hostile]:
+    """Give a registry with a base image; skips without oras."""
+    monkeypatch.setenv("PATH", f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    if shutil.which("oras") is None:
+        pytest.skip("NOT TESTED: no oras (tools/set-up-engine all)")
+    with hostile_registry() as mine:
+        mine.manifests["vendor/base", "1"] = INDEX, MANIFEST
+        yield mine
+
+
+def test_without_oras_the_rest_is_locked(
+    call: Call, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = f"{plain_server.url.partition('://')[2]}/vendor/base:1"
+    root = make_tree(tmp_path / "tree", base_image="registry.invalid/base:1")
+    url = server.serve("/metis-5.1.0.tar.gz", METIS)
+    add_artifact(root, "metis", "5.1.0", url=url)
+    monkeypatch.setenv("PATH", "")
+    ended = call("lock", root=root)
+    assert ended.status == 11
+    assert lock_of(root) == [(url, SHA256, len(METIS))]
+    assert "base image registry.invalid/base:1: there is no `oras` program on PATH" in ended.err
+
+
+def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
+    call: Call, tmp_path: Path, server: Server, base_registry: Hostile, repository: Repository
+) -> None:
+    image = f"{base_registry.host}/vendor/base:1"
     root = make_tree(tmp_path / "tree", base_image=image)
     server.answers["/git/"] = git_repositories(repository.path.parent, "/git/")
-    plain_server.serve("/v2/vendor/base/manifests/1", MANIFEST)
     url = server.serve("/metis-5.1.0.tar.gz", METIS)
     brings = {"gklib": "1.0", "spdlog": "1.6"}
     add_artifact(root, "metis", "5.1.0", url=url, together=brings)
@@ -177,13 +204,12 @@ def test_a_repository_that_is_away_is_no_failure(call: Call, tree: Path, server:
     assert "1 input is not locked" in ended.err, "the Python files"
 
 
-def test_a_base_image_that_moved(call: Call, tmp_path: Path, plain_server: Server) -> None:
-    image = f"{plain_server.url.partition('://')[2]}/vendor/base:1"
+def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Hostile) -> None:
+    image = f"{base_registry.host}/vendor/base:1"
     root = make_tree(tmp_path / "tree", base_image=image)
     (root / "images" / "lock" / "base-images.toml").write_text(
         f'[[base_image]]\nname = "{image}"\ndigest = "sha256:{"0" * 64}"\n', encoding="utf-8"
     )
-    plain_server.serve("/v2/vendor/base/manifests/1", MANIFEST)
     ended = call("lock", root=root)
     assert f"base image {image} moved from sha256:{'0' * 64} to {DIGEST}" in ended.err
     assert load(root).digest_by_image == {image: DIGEST}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +224,13 @@ def test_what_an_image_lacks_is_said_by_what_the_others_need(machine: Machine) -
 
 
 @pytest.mark.parametrize("words", [("--strict",), ("--with", "plugin"), ("--push", "--repository", "r.invalid/a")])
-def test_what_must_not_be_left_out(machine: Machine, words: tuple[str, ...]) -> None:
+def test_what_must_not_be_left_out(
+    machine: Machine, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oras = tmp_path / "programs" / "oras"  # a push looks for it before anything else, and does not come to run it
+    oras.parent.mkdir()
+    oras.symlink_to("/bin/false")
+    monkeypatch.setenv("PATH", str(oras.parent), prepend=os.pathsep)
     add_plugin(machine, "https://code.invalid/plugin", "1" * 40)
     add_artifact(machine.root, "helper", "2.0", url="https://other.invalid/helper.tar.gz", sha256=SHA256)
     build = [word for word in BUILD if word not in ("--until", "build")] if "--push" in words else BUILD

@@ -111,27 +111,27 @@ CASES = (
     case("nccl-2.19-sync-memops", {"efa-installer": "1.28.0", "nccl": "2.19.3"}, efa_installer="1.29.1"),
     case("aws-ofi-nccl-gpudirect", {"aws-ofi-nccl": "1.7.4"}, aws_ofi_nccl="1.7.3"),
     case("gdrcopy-prefix", {"gdrcopy": "2.1"}, gdrcopy="2.2"),
-    case("smp-open-mpi", {"smp": "1.7.0", "open-mpi": "5.0.3"}, open_mpi="4.1.1"),
-    case("smddp-open-mpi", {"smddp": "1.4.0", "open-mpi": "5.0.3"}, open_mpi="4.1.1"),
+    case("smp-open-mpi", {"smp": "1.7.0", "open-mpi": "5.0.3", "sources": "vendor"}, open_mpi="4.1.1"),
+    case("smddp-open-mpi", {"smddp": "1.4.0", "open-mpi": "5.0.3", "sources": "vendor"}, open_mpi="4.1.1"),
     case("metis-5.1.0-cmake-4", {"metis": "5.1.0", "sources": "vendor", "cmake": "4.0.0"}, cmake="3.31.6"),
     case("metis-gklib", {"metis": "5.2.1", "sources": "vendor"}, gklib="5.1.1"),
     case("rmm-cmake-3.14", {"rmm": "0.15.0", "sources": "vendor", "cmake": "3.13.5"}, cmake="3.14.0"),
     case("rmm-cmake-3.18", {"rmm": "21.06.00", "sources": "vendor", "cmake": "3.17.5"}, cmake="3.18.2.post1"),
     case("rmm-cmake-3.23", {"rmm": "22.12.00", "sources": "vendor", "cmake": "3.23.0"}, cmake="3.23.1"),
     case("rmm-nvtx", {"rmm": "0.15.0", "sources": "vendor", "cuda": "12.9.1"}, cuda="12.8.1"),
-    case("smp-smddp", {"smp": "1.7.0"}, smddp="1.4.0"),
-    case("smp-libraries", {"smp": "1.7.0", "rmm": "0.15.0"}, metis="5.1.0"),
-    case("smp-torch", {"smp": "1.15.0", "torch": "2.1.0"}, torch="2.0.1"),
-    case("smp-cuda", {"smp": "1.15.0", "cuda": "12.1.0"}, cuda="11.8.0"),
-    case("smp-2", {"smp": "2.8.0"}, smp="1.15.0"),
-    case("smddp-cuda", {"smddp": "2.6.0", "cuda": "13.0.0"}, cuda="12.4.1"),
-    case("smddp-torch", {"smddp": "2.6.0", "torch": "2.6.0"}, torch="2.5.1"),
-    case("smddp-boost", {"smddp": "1.4.0", "boost": "1.74.0"}, boost="1.73.0"),
-    case("smddp-openssl", {"smddp": "2.3.0", "base": "ubuntu22.04"}, base="ubuntu20.04"),
-    case("smddp-gdrcopy", {"smddp": "1.7.0"}, gdrcopy="2.3.1"),
-    case("smddp-libfabric", {"smddp": "1.2.0"}, libfabric="1.14.1"),
-    case("smddp-instance-type", {"smddp": "2.3.0"}, smddp="2.2.0"),
-    case("smddp-smdebug", {"smddp": "1.4.0"}, smddp=None),
+    case("smp-smddp", {"smp": "1.7.0", "sources": "vendor"}, smddp="1.4.0"),
+    case("smp-libraries", {"smp": "1.7.0", "rmm": "0.15.0", "sources": "vendor"}, metis="5.1.0"),
+    case("smp-torch", {"smp": "1.15.0", "torch": "2.1.0", "sources": "vendor"}, torch="2.0.1"),
+    case("smp-cuda", {"smp": "1.15.0", "cuda": "12.1.0", "sources": "vendor"}, cuda="11.8.0"),
+    case("smp-2", {"smp": "2.8.0", "sources": "vendor"}, smp="1.15.0"),
+    case("smddp-cuda", {"smddp": "2.6.0", "cuda": "13.0.0", "sources": "vendor"}, cuda="12.4.1"),
+    case("smddp-torch", {"smddp": "2.6.0", "torch": "2.6.0", "sources": "vendor"}, torch="2.5.1"),
+    case("smddp-boost", {"smddp": "1.4.0", "boost": "1.74.0", "sources": "vendor"}, boost="1.73.0"),
+    case("smddp-openssl", {"smddp": "2.3.0", "base": "ubuntu22.04", "sources": "vendor"}, base="ubuntu20.04"),
+    case("smddp-gdrcopy", {"smddp": "1.7.0", "sources": "vendor"}, gdrcopy="2.3.1"),
+    case("smddp-libfabric", {"smddp": "1.2.0", "sources": "vendor"}, libfabric="1.14.1"),
+    case("smddp-instance-type", {"smddp": "2.3.0", "sources": "vendor"}, smddp="2.2.0"),
+    case("smddp-smdebug", {"smddp": "1.4.0", "sources": "vendor"}, smddp=None),
 )
 
 
@@ -171,7 +171,7 @@ def test_a_conflict_says_all(each: Case, facts: Facts) -> None:
 
 
 def test_all_conflicts_are_said_at_once(facts: Facts) -> None:
-    properties: Properties = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "smddp": "2.1.0"}
+    properties: Properties = {"smp": "1.15.0", "torch": "2.1.0", "cuda": "12.1.0", "sources": "vendor"}
     found = {conflict.rule for conflict in conflicts(facts.rules, properties)}
     assert {"smp-torch", "smp-cuda", "smp-libraries", "smp-open-mpi"} <= found
 

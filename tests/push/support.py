@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import requests
 
 from aws import free_port
 from lock.servers import Authority
 
 ROOT = Path(__file__).resolve().parents[2]
+
+TOOLS = ROOT / ".cache/peers/registry-tools/usr/bin"
+"""Where tools/set-up-engine puts oras and cosign."""
 
 USER, PASSWORD = "deliverer", "pa55word-of-the-test-registry"
 LOGINS = (
@@ -79,9 +81,10 @@ class RegistryServer:
             self.process = subprocess.Popen((program(), "serve", str(path)), stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while True:
-            with contextlib.suppress(requests.ConnectionError):
-                requests.get(f"https://{self.host}/v2/", timeout=5, verify=str(self.authority.bundle))
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port), 5):
                 return
+            # Another program's start has no event to wait for.
+            time.sleep(0.005)
             assert self.process.poll() is None, f"the registry ended: {self.log}"
             assert time.monotonic() < deadline, "the registry does not answer"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +11,10 @@ import pytest
 
 from aws import SECRET, moto_server, refusing
 from lock.servers import Server
+from push.hostile import Hostile
 from push.support import PASSWORD, USER, RegistryServer, Tunnel, docker_configuration
-from push.test_registry import put_image
 from trainworks.cli import main
 from trainworks.registry import ecr
-from trainworks.registry.client import Registries
 
 ACCOUNT, REGION = "123456789012", "eu-west-1"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
@@ -61,17 +59,17 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     api: str,
     server: RegistryServer,
     tunnel: Tunnel,
-    registries: Registries,
+    hostile: Hostile,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", api)
-    manifest = put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0-20261121")
-    words = ["promote", f"{server.host}/team/image:1.0-20261121", f"{HOST}/released/image", "--tag", "1.0-20261121"]
+    image = hostile.put_image("team/image", b"a layer", tag="1.0-20261121")
+    words = ["promote", f"{hostile.host}/team/image:1.0-20261121", f"{HOST}/released/image", "--tag", "1.0-20261121"]
     assert main([*words, "--moving-tag", "1.0"]) == 0
     said = capsys.readouterr()
     assert said.out.split() == [
-        f"{HOST}/released/image@{manifest.digest}",
+        f"{HOST}/released/image@{image['digest']}",
         f"{HOST}/released/image:1.0-20261121",
         f"{HOST}/released/image:1.0",
     ]
@@ -81,16 +79,19 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
     (made,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
     assert made["imageScanningConfiguration"] == {"scanOnPush": True}
     assert made["imageTagMutability"] == "MUTABLE_WITH_EXCLUSION"
-    assert made["imageTagMutabilityExclusionFilters"] == [{"filterType": "WILDCARD", "filter": "*-20*"}]
-    policy = json.loads(client.get_lifecycle_policy(repositoryName="released/image")["lifecyclePolicyText"])
-    assert [rule["selection"]["tagStatus"] for rule in policy["rules"]] == ["untagged"]
-    # A repository that is there stays as it is.
-    client.delete_lifecycle_policy(repositoryName="released/image")
-    assert main(words) == 0
-    again = capsys.readouterr()
-    assert "made" not in again.err
+    assert made["imageTagMutabilityExclusionFilters"] == [{"filterType": "WILDCARD", "filter": "*.*-20*"}]
+    # A rule for images without a tag would remove what is attached to images: attachments have none.
     with pytest.raises(client.exceptions.LifecyclePolicyNotFoundException):
         client.get_lifecycle_policy(repositoryName="released/image")
+    # A repository that is there stays as it is.
+    client.put_image_scanning_configuration(
+        repositoryName="released/image", imageScanningConfiguration={"scanOnPush": False}
+    )
+    assert main(words) == 0
+    again = capsys.readouterr()
+    assert "created" not in again.err
+    (kept,) = client.describe_repositories(repositoryNames=["released/image"])["repositories"]
+    assert kept["imageScanningConfiguration"] == {"scanOnPush": False}
     token = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
     client.close()
     for secret in (SECRET, PASSWORD, token, base64.b64decode(token).decode().partition(":")[2]):
@@ -105,10 +106,8 @@ def test_a_repository_is_made_on_demand_and_aws_gives_the_login(
         ("AccessDeniedException", "User is not authorized", "the IAM identity needs ecr:DescribeRepositories"),
     ],
 )
-@pytest.mark.usefixtures("logged_in")
 def test_what_aws_refuses_is_one_clear_error(
-    server: RegistryServer,
-    registries: Registries,
+    hostile: Hostile,
     plain_server: Server,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -118,8 +117,8 @@ def test_what_aws_refuses_is_one_clear_error(
 ) -> None:
     plain_server.serve("/", refusing(code, message))
     monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", plain_server.url)
-    put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0")
-    assert main(["promote", f"{server.host}/team/image:1.0", f"{HOST}/released/image"]) == 15
+    hostile.put_image("team/image", b"a layer")
+    assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 15
     said = capsys.readouterr()
     assert f"ECR of {ACCOUNT} in {REGION} refuses DescribeRepositories: {code}: {message}" in said.err
     assert hint in said.err
@@ -127,9 +126,8 @@ def test_what_aws_refuses_is_one_clear_error(
 
 
 def test_without_aws_credentials_docker_s_login_is_taken(
-    server: RegistryServer,
     tunnel: Tunnel,
-    registries: Registries,
+    hostile: Hostile,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -141,8 +139,8 @@ def test_without_aws_credentials_docker_s_login_is_taken(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", raising=False)
     monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", raising=False)
-    docker_configuration(tmp_path / "docker", dict.fromkeys((server.host, HOST), (USER, PASSWORD)))
-    put_image(registries.repository(f"{server.host}/team/image"), b"a layer", tag="1.0")
-    assert main(["promote", f"{server.host}/team/image:1.0", f"{HOST}/released/image"]) == 0
+    docker_configuration(tmp_path / "docker", {HOST: (USER, PASSWORD)})
+    hostile.put_image("team/image", b"a layer")
+    assert main(["promote", f"{hostile.host}/team/image:1.0", f"{HOST}/released/image"]) == 0
     assert "pip install 'trainworks[ecr]'" in capsys.readouterr().err
     assert tunnel.asked

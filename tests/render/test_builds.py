@@ -36,25 +36,36 @@ def digests(facts: Facts) -> dict[str, str]:
     return {name: inputs_of_target(rows[name], facts) for name in (CPU, CU121)}
 
 
-@pytest.fixture
-def built_today(root: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def recorded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a copy of the checkout in which two targets were built as they are, and no other ever."""
+    folder = tmp_path_factory.mktemp("recorded")
     for name in ("images", "templates", "launcher"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    (tmp_path / "images" / "built.toml").unlink()
-    for name, inputs in digests(load(tmp_path)).items():
-        record(built(name, inputs), (CPU, CU121), tmp_path, os.environ)
-    return tmp_path
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (folder / "images" / "built.toml").unlink()
+    for name, inputs in digests(load(folder)).items():
+        record(built(name, inputs), (CPU, CU121), folder, os.environ)
+    return folder
+
+
+@pytest.fixture
+def built_today(recorded: Path, tmp_path: Path) -> Path:
+    """Give a copy of ``recorded`` that a test may change."""
+    return shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
 
 
 def packages_line(facts: Facts) -> str:
-    return next(line for line in summary_markdown(facts).splitlines() if line.startswith("| packages | pytorch |"))
+    return next(
+        line
+        for line in summary_markdown(facts, current_builds(facts)).splitlines()
+        if line.startswith("| packages | pytorch |")
+    )
 
 
 def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = load(built_today)
     assert current_builds(facts).keys() == {CPU, CU121}
-    assert list_text(facts).count("  2026-11-22, docker, 9 s, 1000 MB\n") == 2
+    assert list_text(facts, current_builds(facts)).count("  2026-11-22, docker, 9 s, 1000 MB\n") == 2
     assert packages_line(facts).endswith("| 2 |")
     assert main(["--root", str(built_today), "--list", "--format", "json"]) == 0
     rows = {row["name"]: row["built"] for row in json.loads(capsys.readouterr().out)}
@@ -87,7 +98,7 @@ def test_builds_of_other_inputs_do_not(
     for turn in ("found out", "remembered"):
         assert remembered_builds(facts, built_today, environment).keys() == still, turn
     older = 2 - len(still)
-    assert list_text(facts).count("  built from an older recipe (2026-11-22)\n") == older
+    assert list_text(facts, current_builds(facts)).count("  built from an older recipe (2026-11-22)\n") == older
     said = f"{len(still) or 'none'}, and {older} from an older recipe" if older else "2"
     assert packages_line(facts).endswith(f"| {said} |")
 

@@ -17,6 +17,7 @@ from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering, render
+from trainworks.render.layers import SMALLEST
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +178,37 @@ def test_every_requirement_is_pinned_and_hashed(renderings: Mapping[str, Renderi
                 assert all(line.fullmatch(text) for text in file.content.decode().splitlines()), file.path
 
 
+def test_no_layer_of_wheels_is_larger_than_the_largest_wheel(
+    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
+) -> None:
+    divided = set()
+    for name, rendering in renderings.items():
+        steps = [step for step in plans[name].steps if step.in_image]
+        sizes = {package.sha256: package.size for step in steps for package in step.python}
+        # A wheel that a component downloads by itself may be larger than those of the lock, and its size is not known.
+        if any(step.artifacts and step.python for step in steps):
+            continue
+        largest = max(sizes.values())
+        assert largest > SMALLEST, name
+        for step in (step for step in steps if step.python):
+            stages = [stage for stage, owner in rendering.stage_components.items() if owner == step.component]
+            layers = [
+                re.findall(r"sha256:(\w+)", file.content.decode())
+                for file in rendering.files
+                if file.path in {f"requirements/{stage}.txt" for stage in stages}
+            ]
+            # Each wheel is in one layer, and each layer is copied.
+            assert sorted(each for layer in layers for each in layer) == sorted(each.sha256 for each in step.python)
+            assert all(f"COPY --from={stage} " in rendering.dockerfile for stage in stages), f"{name} {stages}"
+            assert max((sum(map(sizes.__getitem__, layer)) for layer in layers), default=0) <= largest, (
+                f"{name} {step.component}"
+            )
+            divided |= {step.component} if len(layers) > 1 else set()
+        # Docker takes at most 127.
+        assert len(re.findall(r"^(COPY|RUN|ADD) ", rendering.dockerfile, re.MULTILINE)) < 100, name
+    assert divided == {"cuda", "cuda-wheels", "mxnet", "tensorflow", "torch"}
+
+
 def test_no_address_and_no_setting_of_this_machine(
     plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
 ) -> None:
@@ -262,11 +294,17 @@ def test_a_bump_of_a_component_changes_its_stage_and_its_requirements_only(
         before, after = renderings[name], render(plan, spoiled)
         old, new = sections(before.dockerfile), sections(after.dockerfile)
         # The comment above a stage has the version; nothing else of the Dockerfile may have it.
-        assert [stage for stage in old if old[stage] != new[stage]] == [component]
-        assert instructions(before.dockerfile) == instructions(after.dockerfile)
+        # What the image's environment tells of a version is in its last instructions, and in what login shells read.
+        told = {"PYTORCH_VERSION": "torch"}.items() & {(key, component) for key in plan.environment}
+        assert [stage for stage in old if old[stage] != new[stage]] == [component, *(["image"] if told else [])]
+        stages = {stage for stage, owner in before.stage_components.items() if owner == component}
+        if not told:
+            assert instructions(before.dockerfile) == instructions(after.dockerfile)
         contents = {file.path: file.content for file in before.files}
         differing = {file.path for file in after.files if contents[file.path] != file.content}
-        assert differing == {f"requirements/{component}.txt", "image.json"}, f"{name} {component}"
+        read = {"shells/profile.sh", "shells/sshd.conf"} if told else set()
+        files = {f"requirements/{stage}.txt" for stage in stages}
+        assert differing == {*files, "image.json", *read}, f"{name} {component}"
         others = [step for step in plan.steps if step.component != component]
         assert others == [step for step in plans[name].steps if step.component != component]
 

@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.helpers import LOGS, events_of
-from trainworks.build.history import last_build, remember_build
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import StepEvent
-from trainworks.facts.rows import Facts
-from trainworks.plan.model import Request
-from trainworks.plan.resolve import make_plan
-from trainworks.render.dockerfile import render
-from trainworks.render.forecast import inputs_of
 from trainworks.render.steps import BuildStep, build_steps
 
 STAGES = {"first": "system", "second": "torch", "final": "image"}
@@ -81,15 +75,3 @@ def test_a_step_whose_variables_the_engine_shows_with_their_values_is_found() ->
     tally.add(StepEvent(component="image", step="COPY --from=a /x /", state="done", seconds=3))
     tally.add(StepEvent(component="image", step="ENV A=b", state="done"))
     assert (tally.done, tally.total) == (1, 2)
-
-
-def test_the_inputs_of_the_last_build_are_remembered(facts: Facts, tmp_path: Path) -> None:
-    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
-    home = {"XDG_CACHE_HOME": str(tmp_path)}
-    tag, inputs = plan.tags[0], inputs_of(plan, render(plan, facts))
-    assert last_build(tag, home) is None
-    remember_build(tag, inputs, home)
-    found = last_build(tag, home)
-    assert found is not None
-    assert found.inputs == inputs
-    assert last_build("another:1", home) is None

@@ -1,4 +1,4 @@
-"""Reports on images: sizes by component, differences between two images, and the changelog of a series."""
+"""Reports on images: sizes by component, and differences between two images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.engine.protocol import BuiltImage, Completed, HistoryEntry
-from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import inventory, questions
-from trainworks.inspect.image_difference import FileChange, as_text, changelog, difference, folder_of
+from trainworks.inspect.image_difference import Change, FileChange, as_text, difference, folder_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.inspect.size_report import as_text as size_text
 from trainworks.inspect.size_report import (
@@ -26,12 +25,9 @@ from trainworks.inspect.size_report import (
     growth_text,
     instruction_of,
     last_stage,
-    read_report,
-    remember,
     size_report,
 )
 from trainworks.inspect.targets import plan_of_target
-from trainworks.plan.difference import Change
 from trainworks.render.dockerfile import render
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -158,28 +154,6 @@ def test_growth_names_components_and_packages(facts: Facts) -> None:
     assert lines[2].strip() == "+1 MB  replaced or removed by a later layer"
 
 
-def test_the_image_that_had_the_name_before_is_remembered(tmp_path: Path, facts: Facts) -> None:
-    plan = plan_of_target(CPU, facts)
-    first, second = size_report(BEFORE, plan, facts), size_report(AFTER, plan, facts)
-    cache = {"XDG_CACHE_HOME": str(tmp_path)}
-    assert remember(first, "docker", cache) is None
-    assert remember(first, "docker", cache) is None, "the same image again is no other one"
-    assert remember(second, "buildah", cache) is None, "another engine's images are made of other layers"
-    assert remember(second, "docker", cache) == first
-    assert remember(second, "docker", cache) == first, "and stays so until there is a third one"
-
-
-def test_a_report_is_read_back_and_anything_else_refused(tmp_path: Path, facts: Facts) -> None:
-    report = size_report(AFTER, plan_of_target(CPU, facts), facts)
-    file = tmp_path / "report.json"
-    file.write_text(json.dumps(report.as_values()))
-    assert read_report(file) == report
-    for spoiled in ("", "[]", '{"schema": 1}', json.dumps({**report.as_values(), "schema": 99})):
-        file.write_text(spoiled)
-        with pytest.raises(OutputError, match="is not a size report"):
-            read_report(file)
-
-
 def test_each_step_of_the_last_stage_has_its_component_on_every_target(facts: Facts) -> None:
     for row in facts.targets:
         plan = plan_of_target(facts.name_of(row), facts)
@@ -270,25 +244,3 @@ def test_a_change_of_rights_or_of_content_is_a_change() -> None:
 )
 def test_files_are_counted_by_folder(path: str, folder: str) -> None:
     assert folder_of(path) == folder
-
-
-# --- changelog -------------------------------------------------------------------------------------------------------
-
-
-def test_a_changelog_grows_at_its_head_and_keeps_what_it_has() -> None:
-    first = changelog([BEFORE])
-    assert first.startswith("# Changelog\n\n## trainworks/pytorch-training:x (2026-11-21)\n")
-    assert "- torch 2.12.0" in first
-    edited = first.replace("First image", "Words of a person; the first image")
-    both = changelog([BEFORE, AFTER], edited)
-    assert both.count("\n## ") == 2
-    assert "Words of a person" in both
-    assert both.index("- torch `2.12.0` → `2.13.0`") < both.index("Words of a person")
-    assert "- added sympy `1.14.0`" in both
-    assert "- removed networkx (was `3.6.1`)" in both
-    assert changelog([BEFORE, AFTER], both) == both, "the same command again adds nothing"
-
-
-def test_a_rebuild_without_news_says_so() -> None:
-    later = replace(BEFORE, image=replace(BEFORE.image, identifier="sha256:other"))
-    assert "No package or setting changed (files: none)." in changelog([BEFORE, later])

@@ -21,7 +21,9 @@ from trainworks.plan.model import ImagePlan
 from trainworks.plan.shares import BUILDER
 from trainworks.render.dockerfile import Rendering
 
-CONTEXT_FOLDERS = frozenset({"artifacts", "code", "files", "launcher", "requirements", "shells", "sources", "wheels"})
+CONTEXT_FOLDERS = frozenset(
+    {"artifacts", "code", "files", "launcher", "requirements", "shells", "smdistributed", "sources", "wheels"}
+)
 """Every folder that a context of ours may have at its top."""
 
 MARK = "# Written by trainworks"

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from trainworks.build.base import ensure_base
 from trainworks.build.context import context_folder, replace_output, write_context
-from trainworks.build.history import remember_build
 from trainworks.build.order import BuildOptions
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
@@ -24,7 +23,6 @@ from trainworks.host.settings import HostSettings
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
-from trainworks.render.forecast import Inputs
 from trainworks.render.steps import build_steps
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
@@ -47,7 +45,6 @@ class ImageSpec:
         forbidden: Texts of this machine that must not be in the image.
         base: The base image that is made where the engine lacks it; ``None``: the engine finds what FROM names.
         extends: The image that this one extends; ``None`` for an image of a target.
-        inputs: What each component is made of, which is remembered for the next plan.
     """
 
     name: str
@@ -60,7 +57,6 @@ class ImageSpec:
     forbidden: tuple[str, ...] = ()
     base: Base | None = None
     extends: BuiltImage | None = None
-    inputs: Inputs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +131,6 @@ def build_image(
             based = time.monotonic()
         image = run_build(spec, engine, options, progress)
     seconds = time.monotonic() - started
-    if spec.inputs:
-        remember_build(spec.tags[0], spec.inputs, os.environ)
     grown = f", {megabytes(image.size - spec.extends.size)} more than its base" if spec.extends else ""
     how = "nothing changed since this image was built" if unchanged else f"built in {seconds:.1f} s with {engine.name}"
     say(f"{spec.tags[0]}  {image.identifier}  {megabytes(image.size)}{grown}  {how}")

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 from trainworks.build.image import ImageResult
@@ -31,9 +30,7 @@ from trainworks.errors import (
     TrainworksError,
 )
 from trainworks.facts.rows import Facts, TargetRow
-from trainworks.inspect.listing import sorted_rows
 from trainworks.plan.model import ImagePlan, Request
-from trainworks.plan.names import unknown
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
 from trainworks.terminal.output import labelled, say
@@ -57,21 +54,6 @@ class PlannedTarget:
     request: Request
     plan: ImagePlan | None = None
     error: TrainworksError | None = None
-
-
-def choose_rows(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
-    """Return the rows whose names fit any of these patterns (``*`` and ``?``); without a pattern, all rows.
-
-    Raises:
-        UnknownNameError: A pattern fits no target.
-    """
-    rows = {facts.name_of(row): row for row in sorted_rows(facts)}
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in rows):
-            raise unknown("target for --only", pattern, rows, more="`*` stands for anything in a name")
-    return [
-        row for name, row in rows.items() if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
 
 
 def plan_targets(rows: Sequence[TargetRow], facts: Facts, like: Request | None = None) -> list[PlannedTarget]:

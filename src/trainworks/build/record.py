@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from trainworks.build.image import ImageResult
 from trainworks.errors import OutputError
 from trainworks.facts.data import writable_root
 from trainworks.facts.load import BUILT
+from trainworks.facts.lockfile import rows_as_toml
 from trainworks.facts.lockfile import write as write_facts
 from trainworks.facts.rows import Built, Facts
 from trainworks.plan.model import ImagePlan
@@ -82,7 +81,7 @@ def record(built: Built, targets: Collection[str], root: Path, environment: Mapp
     path = root / "images" / BUILT
     with one_at_a_time(str(path.resolve()), environment):
         rows = {row.target: row for row in _read(path)} | {built.target: built}
-        write_facts(path, HEADER + "".join(_as_toml(rows[name]) for name in sorted(rows) if name in targets))
+        write_facts(path, HEADER + rows_as_toml("built", (rows[name] for name in sorted(rows) if name in targets)))
     return path
 
 
@@ -92,9 +91,3 @@ def _read(path: Path) -> list[Built]:
         return [Built(**row) for row in content.get("built", [])]
     except (OSError, ValueError, TypeError) as error:
         raise OutputError(f"cannot read {path}: {error}") from error
-
-
-def _as_toml(built: Built) -> str:
-    values = {name: value for name, value in asdict(built).items() if value}
-    # JSON's strings and numbers are TOML's as well.
-    return "\n[[built]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())

@@ -6,14 +6,12 @@ import json
 import os
 from pathlib import Path
 
-from trainworks.build.history import last_build
 from trainworks.build.order import BuildOrder
 from trainworks.build.session import BuildReport, BuildSession
 from trainworks.inputs.sources import Places, missing_sources, sources_folder
-from trainworks.inspect.plan import describe_forecast, describe_plan, describe_sources
+from trainworks.inspect.plan import describe_plan, describe_sources
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.render.dockerfile import render
-from trainworks.render.forecast import forecast
 
 
 def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
@@ -41,14 +39,10 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
 
 
 def _show_plan(plan: ImagePlan, session: BuildSession) -> BuildReport:
-    """Return a plan, and what a build would do: what is built again and why, and what is downloaded."""
-    last = last_build(plan.tags[0], os.environ)
-    inputs, ended = (last.inputs, last.ended) if last else (None, "")
-    expected = forecast(plan, render(plan, session.facts), session.facts, inputs, ended)
     missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
     return BuildReport(
-        report={**json.loads(plan.as_json()), "forecast": expected.as_values()},
-        text=describe_plan(plan) + describe_forecast(expected) + describe_sources(missing),
+        report=json.loads(plan.as_json()),
+        text=describe_plan(plan, session.facts.built_by_target.get(plan.target.name)) + describe_sources(missing),
     )
 
 

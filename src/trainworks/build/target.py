@@ -22,7 +22,6 @@ from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference
 from trainworks.render.dockerfile import Rendering, render
-from trainworks.render.forecast import inputs_of
 from trainworks.terminal.output import say
 
 
@@ -44,6 +43,11 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
     facts = session.facts
     left_out: tuple[Unreachable, ...] = ()
     refuse_unlocked(plan)
+    if order.push is not None:
+        from trainworks.registry.tools import oras
+
+        # Before hours of building.
+        oras()
     if session.mirror.folder:
         check_mirror(plan, session.mirror.folder, complete=order.offline)
     spec = image_spec(plan, render(plan, facts), session)
@@ -124,15 +128,15 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         forbidden=settings.forbidden_texts(plan.wheel_index),
         # Any other base is pulled by the engine itself, by the digest in its FROM.
         base=plan.base if plan.image == base_reference(plan.base) else None,
-        inputs=inputs_of(plan, rendering),
     )
 
 
 def _push(
     reference: str, order: PushOrder, result: ImageResult, settings: HostSettings
 ) -> tuple[list[dict[str, object]], str]:
-    from trainworks.registry.client import Registries
-    from trainworks.registry.push import push_image, report_of, tags_for, text_of
+    from trainworks.registry.names import tags_for
+    from trainworks.registry.push import push_image, report_of, text_of
+    from trainworks.registry.tools import Registries
 
     tags = tags_for(reference, order.fixed_tags, order.moving_tags)
     with Registries(settings, report=say) as registries:

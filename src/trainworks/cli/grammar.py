@@ -77,8 +77,7 @@ HOST_SETTINGS = Source("pip.conf, PIP_*, *_proxy, NETRC", "this machine's indexe
 APT_SETTINGS = Source("/etc/apt", "this machine's Debian archives")
 DOCKER_HOST = Source("DOCKER_HOST", "address of the Docker daemon; default: the local one")
 LOGINS = Source("~/.docker/config.json", "logins of registries; ECR's come from AWS (docs/push.md)")
-AWS_REGION = Source("AWS_REGION", "region of a key in AWS KMS that is not named by its ARN")
-MEMORY = Source("XDG_CACHE_HOME", "folder for records of builds and reports; default: ~/.cache")
+MEMORY = Source("XDG_CACHE_HOME", "folder for caches, which can be deleted at any time; default: ~/.cache")
 
 PLANNING_ERRORS = (FactsError, UnknownNameError, LockError, CompatibilityError)
 """The errors of every command that plans a target."""
@@ -326,8 +325,8 @@ def add_only(container: Container) -> None:
         "--only",
         action="append",
         default=[],
-        metavar="TARGET",
-        help="choose this target; may be repeated; default: all targets",
+        metavar="GLOB",
+        help="choose targets of this name, such as 'pytorch-*'; default: all",
     )
 
 

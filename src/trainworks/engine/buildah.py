@@ -15,9 +15,7 @@ import os
 import re
 import shutil
 import signal
-import tempfile
 import uuid
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.bindings import with_content_keys
+from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import OWN_FAULT, Failure, explain, free_space
 from trainworks.engine.protocol import (
     BuildRequest,
@@ -40,17 +39,12 @@ from trainworks.engine.protocol import (
     Report,
     ignore,
 )
-from trainworks.engine.scratch import private_folder, write_secrets
+from trainworks.engine.scratch import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
+from trainworks.plan.model import IMAGE_TIME
 
 if TYPE_CHECKING:
     from trainworks.engine.backend import ContainerBackend
-
-TIMESTAMP: Final = 1_577_836_800
-"""Time of every image and file: two cold builds give one identifier.
-
-2020 and not 1970: a wheel or any other ZIP file cannot hold a time before 1980, and image steps make such files.
-"""
 
 _OLDEST: Final = (1, 24)
 """``RUN --mount=type=cache`` came with this version."""
@@ -96,8 +90,6 @@ class BuildahEngine:
     """The ``buildah`` on PATH with the user's own store."""
 
     name = "buildah"
-    # An image's configuration is rewritten when it is exported.
-    identifier_is_configuration = False
 
     def __init__(self, *, options: tuple[str, ...] = ()) -> None:
         """Remember how to call it; nothing is run before the first call.
@@ -154,13 +146,12 @@ class BuildahEngine:
             dockerfile.write_text(self._keyed(request.context))
             argv = [
                 *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
-                *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(TIMESTAMP)),
+                *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(IMAGE_TIME)),
                 *("--iidfile", str(identifier_file)),
                 # Written by buildah into every working container's description: it distinguishes ours from others'.
                 *("--secret", f"id={_MARKER},src={marker}"),
             ]
-            for identifier, path in write_secrets(folder, request.secrets):
-                argv += ["--secret", f"id={identifier},src={path}"]
+            argv += build_arguments(request, folder)
             # Proxies go in by the environment, not as build arguments: buildah hands them to the steps and, unlike
             # arguments, keeps them out of the cache's keys. The host's own must not go in unasked.
             for name in _PROXIES:
@@ -169,12 +160,6 @@ class BuildahEngine:
             for name in request.arguments:
                 if name not in _PROXIES:
                     argv += ["--build-arg", name]
-            for label, value in request.labels.items():
-                argv += ["--label", f"{label}={value}"]
-            for tag in request.tags:
-                argv += ["--tag", tag]
-            if request.no_cache:
-                argv.append("--no-cache")
             argv.append(str(request.context))
             try:
                 again(lambda: self._run_build(self._argv(*argv), environment, request, progress))
@@ -218,6 +203,12 @@ class BuildahEngine:
                     status = child.wait(_SHORT_CALL)
                     if status:
                         raise self._fault("reading an image's layers", errors.read().decode(errors="replace"))
+
+    @contextlib.contextmanager
+    def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> Iterator[tuple[str, ...]]:
+        """Give the command that pushes an image under a name in a registry."""
+        tls = ("--tls-verify=false",) if plain else ()
+        yield self._argv("push", *tls, image.identifier.removeprefix("sha256:"), f"docker://{name}")
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[BuildahContainer]:
@@ -318,36 +309,24 @@ class BuildahEngine:
     def _run_build(
         self, argv: tuple[str, ...], environment: Mapping[str, str], request: BuildRequest, receive: Progress
     ) -> None:
-        parser = progress.BuildahParser(request.stage_components)
-        log = progress.StepLog()
-        last: deque[str] = deque(maxlen=progress.TAIL)
-
-        def hand_on(events: Iterator[Any]) -> None:
-            for event in events:
-                log.add(event)
-                receive(event)
-
-        def take(line: str) -> None:
-            if line.strip():
-                last.append(line)
-            hand_on(parser.feed(line))
-
         folder = Path(environment["TMPDIR"])
-        try:
-            status = processes.stream(argv, take, environment=environment, strays=lambda: _rooted_in(folder))
-        except OSError as error:
-            raise EngineUnavailableError(f"cannot run {argv[0]}: {error.strerror}", hint=_HINT) from error
-        if status == 0:
-            hand_on(parser.finish())
-            return
-        failure = Failure(
-            target=request.name,
-            engine=self.name,
-            status=status,
-            step=log.broken_off(last[-1] if last else ""),
-            lines=tuple(last),
+        built = run_build(
+            argv,
+            progress.BuildahParser(request.stage_components),
+            receive,
+            environment=environment,
+            hint=_HINT,
+            strays=lambda: _rooted_in(folder),
         )
-        raise explain(failure, alive=str, space=self._space)
+        if built.status != 0:
+            failure = Failure(
+                target=request.name,
+                engine=self.name,
+                status=built.status,
+                step=built.log.broken_off(built.lines[-1] if built.lines else ""),
+                lines=built.lines,
+            )
+            raise explain(failure, alive=str, space=self._space)
 
     def _examine(self, program: str) -> tuple[EngineInformation, _Store]:
         try:
@@ -439,7 +418,7 @@ class BuildahEngine:
         self.probe()
         assert self._store is not None
         sentences = []
-        for folder in dict.fromkeys((str(self._store.root), _temporary_parent())):
+        for folder in dict.fromkeys((str(self._store.root), large_folder())):
             with contextlib.suppress(OSError):
                 usage = shutil.disk_usage(folder)
                 sentences.append(free_space(folder, free=usage.free, total=usage.total))
@@ -451,7 +430,7 @@ class BuildahEngine:
 
         Cache mounts are below the temporary folder too, in ``buildah-cache``. All builds share them by a link.
         """
-        parent = _temporary_parent()
+        parent = large_folder()
         with private_folder(parent) as folder:
             for name in ("buildah-cache", f"buildah-cache-{os.getuid()}"):
                 shared = Path(parent) / name
@@ -542,14 +521,6 @@ def _layer_sizes(description: dict[str, Any]) -> list[int]:
     """Return the size of each layer, lowest first. buildah stores layers uncompressed."""
     manifest = json.loads(description["Manifest"] or "{}")
     return [int(layer["size"]) for layer in manifest.get("layers") or ()]
-
-
-def _temporary_parent() -> str:
-    """Return buildah's own choice for temporary files: layers pass through it, so not a small /tmp."""
-    given = os.environ.get("TMPDIR")
-    if given:
-        return given
-    return "/var/tmp" if Path("/var/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108 (as buildah does)
 
 
 def _verdict(status: int, said: bytes) -> tuple[int, bytes, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ import threading
 import time
 import uuid
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
@@ -25,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from trainworks.engine import processes, progress
 from trainworks.engine.again import again
 from trainworks.engine.archive import layers_of
+from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
 from trainworks.engine.protocol import (
@@ -39,8 +38,9 @@ from trainworks.engine.protocol import (
     Report,
     ignore,
 )
-from trainworks.engine.scratch import private_folder, write_secrets
+from trainworks.engine.scratch import large_folder, private_folder
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError
+from trainworks.plan.model import IMAGE_TIME
 
 if TYPE_CHECKING:
     import docker
@@ -52,6 +52,11 @@ if TYPE_CHECKING:
 _NATIVE_BUILDKIT_ENDS: Final = 23
 """From this version on, BuildKit needs the buildx plugin; before, ``DOCKER_BUILDKIT=1`` is enough."""
 
+_DATED_BUILDKIT: Final = 26
+"""From this version on, Docker's BuildKit is 0.13 or newer."""
+
+_ARCHIVE: Final = "image.tar"
+
 _HINT: Final = "start the docker daemon, or install and start an engine with `make engine`, or use `--engine buildah`"
 _AGAIN: Final = (
     "this is not a fault of the image: run the command again; if it fails again, read the daemon's log "
@@ -60,10 +65,7 @@ _AGAIN: Final = (
 _SHORT_CALL: Final = 60.0
 
 _FIRST_ANSWER: Final = 10.0
-"""Seconds that a daemon on this machine has to answer the first request."""
-
-_PATIENCE: Final = 2.0
-"""Seconds of waiting for the first answer before a line reports it."""
+"""Seconds that a daemon on this machine has to answer the first request; after a fifth of them a line reports it."""
 
 _DENIED: Final = (
     "your user may not use this daemon: join its group (`sudo usermod --append --groups docker $USER`) and log in again"
@@ -88,16 +90,16 @@ class DockerEngine:
     """A Docker daemon, at the address of ``DOCKER_HOST`` or of the current docker context."""
 
     name = "docker"
-    # A daemon names an image by its configuration, as registries do.
-    identifier_is_configuration = True
 
-    def __init__(self, *, host: str | None = None) -> None:
+    def __init__(self, *, host: str | None = None, first_answer: float = _FIRST_ANSWER) -> None:
         """Store the daemon's address; nothing is sent before the first call.
 
         Args:
             host: An address such as ``unix:///run/docker.sock``; default: that of the user's docker.
+            first_answer: Seconds that a daemon on this machine has to answer the first request.
         """
         self._given_host = host
+        self._first_answer = first_answer
         self._information: EngineInformation | None = None
         self._connection: docker.DockerClient | None = None
 
@@ -157,27 +159,39 @@ class DockerEngine:
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         """Build with BuildKit, and tag."""
         program = self.probe().program
-        with private_folder() as folder:
+        # An archive without a name could not be found again in the store.
+        dated = bool(request.tags) and self.sets_times()
+        with private_folder(large_folder() if dated else None) as folder:
             identifier_file = folder / "image-id"
             argv = [program, "build", "--progress=plain", "--network", "host", "--iidfile", str(identifier_file)]
-            for identifier, path in write_secrets(folder, request.secrets):
-                argv += ["--secret", f"id={identifier},src={path}"]
+            argv += build_arguments(request, folder)
             # Values are passed in the environment: a proxy's address may have a password, and argv is public.
             for name in request.arguments:
                 argv += ["--build-arg", name]
-            for label, value in request.labels.items():
-                argv += ["--label", f"{label}={value}"]
-            for tag in request.tags:
-                argv += ["--tag", tag]
-            if request.no_cache:
-                argv.append("--no-cache")
+            if dated:
+                argv += ["--build-arg", f"SOURCE_DATE_EPOCH={IMAGE_TIME}"]
+                # On its way into the daemon's own store BuildKit refuses to set the times of files.
+                argv += ["--output", f"type=docker,dest={folder / _ARCHIVE},rewrite-timestamp=true"]
             argv.append(str(request.context))
             again(lambda: self._run_build(tuple(argv), request, progress))
-            image = identifier_file.read_text().strip()
+            image = request.tags[0] if dated else identifier_file.read_text().strip()
+            if dated:
+                self.load(folder / _ARCHIVE)
         built = self.inspect(image)
         if built is None:
             raise BuildError(f"docker built {image}, and does not have it")
         return dataclasses.replace(built, reference=request.tags[0] if request.tags else image)
+
+    def sets_times(self) -> bool:
+        """Return whether two builds can give one image: the times of files and of the image are a constant then.
+
+        BuildKit has that since 0.13, which is in Docker 26, and Docker's own store of images has not: containerd's has.
+        """
+        if int(self.probe().version.partition(".")[0]) < _DATED_BUILDKIT:
+            return False
+        with self._asking("answering"):
+            store = dict(self._client().info().get("DriverStatus") or ())
+        return store.get("driver-type") == "io.containerd.snapshotter.v1"
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""
@@ -194,20 +208,12 @@ class DockerEngine:
 
         ``docker save`` copies every byte, about 100 MB per second, in the order of its archive.
         """
-        image = self._existing(reference)
-        folders = layer_folders(image.attrs)
+        folders = layer_folders(self._existing(reference).attrs)
         if readable(list(folders.values())):
             yield (Layer(name=name, archive=LayerFolder(folder)) for name, folder in folders.items())
             return
-        with self._asking("reading an image's layers"):
-            chunks = image.save(chunk_size=1 << 20)
-            try:
-                with io.BufferedReader(_ChunkReader(chunks), 1 << 20) as stream:
-                    yield layers_of(stream)
-            finally:
-                close = getattr(chunks, "close", None)
-                if close is not None:
-                    close()
+        with self.archive(reference) as stream:
+            yield layers_of(stream)
 
     @contextlib.contextmanager
     def archive(self, reference: str) -> Iterator[IO[bytes]]:
@@ -225,6 +231,32 @@ class DockerEngine:
                 if child.wait(_SHORT_CALL):
                     words = errors.read().decode(errors="replace").strip()
                     raise EngineError(f"docker cannot save {reference}: {words}", hint=_AGAIN)
+
+    @contextlib.contextmanager
+    def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> Iterator[tuple[str, ...]]:
+        """Give the command that pushes an image: skopeo's if it is installed, or else docker's own.
+
+        skopeo compresses on all processors; docker takes twice as long for an image that no registry has. docker pushes
+        by a tag of its own store, which the image has for the time of the block.
+        """
+        self.probe()
+        skopeo = processes.programs("skopeo", os.environ.get("PATH"))
+        if skopeo:
+            host = ("--src-daemon-host", self._host()) if self._host() else ()
+            tls = ("--dest-tls-verify=false",) if plain else ()
+            words = ("--insecure-policy", "copy", *host, *tls, f"docker-daemon:{image.identifier}", f"docker://{name}")
+            yield (skopeo[0], *words)
+            return
+        before = self.inspect(name)
+        try:
+            self.tag(image.identifier, name)
+            yield (self.probe().program, *(("--host", self._host()) if self._host() else ()), "push", name)
+        finally:
+            with processes.uninterrupted():
+                if before is None:
+                    self.remove(name)
+                else:
+                    self.tag(before.identifier, name)
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[DockerContainer]:
@@ -286,29 +318,21 @@ class DockerEngine:
             self._client().images.remove(reference)
 
     def _run_build(self, argv: tuple[str, ...], request: BuildRequest, receive: Progress) -> None:
-        parser = progress.BuildKitParser(request.stage_components)
-        log = progress.StepLog()
-        last: deque[str] = deque(maxlen=progress.TAIL)
-
-        def take(line: str) -> None:
-            if line.strip():
-                last.append(line)
-            for event in parser.feed(line):
-                log.add(event)
-                receive(event)
-
-        try:
-            status = processes.stream(argv, take, environment=self._environment(request.arguments))
-        except OSError as error:
-            raise EngineUnavailableError(f"cannot run {argv[0]}: {error.strerror}", hint=_HINT) from error
-        if status != 0:
+        built = run_build(
+            argv,
+            progress.BuildKitParser(request.stage_components),
+            receive,
+            environment=self._environment(request.arguments),
+            hint=_HINT,
+        )
+        if built.status != 0:
             failure = Failure(
                 target=request.name,
                 engine=self.name,
                 daemon=True,
-                status=status,
-                step=log.failed or (log.broken_off("the build ended here") if self._silence() else None),
-                lines=tuple(last),
+                status=built.status,
+                step=built.log.failed or (built.log.broken_off("the build ended here") if self._silence() else None),
+                lines=built.lines,
             )
             raise explain(failure, alive=self._silence, space=self._space)
 
@@ -346,9 +370,9 @@ class DockerEngine:
 
     @contextlib.contextmanager
     def _noted(self, report: Report) -> Iterator[None]:
-        """Tell the user after ``_PATIENCE`` seconds what is waited for, and until when."""
-        line = f"waiting for the docker daemon at {self._host()} to answer, at most {_FIRST_ANSWER:g} s"
-        timer = threading.Timer(_PATIENCE, report, (line,))
+        """Tell the user after a fifth of the time what is waited for, and until when."""
+        line = f"waiting for the docker daemon at {self._host()} to answer, at most {self._first_answer:g} s"
+        timer = threading.Timer(self._first_answer / 5, report, (line,))
         timer.daemon = True
         timer.start()
         try:
@@ -363,7 +387,7 @@ class DockerEngine:
             host = self._host()
             self._knock(host)
             # The client asks for the daemon's version at once.
-            timeout = int(_FIRST_ANSWER if not host or host.startswith("unix://") else _SHORT_CALL)
+            timeout = int(self._first_answer if not host or host.startswith("unix://") else _SHORT_CALL)
             if self._given_host is None and os.environ.get("DOCKER_HOST"):
                 # This reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
                 self._connection = docker.DockerClient.from_env(timeout=timeout)
@@ -382,7 +406,7 @@ class DockerEngine:
             return
         path = re.sub("^/*", "/", host.removeprefix("unix://"))
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.settimeout(_FIRST_ANSWER)
+            listener.settimeout(self._first_answer)
             try:
                 listener.connect(path)
             except OSError as error:
@@ -585,31 +609,6 @@ class DockerContainer:
                 raise EngineError(f"docker does not report the exit status of {program} in a container", hint=_AGAIN)
             time.sleep(0.05)
         return int(status)
-
-
-class _ChunkReader(io.RawIOBase):
-    """A file made of the SDK's generator of chunks."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        super().__init__()
-        self._chunks = chunks
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        """Return true."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with the available bytes, at least one before the end."""
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
 
 
 def _silent(host: str, words: str, *, denied: bool = False) -> EngineUnavailableError:

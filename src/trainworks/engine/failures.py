@@ -66,6 +66,8 @@ OWN_FAULT: Final = re.compile(
     # buildah 1.28, whose processes copy themselves before they run a step: sealing fails while the kernel moves a page.
     r"(?:Close_Fd sealing memfd copy|memfd_create\(\)|(?:open|fstat|read)\(\"/proc/self/exe\"\)|write\(anonfd\)"
     r"|Error (?:during (?:reexec|unshare|set\w+)|writing PID to pipe)[^:]*): .*"
+    # buildah 1.28 again: a stage failed while another one was being started, and its own Go code fell over that.
+    r"|panic: runtime error: .*"
     # containerd and BuildKit: the runtime ended before the command was started.
     r"|.*(?:runc did not terminate succ?ess?fully|failed to create shim).*"
 )

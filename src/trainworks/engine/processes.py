@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -324,14 +324,18 @@ def run(
     environment: Mapping[str, str] | None = None,
     merge: bool = False,
     strays: Callable[[], Iterable[int]] = tuple,
+    limit: int = 0,
 ) -> Finished:
     """Run a command to its end, or stop it after a time-out, and return its output.
+
+    Args:
+        limit: Bytes of each stream after which nothing more is read, so that the command fails writing; 0: none.
 
     Raises:
         OSError: There is no such program.
     """
     with Child(argv, environment=environment, merge=merge, strays=strays) as child:
-        readers = [_Reader(pipe) for pipe in (child.output, child.errors) if pipe is not None]
+        readers = [_Reader(pipe, limit) for pipe in (child.output, child.errors) if pipe is not None]
         status = child.wait(timeout)
         timed_out = status is None
         if timed_out:
@@ -446,14 +450,21 @@ def programs(name: str, path: str | None) -> tuple[str, ...]:
 class _Reader:
     """Collects a pipe in a thread, so that two pipes and a deadline can be waited for together."""
 
-    def __init__(self, pipe: IO[bytes]) -> None:
+    def __init__(self, pipe: IO[bytes], limit: int = 0) -> None:
         self._chunks: deque[bytes] = deque()
+        self._limit = limit
         self._thread = threading.Thread(target=self._pump, args=(pipe,), daemon=True)
         self._thread.start()
 
     def _pump(self, pipe: IO[bytes]) -> None:
-        for chunk in _chunks(pipe):
-            self._chunks.append(chunk)
+        size = 0
+        with contextlib.closing(_chunks(pipe)) as chunks:
+            for chunk in chunks:
+                self._chunks.append(chunk)
+                size += len(chunk)
+                if size > self._limit > 0:
+                    # Closing the pipe ends the child where it writes on.
+                    return
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
@@ -462,7 +473,7 @@ class _Reader:
         return b"".join(tuple(self._chunks))
 
 
-def _chunks(pipe: IO[bytes]) -> Iterator[bytes]:
+def _chunks(pipe: IO[bytes]) -> Generator[bytes]:
     """Yield bytes as they arrive, and close the pipe at its end."""
     with pipe:
         while chunk := os.read(pipe.fileno(), _CHUNK):

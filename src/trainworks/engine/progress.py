@@ -25,7 +25,6 @@ class _Vertex:
 
     component: str
     step: str
-    started: bool = False
 
 
 class BuildKitParser:
@@ -62,7 +61,6 @@ class BuildKitParser:
         vertex = self._vertices.get(number)
         if vertex is None:
             vertex = self._vertices[number] = self._vertex(rest)
-            vertex.started = True
             yield StepEvent(component=vertex.component, step=vertex.step, state="started")
             return
         # Output without a newline at its end is followed by the step's own end on the same line.

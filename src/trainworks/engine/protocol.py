@@ -189,12 +189,9 @@ class Engine(Protocol):
 
     Attributes:
         name: Its name in ``ENGINES``.
-        identifier_is_configuration: Whether ``BuiltImage.identifier`` is the digest of the configuration that a push
-            sends. If so, tags can be compared with a registry's before the image is exported.
     """
 
     name: str
-    identifier_is_configuration: bool
 
     def probe(self, report: Report = ignore) -> EngineInformation:
         """Ask the engine for its version; ``report`` receives a line if that takes long. Changes nothing."""
@@ -234,6 +231,13 @@ class Engine(Protocol):
 
     def archive(self, reference: str) -> AbstractContextManager[IO[bytes]]:
         """Stream an image in ``docker save`` form, without a copy on disk; ``engine.archive`` reads it."""
+
+    def push_command(self, image: BuiltImage, name: str, *, plain: bool) -> AbstractContextManager[tuple[str, ...]]:
+        """Give the command that pushes an image as ``HOST/NAME:TAG``, with its configuration unchanged.
+
+        Args:
+            plain: Whether the registry speaks HTTP without TLS.
+        """
 
     def container(self, reference: str) -> AbstractContextManager[Container]:
         """Start a container that idles (or mount the image) for the time of the ``with`` block."""

@@ -16,13 +16,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainworks.engine.processes import uninterrupted
-from trainworks.engine.protocol import Secret
 from trainworks.errors import OutputError
 
 PREFIX = "trainworks-private-"
 
 YOUNG = 60.0
 """Seconds for which a folder without a lock may belong to a process that is about to lock it."""
+
+
+def large_folder() -> str:
+    """Return where temporary files of an image's size go: TMPDIR, else /var/tmp, because /tmp may be in memory."""
+    given = os.environ.get("TMPDIR")
+    if given:
+        return given
+    return "/var/tmp" if Path("/var/tmp").is_dir() else tempfile.gettempdir()  # noqa: S108 (as buildah does)
 
 
 @contextlib.contextmanager
@@ -77,16 +84,3 @@ def _remove_left(parent: Path) -> None:
             if descriptor >= 0:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(descriptor)
-
-
-def write_secrets(folder: Path, secrets: tuple[Secret, ...]) -> tuple[tuple[str, Path], ...]:
-    """Write each secret to a file of mode 0600; return identifiers and files, in the same order."""
-    files = []
-    for number, secret in enumerate(secrets):
-        # The identifier may hold a slash or a comma, neither of which may reach a file name or a ``src=`` option.
-        path = folder / f"secret-{number}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret.content)
-        files.append((secret.identifier, path))
-    return tuple(files)

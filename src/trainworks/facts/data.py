@@ -1,6 +1,6 @@
-"""Where ``images/``, ``templates/`` and ``launcher/`` are: in a checkout, or in the installed package.
+"""Where ``FOLDERS`` are: in a checkout, or in the installed package.
 
-The wheel has a copy of the three folders (``pyproject.toml``, ``force-include``). A folder of a checkout takes the
+The wheel has a copy of them (``pyproject.toml``, ``force-include``). A folder of a checkout takes the
 place of the package's own.
 """
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 from trainworks.errors import OutputError
 
-FOLDERS = ("images", "templates", "launcher")
+FOLDERS = ("images", "templates", "launcher", "smdistributed")
+"""Rows, recipes, and the two distributions of this project that go into images."""
 
 INSTALLED = Path(__file__).resolve().parents[1] / "data"
 """The data of an installed package; a checkout, and an editable install of one, does not have this folder."""
 
 PACKAGED = INSTALLED if INSTALLED.is_dir() else INSTALLED.parents[2]
-"""The folder with the package's own three folders."""
+"""The folder with the package's own ``FOLDERS``."""
 
 
 def default_root(current: Path) -> Path:

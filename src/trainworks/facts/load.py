@@ -13,7 +13,7 @@ from typing import Any
 
 from trainworks.errors import FactsError
 from trainworks.facts import lockfile
-from trainworks.facts.data import data_folder
+from trainworks.facts.data import FOLDERS, data_folder
 from trainworks.facts.patterns import FRONT_MATTER_PATTERNS, VARIABLE
 from trainworks.facts.reader import Reader, mismatches
 from trainworks.facts.relations import relate
@@ -53,21 +53,21 @@ def load(root: Path) -> Facts:
     """Read and validate all facts.
 
     Args:
-        root: The checkout: the folder with ``images``, ``templates`` and ``launcher``. The package's own folder stands
-            in for one that is missing.
+        root: The checkout: the folder with ``images``, ``templates``, ``launcher`` and ``smdistributed``. The package's
+            own folder stands in for one that is missing.
 
     Raises:
         FactsError: With every malformed row, dangling name and missing recipe, all at once.
         OutputError: ``root`` has none of these folders.
     """
-    images, templates, launcher = (data_folder(root, name) for name in ("images", "templates", "launcher"))
+    images, templates, launcher, smdistributed = (data_folder(root, name) for name in FOLDERS)
     reader = Reader(images, templates)
     facts = Facts(
         **{field: _rows(reader, images, table) for field, table in TABLES.items()},
         targets=_targets(reader, images),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
-        files=_files(templates / "files", launcher),
+        files=_files({"files": templates / "files", "launcher": launcher, "smdistributed": smdistributed}),
         locks=lockfile.read_locks(reader, images),
         locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
         locked_base_images=lockfile.read_shared(reader, images, lockfile.BASE_IMAGES, LockedBaseImage),
@@ -139,13 +139,15 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
     return recipes
 
 
-def _files(files: Path, launcher: Path) -> tuple[SourceFile, ...]:
-    """Read the files that recipes copy: ``templates/files`` and the launcher, at their places in a build context."""
+def _files(folders: Mapping[str, Path]) -> tuple[SourceFile, ...]:
+    """Read the files that recipes copy; ``folders`` has their places in a build context."""
     found: list[SourceFile] = []
-    for folder, place in ((files, "files"), (launcher, "launcher")):
+    for place, folder in folders.items():
         for path in sorted(folder.rglob("*")):
             relative = path.relative_to(folder)
-            if path.is_file() and "__pycache__" not in relative.parts and ".egg-info" not in str(relative):
+            # What tools leave behind: caches, and the metadata of an editable install.
+            left = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+            if path.is_file() and not left and ".egg-info" not in str(relative):
                 # Git keeps one permission bit, executable or not; the rest depends on a umask.
                 mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
                 found.append(SourceFile(path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=mode))

@@ -9,13 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainworks.errors import OutputError
-from trainworks.facts.patterns import PATTERNS
 from trainworks.facts.reader import Reader
 from trainworks.facts.rows import Lock, LockedArtifact, LockedBaseImage, LockedPackage
 
@@ -43,29 +41,6 @@ WHAT: Mapping[type[Any], str] = {
 }
 
 
-def _text(key: str) -> str:
-    """Return the pattern of a text of a package, in quotes."""
-    pattern, _ = PATTERNS[LockedPackage][key]
-    plain = re.sub(r"\((?!\?)", "(?:", pattern.pattern.removesuffix(r"\Z"))
-    # Atomic: a text that is refused is refused at once.
-    return f'"(?>{plain})"'
-
-
-AS_WRITTEN = re.compile(
-    rf"""
-\[\[package\]\]
-name = (?P<name>{_text("name")})
-version = (?P<version>{_text("version")})
-file = (?P<file>{_text("file")})
-sha256 = (?P<sha256>{_text("sha256")})
-(?:size = (?P<size>[1-9][0-9]{{0,17}})
-)?(?:requires = \[(?P<requires>{_text("requires")}(?:, {_text("requires")})*)\]
-)?(?P<build>build = true
-)?"""
-)
-"""One package exactly as ``as_toml`` writes it."""
-
-
 def lock_path(root: Path, target: str) -> Path:
     """Return the file of a target's lock below a checkout."""
     return root / "images" / LOCK / f"{target}.toml"
@@ -76,7 +51,7 @@ def read_locks(reader: Reader, images: Path) -> dict[str, Lock]:
     locks: dict[str, Lock] = {}
     for path in sorted((images / LOCK).glob("*.toml")):
         if path.name not in {ARTIFACTS, BASE_IMAGES}:
-            packages = tuple(_read_packages(reader, path))
+            packages = tuple(_read(reader, path, LockedPackage))
             reader.problems += [f"{reader.name(path)}: {name} is in two rows" for name in _repeated(packages)]
             locks[path.stem] = Lock(target=path.stem, packages=packages)
     return locks
@@ -86,45 +61,6 @@ def read_shared(reader: Reader, images: Path, name: str, row_type: type[Row]) ->
     """Return the rows of a lock that all targets share; it may not be there yet."""
     path = images / LOCK / name
     return tuple(_read(reader, path, row_type)) if os.path.lexists(path) else ()
-
-
-def _read_packages(reader: Reader, path: Path) -> list[LockedPackage]:
-    text = reader.text(path)
-    packages = _as_written(text)
-    if packages is None:
-        where = reader.name(path)
-        return reader.rows(LockedPackage, KEYS[LockedPackage], reader.parse(text, where), where)
-    return packages
-
-
-def _as_written(text: str) -> list[LockedPackage] | None:
-    """Return the packages of a lock that is exactly as it was written, None of any other.
-
-    Locks are most of what every command reads: one expression takes a fifth of the time of a TOML parser and a check
-    of each value. A lock that was edited is read as TOML, and its mistakes are reported.
-    """
-    header = HEADER.format(what=WHAT[LockedPackage])
-    if not text.startswith(header):
-        return None
-    packages = []
-    end = len(header)
-    for match in AS_WRITTEN.finditer(text, end):
-        if match.start() != end:
-            return None
-        end = match.end()
-        name, version, file, sha256, size, requires, build = match.groups()
-        packages.append(
-            LockedPackage(
-                name=name[1:-1],
-                version=version[1:-1],
-                file=file[1:-1],
-                sha256=sha256[1:-1],
-                size=int(size or 0),
-                requires=tuple(requires[1:-1].split('", "')) if requires else (),
-                build=build is not None,
-            )
-        )
-    return packages if end == len(text) else None
 
 
 def _read(reader: Reader, path: Path, row_type: type[Row]) -> list[Row]:
@@ -147,8 +83,12 @@ def _repeated(packages: Iterable[LockedPackage]) -> list[str]:
 
 def as_toml(row_type: type[Row], rows: Iterable[Row]) -> str:
     """Return the text of a lock: its rows in this order, without the keys that have their default."""
-    key = KEYS[row_type]
-    return HEADER.format(what=WHAT[row_type]) + "".join(f"\n[[{key}]]\n{_lines(row)}" for row in rows)
+    return HEADER.format(what=WHAT[row_type]) + rows_as_toml(KEYS[row_type], rows)
+
+
+def rows_as_toml(key: str, rows: Iterable[object]) -> str:
+    """Return rows as tables ``[[KEY]]``, without the keys that have their default."""
+    return "".join(f"\n[[{key}]]\n{_lines(row)}" for row in rows)
 
 
 def _lines(row: object) -> str:

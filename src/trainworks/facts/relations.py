@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
 
 from trainworks.facts.patterns import FILE
 from trainworks.facts.ranges import PROPERTIES, problem_of, references
@@ -29,6 +30,9 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
         if check.beside and check.beside not in known
     )
     recipes = {component.recipe_name for component in facts.components}
+    if circle := _circle(facts.components):
+        way = " -> ".join(circle)
+        problems.append(f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {way}")
     for component in facts.components:
         problems.extend(
             f"images/components.toml: component {component.name!r}: {key} unknown {need!r}"
@@ -36,8 +40,6 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
             for need in needs
             if need not in known
         )
-        if circle := " -> ".join(_circle(component.name, facts.components)):
-            problems.append(f"images/components.toml: component {component.name!r}: builds_with in a circle: {circle}")
         if component.recipe_name not in facts.recipes:
             problems.append(
                 f"templates/components/{component.recipe_name}.j2 is missing: the component {component.name} has a row"
@@ -83,25 +85,18 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
         )
 
 
-def _circle(name: str, components: Iterable[Component]) -> tuple[str, ...]:
-    """Return the way from a component back to itself by ``builds_with``, ``()`` without one.
-
-    Of the components of a circle only the first one by name has it: it is one problem.
-    """
-    builds_with: dict[str, tuple[str, ...]] = {}
+def _circle(components: Iterable[Component]) -> list[str]:
+    """Return the way from a component back to itself by ``builds_with``, from the first one by name; else nothing."""
+    graph: dict[str, set[str]] = {}
     for component in components:
-        builds_with[component.name] = (*builds_with.get(component.name, ()), *component.builds_with)
-    ways: list[tuple[str, ...]] = [(name,)]
-    seen: set[str] = set()
-    while ways:
-        way = ways.pop()
-        for need in builds_with.get(way[-1], ()):
-            if need == name:
-                return (*way, name) if name == min(way) else ()
-            if need not in seen:
-                seen.add(need)
-                ways.append((*way, need))
-    return ()
+        graph.setdefault(component.name, set()).update(component.builds_with)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        way: list[str] = error.args[1][:0:-1]
+        first = way.index(min(way))
+        return [*way[first:], *way[: first + 1]]
+    return []
 
 
 def _relate_artifacts(facts: Facts, problems: list[str]) -> None:

@@ -260,6 +260,7 @@ class Instance:
     efa: bool
     efa_rdma: bool
     source: str
+    efa_devices: int = 0
     memory_gib: int = 0
     architecture: str = ""
     smp_loader_workers: bool = True
@@ -302,6 +303,28 @@ class Storage:
     step_gib: int
     step_megabytes_per_second: int
     increment_gib: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull:
+    """How a kind of host pulls an image: assumptions that an estimate needs.
+
+    Attributes:
+        name: The host and its registry, for people.
+        connections: Layers that it downloads at the same time.
+        connection_megabytes_per_second: What each connection brings, 10**6 bytes per second.
+        unpacks: Layers that it unpacks at the same time.
+        unpack_megabytes_per_second: Uncompressed bytes of each of them.
+        packed_percent: Size of a layer in a registry, in percent of its uncompressed size.
+    """
+
+    name: str
+    connections: int
+    connection_megabytes_per_second: int
+    unpacks: int
+    unpack_megabytes_per_second: int
+    packed_percent: int
     source: str
 
 
@@ -434,7 +457,7 @@ class Recipe:
     Attributes:
         name: The component.
         text: The whole template.
-        environment: Variables of the image that this component sets.
+        environment: Variables of the image that this component sets; ``{version}`` as in checks.
         path: Folders for the front of the image's PATH.
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         checks: Promises that hold where the component is installed.
@@ -517,6 +540,7 @@ class Facts:
     instances: tuple[Instance, ...] = _table("instances", "instance", Instance)
     families: tuple[Family, ...] = _table("families", "family", Family)
     storages: tuple[Storage, ...] = _table("storage", "storage", Storage)
+    pulls: tuple[Pull, ...] = _table("pull", "pull", Pull)
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
     generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
     privileged_files: tuple[PrivilegedFiles, ...] = _table(

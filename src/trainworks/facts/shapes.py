@@ -1,4 +1,4 @@
-"""Reads a table of TOML into a frozen dataclass and says everything that is wrong with it; writes its JSON schema.
+"""Reads a table of TOML into a frozen dataclass and says everything that is wrong with it.
 
 A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of strings, ``tuple[X, ...]``,
 ``Mapping[str, X]``, ``object``. Nothing is converted but an array into a tuple.
@@ -7,7 +7,6 @@ A field's annotation is its rule: ``str``, ``int``, ``bool``, a ``Literal`` of s
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -37,8 +36,13 @@ class Shape(Generic[Row]):
         """Look at the annotations, once."""
         hints = get_type_hints(row_type)
         self.row_type = row_type
-        self.types: Mapping[str, Any] = {each.name: hints[each.name] for each in _fields(row_type)}
-        self.required = tuple(each.name for each in _fields(row_type) if _is_required(each))
+        fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(row_type)  # type: ignore[arg-type]
+        self.types: Mapping[str, Any] = {each.name: hints[each.name] for each in fields}
+        self.required = tuple(
+            each.name
+            for each in fields
+            if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        )
         self.numbers = tuple(name for name, annotation in self.types.items() if annotation is int)
         self._checks = {name: _check_of(annotation) for name, annotation in self.types.items()}
 
@@ -55,19 +59,6 @@ class Shape(Generic[Row]):
                 values[key] = check(value, key, problems)
         problems += [f"key '{key}' is missing" for key in self.required if key not in raw]
         return (None if problems else self.row_type(**values)), problems
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of one table."""
-        properties = {
-            each.name: _schema_of(self.types[each.name]) | _default_of(each) for each in _fields(self.row_type)
-        }
-        return {
-            "type": "object",
-            "description": inspect.cleandoc(self.row_type.__doc__ or ""),
-            "additionalProperties": False,
-            "properties": properties,
-            "required": list(self.required),
-        }
 
 
 def shape_of(row_type: type[Row]) -> Shape[Row]:
@@ -86,21 +77,6 @@ def short(value: object) -> str:
     except RecursionError:
         return "a value that is nested too deeply"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
-
-
-def _fields(row_type: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(row_type)
-
-
-def _default_of(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """Return what a schema says of a default; an empty one is left out."""
-    if field.default is dataclasses.MISSING or not field.default:
-        return {}
-    return {"default": list(field.default) if isinstance(field.default, tuple) else field.default}
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 _Check = Callable[[Any, str, list[str]], Any]
@@ -157,19 +133,3 @@ def _table_check(item: _Check) -> _Check:
         return {key: item(each, f"{place}.{key}", problems) for key, each in value.items()}
 
     return check
-
-
-def _schema_of(annotation: Any) -> dict[str, Any]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is tuple:
-        return {"type": "array", "items": _schema_of(arguments[0])}
-    if origin is Literal:
-        return {"type": "string", "enum": list(arguments)}
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _schema_of(arguments[1])}
-    plain: Mapping[Any, dict[str, Any]] = {
-        str: {"type": "string"},
-        int: {"type": "integer", "minimum": 0},
-        bool: {"type": "boolean"},
-    }
-    return plain.get(annotation, {})

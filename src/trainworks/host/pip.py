@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -229,7 +230,14 @@ def find_local_file(package: LockedPackage, settings: PipSettings) -> Path | Non
                     candidates += [path] if path is not None else []
     for path in candidates:
         if path.is_file():
-            with path.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() == package.sha256:
-                    return path
+            status = path.stat()
+            if _sha256_of(path, status.st_size, status.st_mtime_ns) == package.sha256:
+                return path
     return None
+
+
+@cache
+def _sha256_of(path: Path, _size: int, _changed: int) -> str:
+    """Return a file's hash; of many targets with the same wheel, the first one reads it."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -71,7 +71,6 @@ class InventoryAnswer(TypedDict):
     unowned: list[str]
     open: list[tuple[str, int]]
     privileged: list[PrivilegedFile]
-    two_architectures: dict[str, list[str]]
     error: str
     contents: Optional[InventoryContents]  # noqa: UP045 (read by Python 3.8)
 
@@ -246,14 +245,6 @@ def debian_packages(root: str) -> Iterator[dict[str, str]]:
         fields = {}
 
 
-def two_architectures(root: str) -> dict[str, list[str]]:
-    """Return the Debian packages that are installed for more than one architecture."""
-    found: dict[str, list[str]] = {}
-    for fields in debian_packages(root):
-        found.setdefault(fields.get("Package", ""), []).append(fields.get("Architecture", ""))
-    return {name: architectures for name, architectures in found.items() if len(architectures) > 1}
-
-
 # --- rights ----------------------------------------------------------------------------------------------------------
 
 
@@ -331,7 +322,6 @@ def answer_request(request: InventoryRequest) -> InventoryAnswer:
         "unowned": [],
         "open": [],
         "privileged": [],
-        "two_architectures": two_architectures(root),
         "error": owners.error,
         "contents": None,
     }

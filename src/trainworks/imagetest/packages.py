@@ -21,6 +21,9 @@ from typing import TypedDict
 MARKER = "trainworks-packages: "
 RPM_TIMEOUT = 120.0
 
+MOST_BUNDLED = 5000
+"""How many packages of one bill of materials are listed."""
+
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
 """Where Debian packages install their Python distributions; the list of system packages has these already."""
 
@@ -42,12 +45,21 @@ class SystemPackage(TypedDict):
     licenses: list[str]
 
 
+class BundledPackage(TypedDict):
+    """A package that a wheel has a copy of, as the wheel's own bill of materials says; ``sbom`` is that file."""
+
+    name: str
+    version: str
+    purl: str
+    sbom: str
+
+
 class PythonDistribution(TypedDict):
     """One Python distribution.
 
     ``expression``, ``license`` and ``classifiers`` are what its metadata says of licences. ``inside`` is the folder of
     the package that carries a copy of it, such as ``setuptools``; ``""`` for one of its own. ``sboms`` are the bills of
-    materials that its wheel brought (PEP 770).
+    materials that its wheel brought (PEP 770), ``bundled`` what they list.
     """
 
     name: str
@@ -55,6 +67,7 @@ class PythonDistribution(TypedDict):
     path: str
     inside: str
     sboms: list[str]
+    bundled: list[BundledPackage]
     expression: str
     license: str
     classifiers: list[str]
@@ -170,14 +183,18 @@ def python_distributions(root: str) -> list[PythonDistribution]:
             continue
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "METADATA"))):
             fields = email.parser.HeaderParser().parsestr(_text(path))
-            sboms = os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*")
+            name = str(fields["Name"] or "")
+            sboms = sorted(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), "sboms", "*")))
             found.append(
                 {
-                    "name": str(fields["Name"] or ""),
+                    "name": name,
                     "version": str(fields["Version"] or ""),
                     "path": os.path.dirname(path)[len(root) :],
                     "inside": (installed[1] or "").split("/")[0],
-                    "sboms": sorted(each[len(root) :] for each in glob.glob(sboms)),
+                    "sboms": [each[len(root) :] for each in sboms],
+                    "bundled": [
+                        row for each in sboms for row in bundled_packages(_text(each), name, each[len(root) :])
+                    ],
                     "expression": str(fields["License-Expression"] or ""),
                     "license": str(fields["License"] or ""),
                     "classifiers": sorted(
@@ -190,6 +207,30 @@ def python_distributions(root: str) -> list[PythonDistribution]:
                 }
             )
     return found
+
+
+def bundled_packages(text: str, own: str, path: str) -> list[BundledPackage]:
+    """Return what a bill of materials lists, CycloneDX or SPDX as JSON, without the distribution that brought it."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    found: list[BundledPackage] = []
+    waiting = list(_rows(content, "components") or _rows(content, "packages"))
+    while waiting and len(found) < MOST_BUNDLED:
+        row = waiting.pop(0)
+        waiting += _rows(row, "components")
+        references = [each for each in _rows(row, "externalRefs") if each.get("referenceType") == "purl"]
+        purl = row.get("purl") or (references[0].get("referenceLocator") if references else "")
+        name, version = str(row.get("name") or ""), str(row.get("version") or row.get("versionInfo") or "")
+        if name and re.sub(r"[-_.]+", "-", name).lower() != re.sub(r"[-_.]+", "-", own).lower():
+            found.append({"name": name[:200], "version": version[:200], "purl": str(purl or "")[:1000], "sbom": path})
+    return found
+
+
+def _rows(content: object, key: str) -> list[dict[str, object]]:
+    rows = content.get(key) if isinstance(content, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def answer_request(request: PackagesRequest) -> PackagesAnswer:

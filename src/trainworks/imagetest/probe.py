@@ -17,109 +17,25 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import TypedDict
+from collections.abc import Callable, Iterator
+from typing import Any, TypedDict
 
 MARKER = "trainworks-probe: "
 IMPORT_TIMEOUT = 120.0
-
-
-class SharedLibrariesQuestion(TypedDict):
-    """Do all ELF files under ``roots`` find their NEEDED libraries, except ``provided`` ones?"""
-
-    roots: list[str]
-    provided: list[str]
-
-
-class LoadedLibraryQuestion(TypedDict):
-    """Which file of the library's name is mapped after ``import module``?"""
-
-    module: str
-    library: str
-
-
-class LoadableLibraryQuestion(TypedDict):
-    """Can the library be loaded into a fresh process, except for ``provided`` libraries?"""
-
-    library: str
-    provided: list[str]
-
-
-class ElfNeedsQuestion(TypedDict):
-    """Which ELF files under ``roots`` NEED another major version of one of ``libraries``?"""
-
-    roots: list[str]
-    libraries: list[str]
 
 
 class ProbeRequest(TypedDict):
     """All questions of one run.
 
     ``root`` is ``/`` in an image (tests ask about a folder); ``python`` is the interpreter of the image's environment.
+    ``checks`` are fields of ``trainworks.plan.checks``, of the kinds in ``QUESTIONS``.
     """
 
     root: str
     python: str
-    shared_libraries: list[SharedLibrariesQuestion]
-    single_libraries: list[str]
-    search_paths: list[str]
-    absent: list[str]
-    loaded_libraries: list[LoadedLibraryQuestion]
-    loadable_libraries: list[LoadableLibraryQuestion]
-    elf_needs: list[ElfNeedsQuestion]
-    library_majors: list[str]
+    checks: list[dict[str, Any]]
     distributions: bool
     sizes: bool
-
-
-class MissingLibrary(TypedDict):
-    """``file`` does not find ``soname``; ``loaded_for`` is the file that pulls it in (itself, mostly)."""
-
-    file: str
-    soname: str
-    loaded_for: str
-    lies_in: list[str]
-
-
-class SharedLibrariesAnswer(TypedDict):
-    """How many ELF files were checked, what they miss, and which rely on a library that was loaded before."""
-
-    files: int
-    missing: list[MissingLibrary]
-    preloaded: list[str]
-    damaged: list[str]
-    absent_roots: list[str]
-
-
-class LoadedLibraryAnswer(TypedDict):
-    """Paths mapped under the library's name, the question's path without links, and why the import failed."""
-
-    mapped: list[str]
-    expected: str
-    error: str
-
-
-class LoadableLibraryAnswer(TypedDict):
-    """The files that the question means, the message of ``dlopen``, and libraries that are not found (file, soname)."""
-
-    paths: list[str]
-    error: str
-    missing: list[tuple[str, str]]
-
-
-class OtherNeed(TypedDict):
-    """``file`` of a distribution (or none) NEEDs a soname of another major version than the question's."""
-
-    file: str
-    soname: str
-    distribution: str
-
-
-class ElfNeedsAnswer(TypedDict):
-    """How many ELF files were checked, and those that need another major version."""
-
-    files: int
-    others: list[OtherNeed]
 
 
 class ProbedDistribution(TypedDict):
@@ -131,19 +47,24 @@ class ProbedDistribution(TypedDict):
 
 
 class ProbeAnswer(TypedDict):
-    """The answers, in the order of the questions or by their text."""
+    """What is wrong with each check, in their order: lines for people, none where nothing is.
 
-    shared_libraries: list[SharedLibrariesAnswer]
-    single_libraries: dict[str, list[str]]
-    search_paths: dict[str, list[str]]
-    absent: dict[str, list[str]]
-    loaded_libraries: list[LoadedLibraryAnswer]
-    loadable_libraries: list[LoadableLibraryAnswer]
-    elf_needs: list[ElfNeedsAnswer]
-    library_majors: dict[str, dict[str, list[str]]]
+    ``distributions`` and ``sizes`` are there if they were asked for.
+    """
+
+    problems: list[list[str]]
     distributions: list[ProbedDistribution]
     distributions_error: str
     sizes: list[tuple[str, int]]
+
+
+LINE_LIMIT = 20
+
+
+def told(problems: list[str], advice: str) -> list[str]:
+    """Return problems with what to do about them; of many the first ones."""
+    more = [f"... and {len(problems) - LINE_LIMIT} more"] if len(problems) > LINE_LIMIT else []
+    return [*problems[:LINE_LIMIT], *more, advice] if problems else []
 
 
 # --- ELF files -------------------------------------------------------------------------------------------------------
@@ -531,23 +452,17 @@ def python_process(loader: Loader, python: str) -> Process | None:
     return loader.load(interpreter, program) if program is not None and program.loadable else None
 
 
-def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loader: Loader) -> SharedLibrariesAnswer:
+def check_shared_libraries(check: dict[str, Any], image: Image) -> list[str]:
     """Load every ELF file under the roots as ``ld.so`` would, and return which NEEDED names are not found."""
-    roots = [os.path.normpath(root) for root in question["roots"]]
-    answer: SharedLibrariesAnswer = {
-        "files": 0,
-        "missing": [],
-        "preloaded": [],
-        "damaged": [],
-        "absent_roots": [root for root in roots if not os.path.exists(loader.root + root)],
-    }
+    loader = image.loader
+    roots = [os.path.normpath(root) for root in check["roots"]]
     entries = loadable_files(loader, roots)
-    answer["files"] = len(entries)
-    answer["damaged"] = [f"{path}: {text}" for path, text in sorted(loader.damaged.items())]
+    problems = [f"{root} does not exist" for root in roots if not os.path.exists(loader.root + root)]
+    problems += [f"{path}: {text} (the file is damaged)" for path, text in sorted(loader.damaged.items())]
 
     # What site-packages holds is loaded by the environment's Python: its libraries are there already, and its RPATH
     # holds for all.
-    within = python_process(loader, python)
+    within = python_process(loader, image.python)
     processes: dict[str, Process] = {}
     for path, elf in entries.items():
         plain = elf.interpreter or not site_packages_of(path)
@@ -570,20 +485,22 @@ def check_shared_libraries(question: SharedLibrariesQuestion, python: str, loade
         owner = distributions.owner(path)
         first = distributions.loaded_first(owner) if owner else set()
         for file, name in process.missing:
-            if name in question["provided"] or (file, name) in reported:
+            if name in check["provided"] or (file, name) in reported:
                 continue
             if any(name in names_of_owner.get(other, ()) for other in first) or _found_as_dependency(
                 loader, processes, path, (file, name)
             ):
-                answer["preloaded"].append(f"{file}: {name}")
                 continue
             if places is None:
                 places = library_places(loader.root)
             reported.add((file, name))
-            answer["missing"].append(
-                {"file": file, "soname": name, "loaded_for": path, "lies_in": places.get(name, [])[:3]}
-            )
-    return answer
+            through = f" (loaded for {path})" if path != file else ""
+            place = f"; it lies in {', '.join(places[name][:3])}" if name in places else ""
+            problems.append(f"{file}{through} does not find {name}{place}")
+    if not entries and not problems:
+        problems.append(f"no ELF file under {', '.join(roots)}: the check looks in the wrong place")
+    advice = "install the library, name its folder in the file's RPATH or in /etc/ld.so.conf.d (and run ldconfig), "
+    return told(problems, advice + "remove an unused file, or declare what the driver provides")
 
 
 def _found_as_dependency(loader: Loader, processes: dict[str, Process], entry: str, missing: tuple[str, str]) -> bool:
@@ -601,16 +518,13 @@ def _found_as_dependency(loader: Loader, processes: dict[str, Process], entry: s
 _SONAME = re.compile(r"(lib.+?)(?:-[0-9a-f]{8})?\.so(?:\.(.+))?")
 
 
-def check_elf_needs(question: ElfNeedsQuestion, loader: Loader) -> ElfNeedsAnswer:
+def check_elf_needs(check: dict[str, Any], image: Image) -> list[str]:
     """Compare what the files under the roots NEED with the major versions that they should need."""
-    wanted: dict[str, str] = {}
-    for soname in question["libraries"]:
-        match = _SONAME.fullmatch(soname)
-        if match:
-            wanted[match[1]] = match[2] or ""
-    entries = loadable_files(loader, [os.path.normpath(root) for root in question["roots"]])
+    loader, libraries, cuda = image.loader, check["libraries"], check["cuda"]
+    wanted = {match[1]: match[2] or "" for match in map(_SONAME.fullmatch, libraries) if match}
+    entries = loadable_files(loader, [os.path.normpath(root) for root in check["roots"]])
     distributions = Distributions(loader.root, {site_packages_of(path) for path in entries} - {""})
-    others: list[OtherNeed] = []
+    problems = []
     for path, elf in entries.items():
         for soname in elf.needed:
             match = _SONAME.fullmatch(soname)
@@ -618,38 +532,59 @@ def check_elf_needs(question: ElfNeedsQuestion, loader: Loader) -> ElfNeedsAnswe
                 continue
             major, version = wanted[match[1]], match[2] or ""
             if version != major and not version.startswith(major + "."):
-                others.append({"file": path, "soname": soname, "distribution": distributions.owner(path)})
-    return {"files": len(entries), "others": others}
+                problems.append(f"{distributions.owner(path) or 'no distribution'}: {path} needs {soname}")
+    if cuda:
+        installed, error = image.distributions()
+        problems += [error] if error else []
+        for one in installed:
+            other = other_cuda(one["name"], one["version"], cuda)
+            if other:
+                problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
+    if not entries and not problems:
+        problems.append(f"no ELF file under {', '.join(check['roots'])}: the check looks in the wrong place")
+    has = f"{', '.join(libraries)}{f' (CUDA {cuda})' if cuda else ''}"
+    return told(problems, f"the image has {has}: install the build for this version, or compile it")
 
 
-def check_loadable_library(question: LoadableLibraryQuestion, python: str, loader: Loader) -> LoadableLibraryAnswer:
-    """Load the library in a child, and follow the loader's search for it and for everything that it needs."""
-    library = question["library"]
-    answer: LoadableLibraryAnswer = {"paths": [], "error": "", "missing": []}
+def other_cuda(name: str, version: str, cuda: str) -> str:
+    """Return the CUDA version that a distribution's name or local version names, if its major is not that of ``cuda``.
+
+    ``2.4.1+cu121`` is for 12.1; ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12`` and ``cupy-cuda12x`` are for 12.
+    """
+    for text in (*name.split("-"), version.partition("+")[2]):
+        match = re.match(r"cu(?:da)?(\d{2})(\d?)(?!\d)", text)
+        if match and match[1] != cuda.partition(".")[0]:
+            return f"{match[1]}.{match[2]}" if match[2] else match[1]
+    return ""
+
+
+def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
+    """Load the library in a child, and follow the loader's search for it and for everything that it needs.
+
+    Where only the driver's own libraries are missing, the child fails, and the search says that nothing else is.
+    """
+    library, loader = check["library"], image.loader
     if "/" in library:
-        answer["paths"] = matching(loader.root, library)
-        if len(answer["paths"]) != 1:
-            return answer
-        library = answer["paths"][0]
-    if not loader.root:
-        answer["error"] = _dlopen(python, library)
-    process = python_process(loader, python)
-    if process is None:
-        answer["error"] = answer["error"] or python + " is not a program"
-        return answer
+        paths = matching(loader.root, library)
+        if len(paths) != 1:
+            return [f"{library} means {', '.join(paths) or 'no file'}: name exactly one"]
+        library = paths[0]
+    error = _dlopen(image.python, library) if not loader.root else ""
+    process = python_process(loader, image.python)
+    if process is None or process.main is None:
+        return [error or image.python + " is not a program"]
     if "/" in library:
         elf = loader.elf(library)
         found = (library, elf) if elf is not None and elf.loadable else None
     else:
-        main = process.main
-        found = loader.find(library, main, main) if main is not None else None
-        answer["paths"] = [found[0]] if found else []
-    if found is None:
-        answer["missing"] = [("", library)]
-    else:
-        loaded = loader.load(found[0], found[1], process)
-        answer["missing"] = [one for one in loaded.missing if one[1] not in question["provided"]]
-    return answer
+        found = loader.find(library, process.main, process.main)
+    problems = [f"no {library} is found"]
+    if found is not None:
+        missing = loader.load(found[0], found[1], process).missing
+        problems = [f"{file} does not find {name}" for file, name in missing if name not in check["provided"]]
+    advice = "install the library, or name its folder in the file's RPATH or in /etc/ld.so.conf.d (and run ldconfig)"
+    unexplained = error and not any(name in error for name in check["provided"])
+    return told(problems, advice) or ([error] if unexplained else [])
 
 
 def _dlopen(python: str, library: str) -> str:
@@ -706,35 +641,58 @@ def library_places(root: str) -> dict[str, list[str]]:
     return places
 
 
-def single_libraries(root: str, sonames: list[str]) -> dict[str, list[str]]:
-    """Return, by soname, every distinct ELF file that goes by this name, also under a name that auditwheel gave it."""
-    patterns = {}
-    for soname in sonames:
-        stem, dot, rest = soname.partition(".so")
-        patterns[soname] = re.compile(re.escape(stem) + "(-[0-9a-f]{8})?" + re.escape(dot + rest) + r"(\..+)?")
-    found: dict[str, list[str]] = {soname: [] for soname in sonames}
-    seen: set[tuple[str, int, int]] = set()
-    for path, status in walk(root):
-        name = path.rsplit("/", 1)[-1]
-        if ".so" not in name:
-            continue
-        for soname, pattern in patterns.items():
-            key = (soname, status.st_dev, status.st_ino)
-            if pattern.fullmatch(name) and key not in seen and _is_elf(root + path):
-                seen.add(key)
-                found[soname].append(path)
-    return found
+def check_single_library(check: dict[str, Any], image: Image) -> list[str]:
+    """Find every distinct ELF file that goes by the soname, also under a name that auditwheel gave it."""
+    stem, dot, rest = check["soname"].partition(".so")
+    pattern = re.compile(re.escape(stem) + "(-[0-9a-f]{8})?" + re.escape(dot + rest) + r"(\..+)?")
+    found: dict[tuple[int, int], str] = {}
+    for path, status in image.libraries():
+        if pattern.fullmatch(path.rsplit("/", 1)[-1]) and _is_elf(image.root + path):
+            found.setdefault((status.st_dev, status.st_ino), path)
+    advice = "which one is loaded depends on the search order: keep one and remove the others"
+    return told(list(found.values()), advice) if len(found) > 1 else []
 
 
-def library_majors(root: str, names: list[str]) -> dict[str, dict[str, list[str]]]:
+def check_duplicate_packages(check: dict[str, Any], image: Image) -> list[str]:
+    """Find distributions that are installed twice, Debian packages of two architectures, libraries of two versions."""
+    installed, error = image.distributions()
+    problems = [error] if error else []
+    places: dict[str, list[str]] = {}
+    for one in installed:
+        places.setdefault(one["name"], []).append(f"{one['version']} in {one['folder']}")
+    problems += [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+    architectures: dict[str, list[str]] = {}
+    for paragraph in _text(image.root + "/var/lib/dpkg/status").split("\n\n"):
+        fields = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed"):
+            architectures.setdefault(fields["Package"], []).append(fields.get("Architecture", ""))
+    problems += [
+        f"Debian package {name}: {', '.join(found)}" for name, found in sorted(architectures.items()) if len(found) > 1
+    ]
+    for name, majors in library_majors(image, check["libraries"]).items():
+        if len(majors) > 1:
+            lie = [f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())]
+            problems.append(f"{name}: {', '.join(lie)}")
+    return told(problems, "which one is used depends on the search order: keep one and remove the others")
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def library_majors(image: Image, names: list[str]) -> dict[str, dict[str, list[str]]]:
     """Return, by name without ``.so``, which major versions of a library there are, and where each lies."""
     found: dict[str, dict[str, list[str]]] = {name: {} for name in names}
-    for path, _status in walk(root):
+    for path, _status in image.libraries():
         match = _SONAME.fullmatch(path.rsplit("/", 1)[-1])
         if match is None or match[1] not in found:
             continue
         try:
-            elf = read_elf(root + path)
+            elf = read_elf(image.root + path)
         except (DamagedElfError, OSError):
             continue
         # The file's name may say more, or less, than the name that it is loaded by.
@@ -768,22 +726,19 @@ def largest(root: str) -> list[tuple[str, int]]:
 # --- environment, imports, distributions -----------------------------------------------------------------------------
 
 
-def search_path_problems(root: str, variable: str) -> list[str]:
+def check_search_path(check: dict[str, Any], image: Image) -> list[str]:
     """Return what is wrong with the entries of a path-like variable."""
+    variable = check["variable"]
     value = os.environ.get(variable, "")
-    if not value:
-        return ["PATH is not set"] if variable == "PATH" else []
-    problems = []
-    for entry in value.split(":"):
+    problems = ["PATH is not set"] if variable == "PATH" and not value else []
+    for entry in value.split(":") if value else ():
         if not entry:
             problems.append("an entry is empty, which means the current folder: remove the stray colon")
         elif not entry.startswith("/"):
             problems.append(f"{entry} is not absolute: it means another folder for every program")
-        elif not os.path.isdir(root + entry):
-            problems.append(
-                f"{entry} does not exist" if not os.path.exists(root + entry) else f"{entry} is not a folder"
-            )
-    return problems
+        elif not os.path.isdir(image.root + entry):
+            problems.append(f"{entry} {'is not a folder' if os.path.exists(image.root + entry) else 'does not exist'}")
+    return told(problems, f"correct {variable} in the image's environment")
 
 
 # Runs under the environment's own Python: sent as text.
@@ -807,36 +762,26 @@ print("\\n" + json.dumps(found))
 """
 
 
-def loaded_library(python: str, question: LoadedLibraryQuestion) -> LoadedLibraryAnswer:
+def check_loaded_library(check: dict[str, Any], image: Image) -> list[str]:
     """Import the module in a child and read from its memory map which files of the library's name it holds."""
-    answer: LoadedLibraryAnswer = {
-        "mapped": [],
-        "expected": os.path.realpath(question["library"]),
-        "error": "",
-    }
-    try:
-        child = subprocess.run(
-            [python, "-c", _IMPORT, question["module"]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=IMPORT_TIMEOUT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        answer["error"] = str(error)
-        return answer
-    output = child.stdout.decode("utf-8", "replace")
-    if child.returncode != 0:
-        answer["error"] = output.strip()[-2000:] or f"ended with status {child.returncode}"
-        return answer
-    stem = os.path.basename(question["library"]).partition(".so")[0]
+    output, error = _run([image.python, "-c", _IMPORT, check["module"]])
+    if error:
+        return [f"import {check['module']} does not succeed:", error]
+    expected = os.path.realpath(check["library"])
+    stem = os.path.basename(check["library"]).partition(".so")[0]
     pattern = re.compile(re.escape(stem) + r"(-[0-9a-f]{8})?\.so(\..+)?")
     mapped = [line[7:] for line in output.splitlines() if line.startswith("mapped ")]
-    answer["mapped"] = [
-        path for path in mapped if path == answer["expected"] or pattern.fullmatch(path.rsplit("/", 1)[-1])
-    ]
-    return answer
+    others = [path for path in mapped if path != expected and pattern.fullmatch(path.rsplit("/", 1)[-1])]
+    if expected not in mapped:
+        instead = f"it loads {', '.join(others)} instead" if others else "no library of this name is loaded"
+        return [f"{instead}: look at the RPATH of the module's libraries and at LD_LIBRARY_PATH"]
+    twice = "two copies of one library in a process fail sooner or later"
+    return [f"it also loads {', '.join(others)}: {twice}"] if others else []
+
+
+def check_absent(check: dict[str, Any], image: Image) -> list[str]:
+    """Return the paths that fit a pattern which nothing may fit."""
+    return told(matching(image.root, check["path"]), "must not be in the image: remove it in the step that brings it")
 
 
 def installed_distributions(python: str) -> tuple[list[ProbedDistribution], str]:
@@ -853,28 +798,54 @@ def matching(root: str, pattern: str) -> list[str]:
     return sorted(path[len(root) :] for path in found if os.path.lexists(path))
 
 
+class Image:
+    """What checks look at; each part is read once, when it is asked for."""
+
+    def __init__(self, root: str, python: str) -> None:
+        """Read nothing but the loader's cache yet."""
+        self.root = root.rstrip("/")
+        self.python = python
+        self.loader = Loader(self.root, os.environ.get("LD_LIBRARY_PATH", ""))
+        self._distributions: tuple[list[ProbedDistribution], str] | None = None
+        self._libraries: list[tuple[str, os.stat_result]] | None = None
+
+    def distributions(self) -> tuple[list[ProbedDistribution], str]:
+        """Return the distributions of the environment's Python, or why it does not list them."""
+        if self._distributions is None:
+            found, error = installed_distributions(self.python)
+            self._distributions = found, f"{self.python} does not list its distributions: {error}" if error else ""
+        return self._distributions
+
+    def libraries(self) -> list[tuple[str, os.stat_result]]:
+        """Return every plain file whose name is that of a library."""
+        if self._libraries is None:
+            self._libraries = [(path, status) for path, status in walk(self.root) if ".so" in path.rsplit("/", 1)[-1]]
+        return self._libraries
+
+
+QUESTIONS: dict[str, Callable[[dict[str, Any], Image], list[str]]] = {
+    "shared-libraries": check_shared_libraries,
+    "elf-needs": check_elf_needs,
+    "loadable-library": check_loadable_library,
+    "loaded-library": check_loaded_library,
+    "single-library": check_single_library,
+    "duplicate-packages": check_duplicate_packages,
+    "search-path": check_search_path,
+    "path": check_absent,
+}
+"""The kinds of checks that are answered here; of paths only those that must be absent."""
+
+
 def answer_request(request: ProbeRequest) -> ProbeAnswer:
     """Answer everything."""
-    root = request["root"].rstrip("/")
-    python = request["python"]
-    loader = Loader(root, os.environ.get("LD_LIBRARY_PATH", ""))
-    distributions, error = installed_distributions(python) if request["distributions"] else ([], "")
+    image = Image(request["root"], request["python"])
+    problems = [QUESTIONS[check["kind"]](check, image) for check in request["checks"]]
+    distributions, error = image.distributions() if request["distributions"] else ([], "")
     return {
-        "shared_libraries": [
-            check_shared_libraries(question, python, loader) for question in request["shared_libraries"]
-        ],
-        "single_libraries": single_libraries(root, request["single_libraries"]) if request["single_libraries"] else {},
-        "search_paths": {name: search_path_problems(root, name) for name in request["search_paths"]},
-        "absent": {pattern: matching(root, pattern) for pattern in request["absent"]},
-        "loaded_libraries": [loaded_library(python, question) for question in request["loaded_libraries"]],
-        "loadable_libraries": [
-            check_loadable_library(question, python, loader) for question in request["loadable_libraries"]
-        ],
-        "elf_needs": [check_elf_needs(question, loader) for question in request["elf_needs"]],
-        "library_majors": library_majors(root, request["library_majors"]) if request["library_majors"] else {},
+        "problems": problems,
         "distributions": distributions,
         "distributions_error": error,
-        "sizes": largest(root) if request["sizes"] else [],
+        "sizes": largest(image.root) if request["sizes"] else [],
     }
 
 

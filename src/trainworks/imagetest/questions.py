@@ -6,6 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable
+from dataclasses import asdict
 from importlib import resources
 
 from trainworks.engine.protocol import BuiltImage, Completed, Container
@@ -39,68 +40,24 @@ def request_of(
     checks: Iterable[kinds.Check], image: BuiltImage, *, python: str = ENVIRONMENT_PYTHON
 ) -> probe.ProbeRequest:
     """Return the questions of these checks to the probe."""
-    request: probe.ProbeRequest = {
+    checks = tuple(checks)
+    return {
         "root": "/",
         "python": python,
-        "shared_libraries": [],
-        "single_libraries": [],
-        "search_paths": [],
-        "absent": [],
-        "loaded_libraries": [],
-        "loadable_libraries": [],
-        "elf_needs": [],
-        "library_majors": [],
-        "distributions": False,
-        "sizes": False,
+        "checks": [asdict(check) for check in probed(checks)],
+        "distributions": any(isinstance(check, kinds.PythonPackageCheck) for check in checks),
+        # Adding up every file is worth its seconds only for an image that is too large.
+        "sizes": any(isinstance(check, kinds.SizeCheck) and oversized(check, image) for check in checks),
     }
-    for check in checks:
-        match check:
-            case kinds.SharedLibrariesCheck():
-                request["shared_libraries"].append(shared_libraries_question(check))
-            case kinds.SingleLibraryCheck(soname=soname):
-                request["single_libraries"].append(soname)
-            case kinds.SearchPathCheck(variable=variable):
-                request["search_paths"].append(variable)
-            case kinds.PathCheck(path=path, state="absent"):
-                request["absent"].append(path)
-            case kinds.LoadedLibraryCheck():
-                request["loaded_libraries"].append(loaded_library_question(check))
-            case kinds.LoadableLibraryCheck():
-                request["loadable_libraries"].append(loadable_library_question(check))
-            case kinds.ElfNeedsCheck(cuda=cuda):
-                request["elf_needs"].append(elf_needs_question(check))
-                request["distributions"] = request["distributions"] or bool(cuda)
-            case kinds.DuplicatePackagesCheck(libraries=libraries):
-                request["library_majors"] += libraries
-                request["distributions"] = True
-            case kinds.PythonPackageCheck():
-                request["distributions"] = True
-            case kinds.SizeCheck():
-                # Adding up every file is worth its seconds only for an image that is too large.
-                request["sizes"] = request["sizes"] or oversized(check, image)
-            case _:
-                pass
-    return request
 
 
-def shared_libraries_question(check: kinds.SharedLibrariesCheck) -> probe.SharedLibrariesQuestion:
-    """Return the check as the probe's question; equal questions have equal places in request and answer."""
-    return {"roots": list(check.roots), "provided": list(check.provided)}
-
-
-def loaded_library_question(check: kinds.LoadedLibraryCheck) -> probe.LoadedLibraryQuestion:
-    """Return the check as the probe's question."""
-    return {"module": check.module, "library": check.library}
-
-
-def loadable_library_question(check: kinds.LoadableLibraryCheck) -> probe.LoadableLibraryQuestion:
-    """Return the check as the probe's question."""
-    return {"library": check.library, "provided": list(check.provided)}
-
-
-def elf_needs_question(check: kinds.ElfNeedsCheck) -> probe.ElfNeedsQuestion:
-    """Return the check as the probe's question."""
-    return {"roots": list(check.roots), "libraries": list(check.libraries)}
+def probed(checks: Iterable[kinds.Check]) -> list[kinds.Check]:
+    """Return the checks that the probe answers, in their order."""
+    return [
+        check
+        for check in checks
+        if check.kind in probe.QUESTIONS and not (isinstance(check, kinds.PathCheck) and check.state != "absent")
+    ]
 
 
 def inventory_request_of(checks: Iterable[kinds.Check]) -> inventory.InventoryRequest:
@@ -156,7 +113,7 @@ def _read(completed: Completed, marker: str) -> str:
 
 def ask(container: Container, request: probe.ProbeRequest) -> probe.ProbeAnswer:
     """Run the probe in a container."""
-    children = 1 + len(request["loaded_libraries"]) + len(request["loadable_libraries"])
+    children = 1 + sum(check["kind"] in ("loaded-library", "loadable-library") for check in request["checks"])
     return answer_of(container.run(command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
 
 

@@ -1,7 +1,7 @@
 """The image tests: one function for every kind of promise, run by ``trainworks.imagetest.run_checks`` for each promise.
 
 Each function says in plain words what is wrong and what to do; pytest's own view of the failing line would say neither.
-The name of a function is ``test_`` and the promise's ``kind``.
+The name of a function is ``test_`` and the promise's ``kind``; the probe answers the others (``test_inside``).
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 from trainworks.engine.protocol import BuiltImage, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
-from trainworks.imagetest.probe import ProbeAnswer, ProbedDistribution, ProbeRequest
+from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.plan import checks as kinds
 
 COMMAND_TIMEOUT = 300.0
 """Seconds for a command or an import of a check: torch.compile takes 25 of them on two free cores, 60 on busy ones."""
 
 _OUTPUT_LIMIT = 2000
-_LINE_LIMIT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +71,15 @@ def host(container: Container) -> Host:
 
 
 @pytest.fixture(scope="session")
-def request_to_image(subject: ImageUnderTest) -> ProbeRequest:
-    """Return all questions to the probe."""
-    return questions.request_of(subject.checks, subject.image)
+def answer(container: Container, subject: ImageUnderTest) -> ProbeAnswer:
+    """Ask the probe, once."""
+    return questions.ask(container, questions.request_of(subject.checks, subject.image))
 
 
 @pytest.fixture(scope="session")
-def answer(container: Container, request_to_image: ProbeRequest) -> ProbeAnswer:
-    """Ask the probe, once."""
-    return questions.ask(container, request_to_image)
+def problems(answer: ProbeAnswer, subject: ImageUnderTest) -> dict[kinds.Check, list[str]]:
+    """Return what the probe says is wrong, by check."""
+    return dict(zip(questions.probed(subject.checks), answer["problems"], strict=True))
 
 
 @pytest.fixture(scope="session")
@@ -98,28 +97,25 @@ def _broken(reason: str) -> NoReturn:
     pytest.fail(reason, pytrace=False)
 
 
-def _distributions(answer: ProbeAnswer) -> list[ProbedDistribution]:
-    if answer["distributions_error"]:
-        _broken(f"{questions.ENVIRONMENT_PYTHON} does not list its distributions: {answer['distributions_error']}")
-    return answer["distributions"]
-
-
 def _tail(output: str) -> str:
     return output.strip()[-_OUTPUT_LIMIT:] or "(it printed nothing)"
 
 
 def _lines(lines: list[str]) -> str:
-    more = [f"... and {len(lines) - _LINE_LIMIT} more"] if len(lines) > _LINE_LIMIT else []
-    return "\n".join([*lines[:_LINE_LIMIT], *more])
+    more = [f"... and {len(lines) - LINE_LIMIT} more"] if len(lines) > LINE_LIMIT else []
+    return "\n".join([*lines[:LINE_LIMIT], *more])
+
+
+def test_inside(check: kinds.Check, problems: dict[kinds.Check, list[str]]) -> None:
+    """A promise that the probe looks at, inside the image; it says what is wrong and what to do."""
+    if problems[check]:
+        _broken("\n".join(problems[check]))
 
 
 def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
     """A path exists as promised, or does not."""
     if check.state == "absent":
-        answer: ProbeAnswer = request.getfixturevalue("answer")
-        found = answer["absent"][check.path]
-        if found:
-            _broken(f"{_lines(found)}\nmust not be in the image: remove it in the step that brings it")
+        test_inside(check, request.getfixturevalue("problems"))
         return
     host: Host = request.getfixturevalue("host")
     file = host.file(check.path)
@@ -172,8 +168,10 @@ def test_python_imports(check: kinds.PythonImportsCheck, container: Container) -
 
 def test_python_package(check: kinds.PythonPackageCheck, answer: ProbeAnswer) -> None:
     """A Python distribution has the declared version; a local part (``+cu121``) counts where one is declared."""
+    if answer["distributions_error"]:
+        _broken(answer["distributions_error"])
     name = canonicalize_name(check.distribution)
-    versions = [one["version"] for one in _distributions(answer) if one["name"] == name]
+    versions = [one["version"] for one in answer["distributions"] if one["name"] == name]
     if not versions:
         _broken(f"{check.distribution} is not installed in the environment of {questions.ENVIRONMENT_PYTHON}")
     if len(versions) > 1:
@@ -250,78 +248,6 @@ def rpm_versions(listing: str) -> dict[str, str]:
     return {name: version for name, tab, version in lines if tab}
 
 
-def test_loadable_library(
-    check: kinds.LoadableLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest
-) -> None:
-    """A library can be loaded, or could be if the driver were installed."""
-    position = request_to_image["loadable_libraries"].index(questions.loadable_library_question(check))
-    found = answer["loadable_libraries"][position]
-    if "/" in check.library and len(found["paths"]) != 1:
-        _broken(f"{check.library} means {', '.join(found['paths']) or 'no file'}: name exactly one")
-    if found["missing"]:
-        missing = [f"{file} does not find {name}" if file else f"no {name} is found" for file, name in found["missing"]]
-        _broken(
-            f"{_lines(missing)}\ninstall the library, or name its folder in the file's RPATH or in /etc/ld.so.conf.d "
-            "(and run ldconfig)"
-        )
-    if found["error"] and not any(name in found["error"] for name in check.provided):
-        _broken(found["error"])
-
-
-def test_elf_needs(check: kinds.ElfNeedsCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
-    """Nothing was built against another major version of a library, and no wheel is for another CUDA."""
-    position = request_to_image["elf_needs"].index(questions.elf_needs_question(check))
-    found = answer["elf_needs"][position]
-    problems = [
-        f"{one['distribution'] or 'no distribution'}: {one['file']} needs {one['soname']}" for one in found["others"]
-    ]
-    if check.cuda:
-        for one in _distributions(answer):
-            other = other_cuda(one["name"], one["version"], check.cuda)
-            if other:
-                problems.append(f"{one['name']} {one['version']} is for CUDA {other}")
-    if found["files"] == 0 and not problems:
-        problems.append(f"no ELF file under {', '.join(check.roots)}: the check looks in the wrong place")
-    if problems:
-        _broken(
-            f"{_lines(problems)}\nthe image has {', '.join(check.libraries)}"
-            f"{f' (CUDA {check.cuda})' if check.cuda else ''}: install the build for this version, or compile it"
-        )
-
-
-def other_cuda(name: str, version: str, cuda: str) -> str:
-    """Return the CUDA version that a distribution's name or local version names, if its major is not that of ``cuda``.
-
-    ``2.4.1+cu121`` is for 12.1; ``2.8.3+cu12torch2.8``, ``nvidia-nccl-cu12`` and ``cupy-cuda12x`` are for 12.
-    """
-    for text in (*name.split("-"), version.partition("+")[2]):
-        match = re.match(r"cu(?:da)?(\d{2})(\d?)(?!\d)", text)
-        if match and match[1] != cuda.partition(".")[0]:
-            return f"{match[1]}.{match[2]}" if match[2] else match[1]
-    return ""
-
-
-def test_duplicate_packages(
-    check: kinds.DuplicatePackagesCheck, answer: ProbeAnswer, stock: inventory.InventoryAnswer
-) -> None:
-    """No distribution, no Debian package and no library twice."""
-    installed: dict[str, list[str]] = {}
-    for one in _distributions(answer):
-        installed.setdefault(one["name"], []).append(f"{one['version']} in {one['folder']}")
-    problems = [f"{name}: {', '.join(places)}" for name, places in sorted(installed.items()) if len(places) > 1]
-    problems += [
-        f"Debian package {name}: {', '.join(architectures)}"
-        for name, architectures in sorted(stock["two_architectures"].items())
-    ]
-    for name in check.libraries:
-        majors = answer["library_majors"][name]
-        if len(majors) > 1:
-            places = [f"{paths[0]} (major version {major})" for major, paths in sorted(majors.items())]
-            problems.append(f"{name}: {', '.join(places)}")
-    if problems:
-        _broken(f"{_lines(problems)}\nwhich one is used depends on the search order: keep one and remove the others")
-
-
 def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAnswer) -> None:  # noqa: ARG001
     """Every file has an owner."""
     if stock["unowned"]:
@@ -356,55 +282,6 @@ def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: inventory.In
         )
 
 
-def test_loaded_library(check: kinds.LoadedLibraryCheck, answer: ProbeAnswer, request_to_image: ProbeRequest) -> None:
-    """A module's process has the library mapped from the declared file, and no other of its name."""
-    position = request_to_image["loaded_libraries"].index(questions.loaded_library_question(check))
-    found = answer["loaded_libraries"][position]
-    if found["error"]:
-        _broken(f"import {check.module} does not succeed:\n{_tail(found['error'])}")
-    others = [path for path in found["mapped"] if path != found["expected"]]
-    if found["expected"] not in found["mapped"]:
-        instead = f"it loads {', '.join(others)} instead" if others else "no library of this name is loaded"
-        _broken(f"{instead}: look at the RPATH of the module's libraries and at LD_LIBRARY_PATH")
-    if others:
-        _broken(f"it also loads {', '.join(others)}: two copies of one library in a process fail sooner or later")
-
-
-def test_shared_libraries(
-    check: kinds.SharedLibrariesCheck, answer: ProbeAnswer, request_to_image: ProbeRequest
-) -> None:
-    """Every ELF file finds what it needs."""
-    position = request_to_image["shared_libraries"].index(questions.shared_libraries_question(check))
-    found = answer["shared_libraries"][position]
-    problems = [f"{root} does not exist" for root in found["absent_roots"]]
-    problems += [f"{damaged} (the file is damaged)" for damaged in found["damaged"]]
-    for missing in found["missing"]:
-        through = f" (loaded for {missing['loaded_for']})" if missing["loaded_for"] != missing["file"] else ""
-        place = f"; it lies in {', '.join(missing['lies_in'])}" if missing["lies_in"] else ""
-        problems.append(f"{missing['file']}{through} does not find {missing['soname']}{place}")
-    if found["files"] == 0 and not problems:
-        problems.append(f"no ELF file under {', '.join(check.roots)}: the check looks in the wrong place")
-    if problems:
-        _broken(
-            f"{_lines(problems)}\ninstall the library, name its folder in the file's RPATH or in /etc/ld.so.conf.d "
-            "(and run ldconfig), remove an unused file, or declare what the driver provides"
-        )
-
-
-def test_single_library(check: kinds.SingleLibraryCheck, answer: ProbeAnswer) -> None:
-    """No second library of this name."""
-    found = answer["single_libraries"][check.soname]
-    if len(found) > 1:
-        _broken(f"{_lines(found)}\nwhich one is loaded depends on the search order: keep one and remove the others")
-
-
-def test_search_path(check: kinds.SearchPathCheck, answer: ProbeAnswer) -> None:
-    """A search path has only folders that exist."""
-    problems = answer["search_paths"][check.variable]
-    if problems:
-        _broken(f"{_lines(problems)}\ncorrect {check.variable} in the image's environment")
-
-
 def test_secrets(check: kinds.SecretsCheck, subject: ImageUnderTest) -> None:  # noqa: ARG001  (the promise says it all)
     """No layer, history, label or variable contains anything that must not leave the build host."""
     found = secrets.scan(subject.engine, subject.image, subject.forbidden)
@@ -437,6 +314,7 @@ def test_label(check: kinds.LabelCheck, subject: ImageUnderTest) -> None:
 
 
 PROMISES: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(QUESTIONS, test_inside),
     "path": test_path,
     "command": test_command,
     "import": test_import,
@@ -444,16 +322,9 @@ PROMISES: dict[str, Callable[..., None]] = {
     "python-imports": test_python_imports,
     "debian-package": test_debian_package,
     "rpm-package": test_rpm_package,
-    "loaded-library": test_loaded_library,
-    "loadable-library": test_loadable_library,
-    "shared-libraries": test_shared_libraries,
-    "elf-needs": test_elf_needs,
-    "single-library": test_single_library,
-    "duplicate-packages": test_duplicate_packages,
     "owned-files": test_owned_files,
     "world-writable": test_world_writable,
     "privileged-files": test_privileged_files,
-    "search-path": test_search_path,
     "secrets": test_secrets,
     "size": test_size,
     "label": test_label,

@@ -12,13 +12,12 @@ from urllib.parse import quote
 from trainworks.errors import LockError, OutputError
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.downloads import Client, UnreachableError, content_of
-from trainworks.host.git import bundle_holds
 from trainworks.host.index import file_addresses
 from trainworks.host.pip import PipSettings, find_local_file
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.lock_artifacts import Report
 from trainworks.inputs.mirror import INDEX
-from trainworks.inputs.sources import Places, archives_of, fetch_source
+from trainworks.inputs.sources import Places, archives_of, fetch_source, holds
 from trainworks.plan.resolve import downloads_of
 from trainworks.terminal.fetching import Fetching
 from trainworks.terminal.progress import BYTES, DISPLAY
@@ -114,16 +113,7 @@ def _all_wanted(
 
 def _artifact(artifact: Artifact, places: Places, client: Client, problems: list[str]) -> _Wanted | None:
     what = f"{artifact.name} {artifact.version}"
-    if artifact.git:
-        return _Wanted(
-            file=artifact.file,
-            what=what,
-            sha256="",
-            size=0,
-            get=lambda path: fetch_source(artifact, path, places, client),
-            fits=lambda path: bundle_holds(path, artifact.commit),
-        )
-    if not artifact.sha256:
+    if not (artifact.git or artifact.sha256):
         problem = f"{what}: no sha256 of {artifact.url} is recorded; `python build.py lock` records it"
         if problem not in problems:
             problems.append(problem)
@@ -134,7 +124,7 @@ def _artifact(artifact: Artifact, places: Places, client: Client, problems: list
         sha256=artifact.sha256,
         size=artifact.size,
         get=lambda path: fetch_source(artifact, path, places, client),
-        fits=lambda path: content_of(path).sha256 == artifact.sha256,
+        fits=lambda path: holds(artifact, path),
     )
 
 

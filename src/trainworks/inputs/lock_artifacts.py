@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainworks.engine.scratch import private_folder
-from trainworks.errors import LockError, RegistryError
+from trainworks.errors import HostError, LockError, RegistryError
 from trainworks.facts import lockfile
 from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
@@ -16,7 +16,8 @@ from trainworks.host.signatures import check_signature
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
 from trainworks.plan.target import context_of
-from trainworks.registry.client import Registries, RegistryUnreachableError, image_digest, split_reference
+from trainworks.registry.names import split_reference
+from trainworks.registry.tools import Registries, RegistryUnreachableError
 
 Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
 
@@ -146,17 +147,17 @@ def lock_base_images(
     problems: list[str] = []
     silent: set[str] = set()
     for name in dict.fromkeys(name for row in rows for name in images_of(context_of(row, facts))):
-        host = split_reference(name)[0]
+        host, path, tag = split_reference(name)
         if _row_digest(name, facts):
             continue
         if host in silent:
             problems.append(f"base image {name}: not tried, {host} does not answer")
             continue
         try:
-            locked[name] = image_digest(name, registries)
-        except RegistryError as error:
+            locked[name] = registries.existing(f"{host}/{path}", tag).digest
+        except (HostError, RegistryError) as error:
             problems.append(f"base image {name}: {error.message}")
-            if isinstance(error, RegistryUnreachableError):
+            if isinstance(error, HostError | RegistryUnreachableError):
                 silent.add(host)
             continue
         if before.get(name, locked[name]) != locked[name]:

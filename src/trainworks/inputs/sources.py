@@ -110,15 +110,18 @@ def drop_spoiled(plan: ImagePlan, places: Places) -> None:
     """
     if places.offline:
         return
+    for _, artifact in sources_of(plan):
+        path = places.folders[-1] / artifact.file
+        if places.find(artifact) == path and not holds(artifact, path):
+            path.unlink(missing_ok=True)
+
+
+def holds(artifact: Artifact, path: Path) -> bool:
+    """Return whether a file is what a row says: by its hash, or a bundle by its commit."""
     from trainworks.host.downloads import content_of
     from trainworks.host.git import bundle_holds
 
-    for _, artifact in sources_of(plan):
-        path = places.folders[-1] / artifact.file
-        if places.find(artifact) == path:
-            fits = bundle_holds(path, artifact.commit) if artifact.git else content_of(path).sha256 == artifact.sha256
-            if not fits:
-                path.unlink(missing_ok=True)
+    return bundle_holds(path, artifact.commit) if artifact.git else content_of(path).sha256 == artifact.sha256
 
 
 def missing_sources(plan: ImagePlan, places: Places) -> tuple[tuple[str, Artifact], ...]:

@@ -13,10 +13,9 @@ from jinja2 import Environment, StrictUndefined
 
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Built, Facts, TargetRow
-from trainworks.inspect.listing import sorted_rows
 from trainworks.plan.model import ImagePlan, Missing
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import version_key
+from trainworks.plan.select import sorted_rows, version_key
 from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainworks.facts.data import FOLDERS, data_folder
 from trainworks.facts.rows import Built, Facts
-from trainworks.host.cache import cache_folder
+from trainworks.host.cache import cache_folder, write_cached
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CODE = ("facts", "plan", "render")
@@ -45,10 +45,7 @@ def remembered_builds(facts: Facts, root: Path, environment: Mapping[str, str]) 
     current = current_builds(facts)
     if path:
         with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = path.with_suffix(".new")
-            draft.write_text(json.dumps({"state": state, "current": list(current)}), encoding="utf-8")
-            draft.replace(path)
+            write_cached(path, json.dumps({"state": state, "current": list(current)}).encode())
     return current
 
 

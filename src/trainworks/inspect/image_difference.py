@@ -1,4 +1,4 @@
-"""``build.py diff`` and ``build.py changelog``: what differs between two images, and across a series of images."""
+"""``build.py diff``: what differs between two images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
-from trainworks.plan.difference import Change, PlanDifference, changes
 from trainworks.terminal.words import amount, megabytes, readable, signed
 
 SHOWN = 15
 """How many folders and files the text shows."""
 
-INPUTS_LABEL = "trainworks.inputs"
-"""The label with the digest of an image's inputs. It changes with every build, so a changelog leaves it out."""
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One difference: ``before`` is ``None`` where it is new, ``after`` where it is gone."""
+
+    name: str
+    before: str | None
+    after: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +129,15 @@ def difference(before: InspectedImage, after: InspectedImage) -> ImageDifference
     )
 
 
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Change, ...]:
+    """Return what differs between two tables, by name."""
+    return tuple(
+        Change(name=name, before=before.get(name), after=after.get(name))
+        for name in sorted({**before, **after})
+        if before.get(name) != after.get(name)
+    )
+
+
 def _side(contents: InspectedImage) -> Side:
     image = contents.image
     return Side(reference=image.reference, identifier=image.identifier, created=image.created, size=image.size)
@@ -168,7 +182,8 @@ def as_text(found: ImageDifference) -> str:
     """Return a difference for people."""
     growth = signed(found.after.size - found.before.size)
     lines = [_head(found.before), f"  -> {_head(found.after)}: {growth}"]
-    lines += _listed(_groups(found))
+    for title, rows in _groups(found):
+        lines += ["", f"{title}: {_summed(rows)}", *(f"  {_words(row)}" for row in rows)]
     if found.files:
         lines += ["", f"files: {_summed(found.files)}"]
         for folder in found.folders[:SHOWN]:
@@ -181,35 +196,9 @@ def as_text(found: ImageDifference) -> str:
         lines += [f"  {_sizes(file)}  {file.path}" for file in largest[:SHOWN]]
     if found.layers:
         lines += ["", "layers", *(f"  {_sizes(layer)}  {layer.path[:100]}" for layer in found.layers)]
-    if len(lines) == HEAD_LINES:
+    if len(lines) == 2:  # only the head
         lines += ["", "no differences"]
     return "\n".join(lines) + "\n"
-
-
-HEAD_LINES = 2
-
-
-def planned_as_text(found: PlanDifference) -> str:
-    """Return the difference of two plans for people."""
-    groups = [
-        ("base", found.base),
-        ("components", found.components),
-        ("Python packages", found.python),
-        ("packages of the distribution", found.packages),
-        ("downloads", found.artifacts),
-        ("environment", found.environment),
-        ("labels", found.labels),
-    ]
-    lines = _listed([(title, rows) for title, rows in groups if rows])
-    return "\n".join([found.before, f"  -> {found.after}, as planned", *(lines or ["", "no differences"])]) + "\n"
-
-
-def _listed(groups: Sequence[tuple[str, tuple[Change, ...]]]) -> list[str]:
-    return [
-        line
-        for title, rows in groups
-        for line in ("", f"{title}: {_summed(rows)}", *(f"  {_words(row)}" for row in rows))
-    ]
 
 
 def _head(side: Side) -> str:
@@ -249,53 +238,3 @@ def _sizes(row: FileChange) -> str:
     left = "-" if row.before is None else amount(row.before)
     right = "-" if row.after is None else amount(row.after)
     return f"{left:>8} -> {right:>8}"
-
-
-# --- changelog -------------------------------------------------------------------------------------------------------
-
-
-def changelog(images: Sequence[InspectedImage], existing: str = "") -> str:
-    """Return the changelog of a series of images as Markdown, the newest first.
-
-    Args:
-        images: The images, the oldest first. The first one is listed in full if the changelog does not have it yet.
-        existing: The changelog so far. Its entries stay as they are; new ones come before them.
-    """
-    entries = []
-    for number, contents in enumerate(images):
-        if _mark(contents) not in existing:
-            entries.append(_entry(contents, images[number - 1] if number else None))
-    head, separator, rest = existing.partition("\n## ")
-    older = [f"## {rest}"] if separator else []
-    return "\n".join([(head.strip() or "# Changelog") + "\n", *reversed(entries), *older])
-
-
-def _mark(contents: InspectedImage) -> str:
-    return f"<!-- {contents.image.identifier} -->"
-
-
-def _entry(contents: InspectedImage, before: InspectedImage | None) -> str:
-    image = contents.image
-    lines = [f"## {image.reference} ({image.created[:10]})", _mark(contents), ""]
-    if before is None:
-        lines += [f"First image: {megabytes(image.size)}.", ""]
-        lines += [f"- {name} {version}" for name, version in contents.components.items()]
-        return "\n".join(lines).rstrip() + "\n"
-    found = difference(before, contents)
-    growth = signed(image.size - before.image.size)
-    lines += [f"Since {before.image.reference} ({before.image.created[:10]}): {megabytes(image.size)}, {growth}.", ""]
-    groups = [(title, tuple(row for row in rows if row.name != INPUTS_LABEL)) for title, rows in _groups(found)]
-    for title, rows in groups:
-        if rows:
-            lines += [f"### {title[0].upper()}{title[1:]}", *(_item(row) for row in rows), ""]
-    if not any(rows for _, rows in groups):
-        lines += [f"No package or setting changed (files: {_summed(found.files) or 'none'})."]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _item(row: Change) -> str:
-    if row.before is None:
-        return f"- added {row.name} `{row.after}`"
-    if row.after is None:
-        return f"- removed {row.name} (was `{row.before}`)"
-    return f"- {row.name} `{row.before}` → `{row.after}`"

@@ -7,25 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
-from trainworks.plan.select import version_key
+from trainworks.plan.select import sorted_rows, version_key
 from trainworks.plan.target import context_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
-
-
-def sorted_rows(facts: Facts) -> list[TargetRow]:
-    """Return all targets, by framework, version and Python."""
-    return sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
-
-
-def _current(facts: Facts) -> Mapping[str, Built]:
-    from trainworks.render.builds import current_builds
-
-    return current_builds(facts)
-
-
-def _table(facts: Facts, current: Mapping[str, Built]) -> list[tuple[str, ...]]:
-    return [_cells(row, facts, current) for row in sorted_rows(facts)]
 
 
 def _cells(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> tuple[str, ...]:
@@ -52,22 +37,16 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
     return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
 
 
-def list_text(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
-    """Return the table for people.
-
-    Args:
-        facts: The facts.
-        current: The recorded builds of today's recipes, by the target's name; default: every one is rendered to know.
-    """
-    table = [COLUMNS, *_table(facts, _current(facts) if current is None else current)]
+def list_text(facts: Facts, current: Mapping[str, Built]) -> str:
+    """Return the table for people; ``current`` are the recorded builds of today's recipes, by the target's name."""
+    table = [COLUMNS, *(_cells(row, facts, current) for row in sorted_rows(facts))]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
     return "\n".join(lines) + "\n"
 
 
-def summary_markdown(facts: Facts) -> str:
+def summary_markdown(facts: Facts, current: Mapping[str, Built]) -> str:
     """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
-    current = _current(facts)
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
         groups.setdefault((facts.sources_of(row), row.framework), []).append(row)
@@ -85,12 +64,11 @@ def summary_markdown(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_json(facts: Facts, current: Mapping[str, Built] | None = None) -> str:
+def list_json(facts: Facts, current: Mapping[str, Built]) -> str:
     """Return the table for programs: one object for each target, with its name, its versions, and its last build.
 
     ``built`` is the recorded build, and whether it is ``current``: of today's recipe. Arguments as for ``list_text``.
     """
-    current = _current(facts) if current is None else current
     rows = [
         {
             "name": facts.name_of(row),

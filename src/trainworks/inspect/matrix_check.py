@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.compatibility import Conflict
-from trainworks.plan.names import unknown
 from trainworks.plan.parts import parts_of
 from trainworks.plan.resolve import assemble, usual_components
+from trainworks.plan.select import rows_like
 from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 
@@ -48,16 +48,12 @@ def check_targets(facts: Facts, only: Sequence[str] = ()) -> tuple[TargetCheck, 
     """Check every target, or some.
 
     Raises:
-        UnknownNameError: ``only`` names a target that does not exist.
+        UnknownNameError: A pattern of ``only`` fits no target.
         FactsError: A check in a recipe's front matter is malformed.
     """
-    rows = {facts.name_of(row): row for row in facts.targets}
-    for name in only:
-        if name not in rows:
-            raise unknown("target", name, rows)
-    chosen = {name: row for name, row in rows.items() if not only or name in only}
-    current = current_builds(facts, chosen.values())
-    return tuple(_find(row, facts, built=name in current) for name, row in chosen.items())
+    rows = rows_like(only, facts)
+    current = current_builds(facts, rows)
+    return tuple(_find(row, facts, built=facts.name_of(row) in current) for row in rows)
 
 
 def _find(row: TargetRow, facts: Facts, *, built: bool) -> TargetCheck:

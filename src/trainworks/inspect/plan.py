@@ -1,16 +1,20 @@
-"""``build.py --until plan`` for people: what an image is made of, and what a build would do."""
+"""``build.py --until plan`` for people: what an image is made of, and what a build downloads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainworks.facts.rows import Artifact
+from trainworks.facts.rows import Artifact, Built
 from trainworks.plan.model import ImagePlan
-from trainworks.render.forecast import Forecast
 
 
-def describe_plan(plan: ImagePlan) -> str:
-    """Return a plan for people: target, components with their versions, what is missing and what that costs."""
+def describe_plan(plan: ImagePlan, recorded: Built | None) -> str:
+    """Return a plan for people: target, components with their versions, what is missing and what that costs.
+
+    Args:
+        plan: The plan.
+        recorded: The target's last recorded build.
+    """
     lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.image}, Python {plan.target.python}"]
     width = max(len(step.component) for step in plan.steps)
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
@@ -18,26 +22,15 @@ def describe_plan(plan: ImagePlan) -> str:
     lines += [f"  not locked: {what}" for what in plan.unlocked]
     lines += [f"  advice: {advice}" for advice in plan.advice]
     lines.append(f"  {len(plan.checks)} checks after the build; at most {plan.budget_megabytes} MB")
-    return "\n".join(lines) + "\n"
-
-
-def describe_forecast(expected: Forecast) -> str:
-    """Return for people what a build would do: what is built again and why, and how much is downloaded."""
-    if not expected.since:
-        lines = ["  not built on this machine yet: everything is built"]
-    elif not expected.rebuilds:
-        lines = [f"  nothing changed since the build of {expected.since}"]
-    else:
-        lines = [f"  since the build of {expected.since}:"]
-        width = max(len(rebuild.component) for rebuild in expected.rebuilds)
-        lines += [f"    {each.component:<{width}}  {'; '.join(each.reasons)}" for each in expected.rebuilds]
-        lines.append(f"    layers of the image are written again from {expected.layers_from} on")
-        if expected.kept:
-            lines.append(f"    from the engine's cache: {', '.join(expected.kept)}")
-    unknown = f" and {expected.unknown_sizes} files of unknown size" if expected.unknown_sizes else ""
-    lines.append(f"  downloads about {expected.download_bytes / 1e6:,.0f} MB{unknown}, less what caches have")
-    if expected.recorded_megabytes:
-        lines.append(f"  image: {expected.recorded_megabytes:,} MB when a build was last recorded")
+    sizes = [
+        size
+        for step in plan.steps
+        for size in (*(each.size for each in step.python), *(each.size for each in step.artifacts))
+    ]
+    unknown = f" and {sizes.count(0)} files of unknown size" if 0 in sizes else ""
+    lines.append(f"  downloads about {sum(sizes) / 1e6:,.0f} MB{unknown}, less what caches have")
+    if recorded is not None:
+        lines.append(f"  image: {recorded.megabytes:,} MB when a build was last recorded")
     return "\n".join(lines) + "\n"
 
 

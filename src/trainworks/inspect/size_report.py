@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from trainworks.engine.protocol import HistoryEntry
-from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
-from trainworks.host.cache import cache_folder, write_cached
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
+from trainworks.inspect.pull_time import PullTime, pull_text, pull_times
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.words import amount, megabytes, readable, signed
 
-SCHEMA = 1
 SHOWN = 10
 """How many of the largest packages and files the text shows."""
 
@@ -53,6 +46,7 @@ class SizeReport:
         overwritten: Bytes of lower layers that a later layer replaced or removed.
         largest_files: Path and bytes.
         layers: Component (``""`` if unknown), instruction and bytes, lowest first.
+        pulls: How long each kind of host takes to pull it, estimated.
     """
 
     reference: str
@@ -64,10 +58,7 @@ class SizeReport:
     overwritten: int
     largest_files: tuple[tuple[str, int], ...]
     layers: tuple[tuple[str, str, int], ...]
-
-    def as_values(self) -> dict[str, Any]:
-        """Return it as values for JSON."""
-        return {"schema": SCHEMA, **asdict(self)}
+    pulls: tuple[PullTime, ...]
 
 
 def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
@@ -103,6 +94,7 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         for component, size in sizes.most_common()
     )
     largest = sorted(contents.files.values(), key=lambda file: (-file.size, file.path))[:SHOWN]
+    layers = _layers(contents.history, plan, facts)
     return SizeReport(
         reference=contents.image.reference,
         identifier=contents.image.identifier,
@@ -112,7 +104,8 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         parts=parts,
         overwritten=max(0, contents.image.size - sizes.total()),
         largest_files=tuple((file.path, file.size) for file in largest),
-        layers=_layers(contents.history, plan, facts),
+        layers=layers,
+        pulls=pull_times([size for _, _, size in layers], facts.pulls),
     )
 
 
@@ -186,7 +179,7 @@ def _owners(plan: ImagePlan | None, facts: Facts) -> Callable[[ImageFile], str]:
 
 
 def as_text(report: SizeReport, before: SizeReport | None) -> str:
-    """Return a report for people, compared with ``before``: an earlier report, or that of another image."""
+    """Return a report for people, compared with ``before``, that of another image."""
     of_budget = f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}" if report.budget else ""
     lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
     width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
@@ -204,7 +197,10 @@ def as_text(report: SizeReport, before: SizeReport | None) -> str:
         lines.append(f"  {amount(weight):>8}  {owner} {version} ({component})")
     lines += ["", "largest files"]
     lines += [f"  {amount(size):>8}  {path}" for path, size in report.largest_files]
-    lines += ["", "layers"]
+    sizes = [size for _, _, size in report.layers]
+    largest = max(sizes, default=0)
+    of_image = f", {largest / sum(sizes):.0%} of the image" if largest else ""
+    lines += ["", f"{len(sizes)} layers, the largest {amount(largest)}{of_image}", *pull_text(report.pulls)]
     lines += [
         f"  {amount(size):>8}  {component:<{width}}  {instruction[:80]}"
         for component, instruction, size in report.layers
@@ -232,10 +228,6 @@ class Growth:
     created: str
     growth: int
     causes: tuple[Cause, ...]
-
-    def as_values(self) -> dict[str, Any]:
-        """Return it as values for JSON."""
-        return asdict(self)
 
 
 def growth_of(before: SizeReport, after: SizeReport) -> Growth:
@@ -290,64 +282,3 @@ def _reasons(before: ComponentSize, after: ComponentSize) -> tuple[str, ...]:
     found.sort(key=lambda pair: -pair[0])
     more = (f"{len(found) - SHOWN} more packages",) if len(found) > SHOWN else ()
     return (*(words for _, words in found[:SHOWN]), *more)
-
-
-def read_report(path: Path) -> SizeReport:
-    """Read a report that ``build.py report --format json`` wrote.
-
-    Raises:
-        OutputError: The file cannot be read, or is not such a report.
-    """
-    try:
-        return _from_values(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise OutputError(f"cannot read {path} ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise OutputError(
-            f"{path} is not a size report", hint="write one with `build.py report IMAGE --format json > FILE`"
-        ) from error
-
-
-def _from_values(values: Mapping[str, Any]) -> SizeReport:
-    if values["schema"] != SCHEMA:
-        raise ValueError(f"schema {values['schema']}")
-    texts = {name: str(values[name]) for name in ("reference", "identifier", "created")}
-    numbers = {name: int(values[name]) for name in ("size", "budget", "overwritten")}
-    return SizeReport(
-        reference=texts["reference"],
-        identifier=texts["identifier"],
-        created=texts["created"],
-        size=numbers["size"],
-        budget=numbers["budget"],
-        overwritten=numbers["overwritten"],
-        parts=tuple(
-            ComponentSize(
-                component=str(row["component"]),
-                size=int(row["size"]),
-                files=int(row["files"]),
-                packages={name: (str(version), int(size)) for name, (version, size) in row["packages"].items()},
-            )
-            for row in values["parts"]
-        ),
-        largest_files=tuple((str(path), int(size)) for path, size in values["largest_files"]),
-        layers=tuple((str(whose), str(step), int(size)) for whose, step, size in values["layers"]),
-    )
-
-
-def remember(report: SizeReport, engine: str, environment: Mapping[str, str]) -> SizeReport | None:
-    """Store a report in the cache, and return the last one of another image with the same name in this engine.
-
-    If the cache cannot be read or written, only the comparison is lost.
-    """
-    key = hashlib.sha256(f"{engine} {report.reference}".encode()).hexdigest()[:32]
-    try:
-        path = cache_folder(environment, "reports", f"{key}.json")
-    except RuntimeError:
-        return None
-    kept: list[SizeReport] = []
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = [_from_values(values) for values in json.loads(path.read_text(encoding="utf-8"))]
-    earlier = [each for each in kept if each.identifier != report.identifier]
-    with suppress(OSError):
-        write_cached(path, json.dumps([report.as_values(), *(each.as_values() for each in earlier[:1])]).encode())
-    return earlier[0] if earlier else None

@@ -9,6 +9,12 @@ from dataclasses import asdict, dataclass, field
 from trainworks.facts.rows import Artifact, Base, LockedPackage, Source
 from trainworks.plan.checks import Check
 
+IMAGE_TIME = 1_577_836_800
+"""Time of images and their files, in seconds since 1970, where an engine can set it: two cold builds give one digest.
+
+2020 and not 1970: a wheel or any other ZIP file cannot hold a time before 1980, and image steps make such files.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -85,12 +91,16 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceShape:
-    """What one host of an instance type has; the launcher's fallback where it cannot look at the hardware."""
+    """What one host of an instance type has; the launcher's fallback where it cannot look at the hardware.
+
+    ``efa_devices``: 0 if not known.
+    """
 
     gpus: int
     neuron_cores: int
     efa: bool
     efa_rdma: bool
+    efa_devices: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +135,7 @@ class ImagePlan:
         instances: Instance types with accelerators that the launcher knows.
         families: Families of instance types without any.
         fabric: What hosts with EFA need, for this image's versions.
+        minimum_driver: Oldest driver of a host that runs the image's CUDA; ``""`` for an image without.
         budget_megabytes: The most the image may weigh, uncompressed (1 MB = 1,000,000 bytes).
         wheel_index: A vendor's own package index, for hosts that name none; ``""`` where the default one serves all.
         unlocked: Inputs without a recorded hash or digest: such a plan is shown, and not built.
@@ -152,6 +163,7 @@ class ImagePlan:
     instances: Mapping[str, InstanceShape] = field(repr=False)
     families: tuple[str, ...]
     fabric: tuple[FabricVariable, ...]
+    minimum_driver: str
     budget_megabytes: int
     wheel_index: str
     unlocked: tuple[str, ...]

@@ -11,8 +11,8 @@ from trainworks.errors import UnknownNameError
 LIKE_ENOUGH = 0.4
 """Below this share of common letters a suggestion confuses more than it helps."""
 
-LISTED = 30
-"""Of more names than these only the most alike are shown."""
+LISTED = 20
+"""If more names than these are available, an error shows only the closest ones."""
 
 SHOWN = 5
 
@@ -34,15 +34,6 @@ def by_likeness(name: str, known: Iterable[str]) -> list[str]:
 
 def _common_prefix(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-LIKE_ENOUGH = 0.4
-"""Below this share of common letters a suggestion confuses more than it helps."""
-
-LISTED = 20
-"""If more names than these are available, an error shows only the closest ones."""
-
-SHOWN = 5
 
 
 def suggestion(name: str, known: Iterable[str], *, hidden: Iterable[str] = ()) -> str:

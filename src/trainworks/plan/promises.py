@@ -62,18 +62,27 @@ def _check(row: CheckRow, step: Step, python: str) -> Check:
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
         raise TypeError(f"unknown kind (available: {', '.join(CHECK_TYPES)})")
-    known = {"version": step.version, "version_major": _major(step.version), "python": python}
-    values = {key: _fill(value, known) for key, value in row.values.items()}
+    values = {key: _fill(value, known_versions(step, python)) for key, value in row.values.items()}
     check: Check = check_type(component=step.component, **values)
     return check
 
 
+def known_versions(step: Step, python: str) -> Mapping[str, str]:
+    """Return what a front matter may name in braces."""
+    return {"version": step.version, "version_major": _major(step.version), "python": python}
+
+
+def filled(text: str, known: Mapping[str, str]) -> str:
+    """Put versions into a text in the place of their names in braces."""
+    for name, version in known.items():
+        text = text.replace(f"{{{name}}}", version)
+    return text
+
+
 def _fill(value: object, known: Mapping[str, str]) -> object:
-    """Put versions into a text in the place of their names in braces, and make lists of TOML tuples."""
+    """Put versions into texts, and make lists of TOML tuples."""
     if isinstance(value, str):
-        for name, text in known.items():
-            value = value.replace(f"{{{name}}}", text)
-        return value
+        return filled(value, known)
     if isinstance(value, list):
         return tuple(_fill(item, known) for item in value)
     return value

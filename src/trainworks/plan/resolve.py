@@ -20,7 +20,7 @@ from trainworks.plan.compatibility import all_hold
 from trainworks.plan.locks import check_lock
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.parts import Parts, parts_of
-from trainworks.plan.promises import declared_checks, file_checks, image_checks
+from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions
 from trainworks.plan.select import dependents_of, select_components, select_row
 from trainworks.plan.shares import (
     BUILDER,
@@ -126,14 +126,20 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         cuda_home=CUDA_HOME if cell.version and row.image else "",
         cuda_architectures=cell.architectures,
         steps=steps,
-        environment=_environment(cell, recipes),
+        environment=_environment(cell, steps, recipes, target.python),
         labels=labels,
         tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, context, facts)}",),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
         missing=_missing(components, context, facts),
         instances={
-            row.name: InstanceShape(gpus=row.gpus, neuron_cores=row.neuron_cores, efa=row.efa, efa_rdma=row.efa_rdma)
+            row.name: InstanceShape(
+                gpus=row.gpus,
+                neuron_cores=row.neuron_cores,
+                efa=row.efa,
+                efa_rdma=row.efa_rdma,
+                efa_devices=row.efa_devices,
+            )
             for row in facts.instances
         },
         families=tuple(row.name for row in facts.families),
@@ -142,6 +148,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
             for row in facts.fabric
             if all_hold(row.when, parts.properties)
         ),
+        minimum_driver=cell.minimum_driver,
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
         unlocked=_unlocked(steps, context, facts),
@@ -249,12 +256,13 @@ def _variant(components: Sequence[Component], target: TargetContext, facts: Fact
     return words if len(words) <= VARIANT_LENGTH else f"-variant-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
-def _environment(cell: Cuda, recipes: Sequence[Recipe]) -> dict[str, str]:
+def _environment(cell: Cuda, steps: Sequence[Step], recipes: Sequence[Recipe], python: str) -> dict[str, str]:
     environment = dict(ENVIRONMENT)
     if cell.version:
         environment |= CUDA_ENVIRONMENT
-    for recipe in recipes:
-        environment |= recipe.environment
+    for step, recipe in zip(steps, recipes, strict=True):
+        known = known_versions(step, python)
+        environment |= {name: filled(value, known) for name, value in recipe.environment.items()}
     folders = [folder for recipe in recipes for folder in recipe.path]
     environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
     return environment

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import get_args
 
 from trainworks.errors import UnknownNameError
@@ -88,13 +89,30 @@ def _narrow(
     return found
 
 
-def rows_named(names: Sequence[str], facts: Facts) -> list[TargetRow]:
-    """Return the targets of these names, all of them where none is named; raises ``UnknownNameError``."""
+def sorted_rows(facts: Facts) -> list[TargetRow]:
+    """Return all targets, by framework, version, cell and base."""
+    return sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
+
+
+def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
+    """Return the targets whose names fit any of these patterns (``*`` and ``?``); without a pattern, all of them.
+
+    Raises:
+        UnknownNameError: A pattern fits no target.
+    """
+    rows = {facts.name_of(row): row for row in sorted_rows(facts)}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in rows):
+            raise unknown("target for --only", pattern, rows, more="`*` stands for anything in a name")
+    return [row for name, row in rows.items() if not patterns or any(fnmatchcase(name, each) for each in patterns)]
+
+
+def row_named(name: str, facts: Facts) -> TargetRow:
+    """Return the target of this name; raises ``UnknownNameError``."""
     rows = {facts.name_of(row): row for row in facts.targets}
-    for name in names:
-        if name not in rows:
-            raise unknown("target", name, rows)
-    return [rows[name] for name in names or rows]
+    if name not in rows:
+        raise unknown("target", name, rows)
+    return rows[name]
 
 
 def select_components(request: Request, target: TargetContext, facts: Facts) -> tuple[Component, ...]:
@@ -130,7 +148,7 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
                 others = (name, *dependents_of([name], [each for each in available.values() if each.name in chosen]))
                 problems.append(
                     UnknownNameError(
-                        f"{name} needs {need}, which is not in the image{_why(name, need, facts)}",
+                        f"{name} needs {need}, which is not in the image{_why(name, need, target, facts)}",
                         hint=f"add --with {need}, or {' '.join(f'--without {other}' for other in others)}",
                     )
                 )
@@ -173,10 +191,10 @@ def leave_out(request: Request, names: Iterable[str], row: TargetRow, facts: Fac
     return replace(request, without_components=(*request.without_components, *more))
 
 
-def _why(name: str, need: str, facts: Facts) -> str:
+def _why(name: str, need: str, target: TargetContext, facts: Facts) -> str:
     """Return the reason and the source of the rule that says that a component needs another; ``""`` without a rule."""
     for rule in facts.rules:
-        if rule.when == {name: PRESENT} and need in rule.require:
+        if need in rule.require and rule.when in ({name: PRESENT}, {name: PRESENT, "sources": target.sources}):
             return f": {rule.reason} (source: {rule.source})"
     return ""
 

@@ -98,7 +98,8 @@ def protected_distributions(components: Sequence[Component], steps: Sequence[Ste
 
     A component's own name that the lock does not have gets the component's version: a wheel that is downloaded by
     itself, or the name under which the index has another build of it (``tensorflow``, where ``tensorflow-cpu`` is in
-    the image).
+    the image). The names that a component without packages of the index protects are its own: its files come with this
+    repository.
     """
     locked = {package.name: package.version for step in steps if step.in_image for package in step.python}
     versions = {step.component: step.version for step in steps}
@@ -106,6 +107,7 @@ def protected_distributions(components: Sequence[Component], steps: Sequence[Ste
     for exact in (True, False):
         for component in components:
             own = {distribution_name(name) for name in (*component.python, *component.python_cpu)}
+            own = own or {*component.protected}
             for pattern in component.protected:
                 if ("*" not in pattern) is not exact:
                     continue

@@ -27,7 +27,7 @@ from trainworks.errors import ProofError
 from trainworks.extend.plan import CODE_FOLDER, ExtensionPlan
 from trainworks.extend.requirements import ExtendedBase, locked_hashes
 from trainworks.facts.rows import Artifact, LockedPackage, SourceFile
-from trainworks.imagetest.packages import PackagesAnswer, PythonDistribution, SystemPackage
+from trainworks.imagetest.packages import BundledPackage, PackagesAnswer, PythonDistribution, SystemPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.proof.licenses import python_licenses
 from trainworks.render.dockerfile import Rendering
@@ -51,9 +51,9 @@ class ListedComponent:
     """One thing in an image.
 
     Attributes:
-        kind: ``deb``, ``rpm``, ``python``, ``artifact``, ``base``, ``distribution`` (the operating system),
-            ``launcher``; in an extended image also ``image``, the one that was extended, and ``file``, a file of the
-            code.
+        kind: ``deb``, ``rpm``, ``python``, ``bundled`` (in a wheel, by its own bill of materials), ``artifact``,
+            ``base``, ``distribution`` (the operating system), ``launcher``; in an extended image also ``image``, the
+            one that was extended, and ``file``, a file of the code.
         name: Its name.
         version: Its version; ``""`` where it has none.
         purl: Its package URL, by which both formats and every scanner know it.
@@ -173,6 +173,7 @@ def package_components(
             )
             for row in found["python"]
         ),
+        *(_bundled(each, row) for row in found["python"] for each in row["bundled"]),
     )
 
 
@@ -227,7 +228,7 @@ def extension_bill(
     )
 
 
-_PACKAGES = ("deb", "rpm", "python", DISTRIBUTION)
+_PACKAGES = ("deb", "rpm", "python", "bundled", DISTRIBUTION)
 """The kinds of components that are found inside an image."""
 
 
@@ -413,6 +414,21 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
             (f"{TRIVY}PkgType", "python-pkg"),
             (f"{TRIVY}FilePath", f"{row['path'].lstrip('/')}/METADATA"),
         ),
+    )
+
+
+def _bundled(row: BundledPackage, distribution: PythonDistribution) -> ListedComponent:
+    """Return what a wheel has a copy of; where its package URL is none, one is made of the name."""
+    try:
+        purl = str(PackageURL.from_string(row["purl"]))
+    except ValueError:
+        purl = str(PackageURL("generic", None, row["name"], row["version"] or None))
+    return ListedComponent(
+        kind="bundled",
+        name=row["name"],
+        version=row["version"],
+        purl=purl,
+        properties=(("path", row["sbom"]), ("inside", distribution["name"])),
     )
 
 

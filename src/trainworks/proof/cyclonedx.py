@@ -78,7 +78,7 @@ def cyclonedx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict
 
 
 def utc(time: int) -> str:
-    """Return a time as both formats write it."""
+    """Return a time as the format writes it."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,20 +22,6 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PrivateKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
-
-class ForeignKey(Protocol):
-    """A key that signs without showing its private half, such as one in AWS KMS. An Ed25519 key of ours is one too."""
-
-    def public_key(self) -> PublicKey:
-        """Return its public half."""
-        ...
-
-    def sign(self, content: bytes, /) -> bytes:
-        """Return the signature of content: Ed25519, or ECDSA P-256 with SHA-256 (DER)."""
-        ...
-
-
-SigningKey = PrivateKey | ForeignKey
 
 KINDS = "keys are Ed25519 or ECDSA P-256, as `openssl genpkey -algorithm ed25519` makes them"
 
@@ -90,7 +76,7 @@ def key_identifier(key: PublicKey) -> str:
     return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
-def sign(statement: Mapping[str, object], key: SigningKey) -> str:
+def sign(statement: Mapping[str, object], key: PrivateKey) -> str:
     """Return a statement in a signed envelope, one line of JSON."""
     payload = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     content = signed_bytes(PAYLOAD_TYPE, payload)

@@ -21,7 +21,7 @@ from trainworks.imagetest.packages import PackagesAnswer
 from trainworks.imagetest.questions import list_packages
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for, rows_named
+from trainworks.plan.select import request_for, row_named
 from trainworks.proof.components import (
     BillOfMaterials,
     ListedComponent,
@@ -35,7 +35,7 @@ from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
-SOURCES = ("build.py", "images", "launcher", "src", "templates", f":(exclude)images/{BUILT}")
+SOURCES = ("build.py", "images", "launcher", "smdistributed", "src", "templates", f":(exclude)images/{BUILT}")
 """The files of a checkout that decide an image, as git pathspecs. The record of builds is written after a build."""
 
 GIT_SECONDS = 60.0
@@ -69,9 +69,8 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
         ProofError: The image was built from something else than this checkout.
     """
     facts = load(root)
-    (row,) = rows_named([request.target], facts)
     build_request = replace(
-        request_for(row, facts),
+        request_for(row_named(request.target, facts), facts),
         with_components=request.with_components,
         without_components=request.without_components,
     )

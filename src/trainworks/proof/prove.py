@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,14 +18,13 @@ from trainworks.host.settings import read_host_settings
 from trainworks.proof.attach import attach, check_same, find_pushed
 from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.cyclonedx import cyclonedx
-from trainworks.proof.envelope import SigningKey, key_identifier, sign
+from trainworks.proof.envelope import PrivateKey, key_identifier, sign
 from trainworks.proof.keys import signing_key
 from trainworks.proof.provable_image import extended_image, target_image
-from trainworks.proof.provenance import CYCLONEDX, LOCAL_BUILDER, PROVENANCE, SPDX, Builder, statement
+from trainworks.proof.provenance import CYCLONEDX, LOCAL_BUILDER, PROVENANCE, Builder, statement
 from trainworks.proof.requests import ProveRequest
-from trainworks.proof.spdx import spdx
-from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, PROVENANCE_FILE
-from trainworks.registry.client import Registries
+from trainworks.proof.verify import ATTESTATIONS_FILE, CYCLONEDX_FILE, PROVENANCE_FILE
+from trainworks.registry.tools import Registries
 from trainworks.terminal.output import say
 
 
@@ -37,7 +37,7 @@ class Proof:
         bill: The image and its components.
         files: The files.
         key: The hash of the public key; ``""``: not signed.
-        attached: File name to digest, of the files that were attached in the registry.
+        attached: Name to digest, of what was attached in the registry.
     """
 
     name: str
@@ -80,12 +80,13 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
         )
         texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, key=key, time=time)
         files = _write(request.output, texts)
+        identifier = key_identifier(key.public_key()) if key else ""
         return Proof(
             name=provable.name,
             bill=bill,
             files=files,
-            key=key_identifier(key.public_key()) if key else "",
-            attached=attach(pushed, texts) if pushed else {},
+            key=identifier,
+            attached=attach(pushed, texts, key=identifier, time=time) if pushed else {},
         )
 
 
@@ -94,7 +95,7 @@ def texts_of(
     provenance: Callable[[Mapping[str, str]], Mapping[str, object]],
     *,
     builder: Builder,
-    key: SigningKey | None,
+    key: PrivateKey | None,
     time: int,
 ) -> dict[str, str]:
     """Return the files of a proof: name to text. The same values give the same texts.
@@ -102,20 +103,16 @@ def texts_of(
     Args:
         provenance: Returns the predicate of the provenance, given the hashes of the other files.
         builder: The builder that the documents name.
-        key: Signs the statements; ``None``: they are not signed. A key in KMS makes a different signature each time.
+        key: Signs the statements; ``None``: they are not signed.
         time: The time of the documents, in seconds since 1970.
     """
-    predicates: dict[str, Mapping[str, object]] = {
-        CYCLONEDX: cyclonedx(bill, builder_version=builder.version, time=time),
-        SPDX: spdx(bill, builder_version=builder.version, time=time),
-    }
-    texts = {DOCUMENTS[kind]: text_of(predicate) for kind, predicate in predicates.items()}
-    digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    predicates[PROVENANCE] = provenance(digests)
-    statements = {kind: statement(bill, kind, predicates[kind]) for kind in DOCUMENTS}
-    texts[PROVENANCE_FILE] = text_of(statements[PROVENANCE])
+    materials = cyclonedx(bill, builder_version=builder.version, time=time)
+    text = text_of(materials)
+    made = provenance({CYCLONEDX_FILE: hashlib.sha256(text.encode()).hexdigest()})
+    statements = (statement(bill, PROVENANCE, made), statement(bill, CYCLONEDX, materials))
+    texts = {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(statements[0])}
     if key is not None:
-        texts[ATTESTATIONS_FILE] = "".join(f"{sign(each, key)}\n" for each in statements.values())
+        texts[ATTESTATIONS_FILE] = "".join(f"{sign(each, key)}\n" for each in statements)
     return texts
 
 
@@ -140,7 +137,13 @@ def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
         # Signatures of an earlier proof would not fit the documents beside them.
         (folder / ATTESTATIONS_FILE).unlink(missing_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            # Beside, and renamed: a link that lies there is replaced, not followed.
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=folder, prefix=f".{name}.", delete=False
+            ) as draft:
+                draft.write(text)
+            Path(draft.name).chmod(0o644)
+            Path(draft.name).replace(folder / name)
     except OSError as error:
         raise OutputError(f"{error.filename}: {error.strerror}", hint="choose another --output") from error
     return tuple(folder / name for name in texts)

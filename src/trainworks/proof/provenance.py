@@ -11,12 +11,11 @@ from trainworks.extend.plan import ExtensionPlan
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.proof.components import BillOfMaterials, artifacts_of, python_purl
 from trainworks.render.dockerfile import Rendering
-from trainworks.render.forecast import inputs_of
+from trainworks.render.inputs import inputs_of
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"
-SPDX = "https://spdx.dev/Document"
 
 BUILD_TYPE = "urn:trainworks:build:1"
 EXTEND_TYPE = "urn:trainworks:extend:1"

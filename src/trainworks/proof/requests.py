@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.extend.request import ExtendRequest
+from trainworks.proof.verify import Policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,7 @@ class ProveRequest:
     Attributes:
         output: The folder to write to.
         target: The target whose image it is; ``""`` with ``extension``.
-        key: A private key: a PEM file, or ``awskms:///...``; ``""``: nothing is signed.
+        key: A private key, a PEM file; ``""``: nothing is signed.
         attach: The image's address in a registry; ``""``: nothing is attached.
         builder: The URI of the builder; ``""``: this machine.
         engine: Which engine has the image; ``None``: the first that answers.
@@ -40,12 +41,14 @@ class VerifyRequest:
 
     Attributes:
         image: A name that the engine has, ``sha256:...``, or an address in a registry.
-        key: The public key: a PEM or DER file, or ``awskms:///...``.
+        key: The public key: a PEM or DER file.
         proof: The folder with the proof; ``None``: it is attached to the image in the registry.
         engine: Which engine has the image; ``None``: the first that answers.
+        policy: What the provenance has to say; ``None``: anything.
     """
 
     image: str
     key: str
     proof: Path | None = None
     engine: str | None = None
+    policy: Policy | None = None

@@ -14,7 +14,7 @@ from trainworks.proof.keys import verifying_key
 from trainworks.proof.requests import VerifyRequest
 from trainworks.proof.strict_json import read_json
 from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, Verified, verify
-from trainworks.registry.client import Registries
+from trainworks.registry.tools import Registries
 from trainworks.terminal.output import say
 
 
@@ -29,20 +29,19 @@ def verify_image(request: VerifyRequest, environment: Mapping[str, str]) -> Veri
         ProofError: The proof does not exist or does not hold.
         RegistryError: The registry does not answer, or its answer is malformed.
     """
-    key = verifying_key(request.key, environment)
+    key = verifying_key(request.key)
     if request.proof is None:
         with Registries(read_host_settings(environment), report=say) as registries:
             pushed = find_pushed(request.image, registries)
-            files = attached(pushed)
-        if ATTESTATIONS_FILE not in files:
+            envelopes = attached(pushed)
+        if not envelopes:
             raise ProofError([f"{pushed.address}: no signed proof is attached to it"])
-        sha256 = pushed.sha256
-    else:
-        sha256 = _image_digest(request.image, request.engine)
-        files = {name: _read(request.proof / name) for name in (ATTESTATIONS_FILE, *DOCUMENTS.values())}
+        return verify(envelopes, key, pushed.sha256, {}, request.policy)
+    sha256 = _image_digest(request.image, request.engine)
+    files = {name: _read(request.proof / name) for name in (ATTESTATIONS_FILE, *DOCUMENTS.values())}
     lines = _decoded(ATTESTATIONS_FILE, files.pop(ATTESTATIONS_FILE)).splitlines()
     documents = {name: _json(name, content) for name, content in files.items()}
-    return verify(lines, key, sha256, documents)
+    return verify(lines, key, sha256, documents, request.policy)
 
 
 def _image_digest(image: str, engine_name: str | None) -> str:

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import warnings
-from dataclasses import dataclass, field
 from urllib.parse import urlunsplit
 
 from requests.utils import get_netrc_auth
 
 from trainworks.errors import RegistryError
 from trainworks.registry import ecr
+from trainworks.registry.names import DEFAULT_HOST
 
 
-@dataclass(frozen=True, kw_only=True)
-class Credentials:
-    """A user, a password or token, and where they come from, for messages."""
-
-    user: str
-    password: str = field(repr=False)
-    origin: str
-
-
-def credentials_for(host: str) -> Credentials | None:
-    """Return this machine's login for a registry, read anew at each call; ``None`` if there is none.
+def login_for(host: str) -> dict[str, str]:
+    """Return this machine's login for a registry as an entry of docker's ``auths``; ``{}`` if there is none.
 
     For ECR it comes from AWS, if boto3 finds AWS credentials; ``docker login`` stores one that expires after 12 hours.
     Otherwise it comes from docker's configuration (``auths``, ``credHelpers``, ``credsStore`` of
@@ -33,12 +25,28 @@ def credentials_for(host: str) -> Credentials | None:
     """
     registry = ecr.parse_host(host)
     if registry is not None and ecr.available():
-        user, password = ecr.login(registry)
-        return Credentials(user=user, password=password, origin="AWS")
-    return _from_docker(host) or _from_netrc(host)
+        return _entry(*ecr.login(registry))
+    found = _from_docker(host)
+    if token := found.get("identitytoken") or found.get("IdentityToken"):
+        return {**_entry("<token>", ""), "identitytoken": token}
+    user, password = found.get("username") or found.get("Username"), found.get("password") or found.get("Password")
+    if not (user and password):
+        user, password = get_netrc_auth(urlunsplit(("https", host, "", "", ""))) or ("", "")
+    return _entry(user, password) if user and password else {}
 
 
-def _from_docker(host: str) -> Credentials | None:
+def config_key(host: str) -> str:
+    """Return the name under which docker, oras and skopeo look for a registry's login."""
+    from docker.auth import INDEX_URL
+
+    return str(INDEX_URL) if host == DEFAULT_HOST else host
+
+
+def _entry(user: str, password: str) -> dict[str, str]:
+    return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def _from_docker(host: str) -> dict[str, str]:
     from docker.auth import load_config
     from docker.errors import DockerException
 
@@ -46,18 +54,9 @@ def _from_docker(host: str) -> Credentials | None:
         with warnings.catch_warnings():
             # A missing helper warns too; the error below reports it.
             warnings.simplefilter("ignore")
-            found = load_config().resolve_authconfig(host) or {}
+            return load_config().resolve_authconfig(host) or {}
     except DockerException as error:
         raise RegistryError(
             f"docker's credential helper for {host} failed ({error})",
             hint=f"install or configure the helper, or run `docker login {host}`",
         ) from error
-    user, password = found.get("username") or found.get("Username"), found.get("password") or found.get("Password")
-    if not user or not password:
-        return None
-    return Credentials(user=user, password=password, origin="docker's configuration")
-
-
-def _from_netrc(host: str) -> Credentials | None:
-    found = get_netrc_auth(urlunsplit(("https", host, "", "", "")))
-    return Credentials(user=found[0], password=found[1], origin="netrc") if found else None

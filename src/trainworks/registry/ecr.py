@@ -7,7 +7,6 @@ login, and repositories must exist.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,11 +21,11 @@ HOST = re.compile(
 )
 """A registry of ECR: one account in one region."""
 
-IMMUTABLE_TAGS = "*-20*"
-"""ECR's wildcard for tags that never move: dated tags (``-20261121``), and every other tag with ``-20``."""
+IMMUTABLE_TAGS = "*.*-20*"
+"""ECR's wildcard for tags that never move: those of a version with a date (``2.4-20261121``), and others of this form.
 
-UNTAGGED_DAYS = 30
-"""Days after which an image without a tag may be removed."""
+It has a dot first because of cosign, which adds to what it has under a tag: ``sha256-20c7....att``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +71,9 @@ def login(registry: Registry) -> tuple[str, str]:
 def ensure_repository(registry: Registry, name: str) -> bool:
     """Create a repository if it does not exist; return whether it was created.
 
-    A new repository is scanned at each push. Tags that match ``IMMUTABLE_TAGS`` never move. Images without a tag are
-    removed after ``UNTAGGED_DAYS``. An existing repository is not changed.
+    A new repository is scanned at each push. Tags that match ``IMMUTABLE_TAGS`` never move. It has no lifecycle policy:
+    attachments have no tag, so a rule for images without a tag would remove the proofs of images that are in use. An
+    existing repository is not changed.
 
     Raises:
         RegistryError: AWS refuses, or boto3 does not know immutable tags with exclusions.
@@ -97,30 +97,8 @@ def ensure_repository(registry: Registry, name: str) -> bool:
         imageTagMutabilityExclusionFilters=[{"filterType": "WILDCARD", "filter": IMMUTABLE_TAGS}],
         imageScanningConfiguration={"scanOnPush": True},
     )
-    if made is None:
-        # Another push created it in the meantime.
-        return False
-    _call(
-        registry,
-        "put_lifecycle_policy",
-        registryId=registry.account,
-        repositoryName=name,
-        lifecyclePolicyText=json.dumps({"rules": [_RULE]}),
-    )
-    return True
-
-
-_RULE = {
-    "rulePriority": 1,
-    "description": f"remove images without a tag after {UNTAGGED_DAYS} days",
-    "selection": {
-        "tagStatus": "untagged",
-        "countType": "sinceImagePushed",
-        "countUnit": "days",
-        "countNumber": UNTAGGED_DAYS,
-    },
-    "action": {"type": "expire"},
-}
+    # ``None``: another push created it in the meantime.
+    return made is not None
 
 
 def _call(registry: Registry, operation: str, *, missing: str = "", **arguments: Any) -> Any:

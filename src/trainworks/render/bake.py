@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from trainworks.plan.model import ImagePlan
+from trainworks.plan.model import IMAGE_TIME, ImagePlan
 from trainworks.plan.resolve import base_reference
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering
 
@@ -77,6 +77,9 @@ def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
         "tags": [tag.replace(f"{prefix}/", f"${{{REPOSITORY}}}/", 1) for tag in plan.tags],
         "labels": {INPUTS_LABEL: rendering.digest},
         "platforms": ["linux/amd64"],
+        # BuildKit 0.13 and newer set every time to this one. `--push` and `--load` of bake change the output's kind.
+        "args": {"SOURCE_DATE_EPOCH": str(IMAGE_TIME)},
+        "output": ["type=image,rewrite-timestamp=true"],
         "secret": [
             f"id={identifier},src=secrets/{name}/{identifier}"
             for identifier in dict.fromkeys(SECRET.findall(rendering.dockerfile))

@@ -24,6 +24,7 @@ from trainworks.facts.text import CONTROL
 from trainworks.plan.model import ImagePlan, Step
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
+from trainworks.render.layers import WheelLayer, divided, largest_wheel, one_layer
 from trainworks.render.manifest import render_manifest
 from trainworks.render.shells import render_profile, render_sshd
 
@@ -40,8 +41,8 @@ BLOCKS = frozenset({"stage", "image"})
 MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 """Values that a recipe must not ignore: they stand for packages that the plan promises."""
 
-LAUNCHER_FOLDERS = frozenset({"trainworks_launcher", "entrypoint", "hostname_shim"})
-"""What of ``launcher/`` goes into an image; its packaging stays outside."""
+DIVIDED = "wheel_layers"
+"""Value that a recipe reads instead of ``requirements`` if its wheels may be divided among several layers."""
 
 STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
 """Finds the names of a block's stages: a component may need more than one."""
@@ -96,10 +97,15 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     stages: list[_Stage] = []
     layers: list[str] = []
     texts: dict[str, str] = {}
+    wheels: dict[str, tuple[WheelLayer, ...]] = {}
+    largest = largest_wheel(plan)
     for step in plan.steps:
-        values = _values(step, plan)
+        recipe = facts.recipes[step.recipe]
+        divides = DIVIDED in _signature(environment, recipe.name, recipe.text)
+        wheels[step.component] = divided(step, largest) if divides else one_layer(step)
+        values = _values(step, plan, wheels[step.component])
         if check:
-            _check_signature(environment, facts.recipes[step.recipe], values)
+            _check_signature(environment, recipe, values)
         blocks = _blocks(environment, step.recipe, values)
         texts[step.component] = "\n".join(blocks.values())
         if "stage" in blocks:
@@ -118,7 +124,7 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         )
     return Rendering(
         dockerfile=dockerfile,
-        files=_context_files(plan, facts, dockerfile),
+        files=_context_files(plan, facts, dockerfile, wheels),
         stage_components={name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)}
         | {"image": "image"},
         texts=texts,
@@ -158,9 +164,10 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
 
 
 @lru_cache(maxsize=256)
-def _signature(environment: Environment, text: str) -> frozenset[str]:
+def _signature(environment: Environment, name: str, text: str) -> frozenset[str]:
     """Return the names that a recipe reads and does not define."""
-    return frozenset(meta.find_undeclared_variables(environment.parse(text)))
+    with blaming(f"components/{name}.j2"):
+        return frozenset(meta.find_undeclared_variables(environment.parse(text)))
 
 
 def quoted(text: str) -> str:
@@ -174,15 +181,11 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
 
 
-def _requirements_path(step: Step) -> str:
-    return f"requirements/{step.component}.txt"
-
-
 def _artifacts_path(step: Step) -> str:
     return f"artifacts/{step.component}.txt"
 
 
-def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
+def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict[str, object]:
     """Return what a recipe may read; some are there only where the step has any."""
     values: dict[str, object] = {
         "component": step.component,
@@ -193,6 +196,7 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         "base_reference": plan.image,
         "builder_reference": plan.builder_image,
         "python": plan.interpreter,
+        "python_version": plan.target.python,
         "own_python": any(other.component == OWN_PYTHON for other in plan.steps),
         "cuda_home": plan.cuda_home,
         "cuda_architectures": plan.cuda_architectures,
@@ -203,8 +207,9 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
         "together": tuple(artifact.name for artifact in step.artifacts[1:]),
         "site_packages": f"/opt/venv/lib/python{plan.target.python}/site-packages",
     }
-    if step.python:
-        values["requirements"] = _requirements_path(step)
+    if wheels:
+        values["requirements"] = wheels[0].requirements
+        values[DIVIDED] = wheels
     values["artifacts"] = _artifacts_path(step) if step.artifacts else ""
     if step.component == "system":
         values["packages"] = step.debian
@@ -221,10 +226,10 @@ def _values(step: Step, plan: ImagePlan) -> dict[str, object]:
 
 def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[str, object]) -> None:
     name = f"components/{recipe.name}.j2"
-    with blaming(name):
-        signature = _signature(environment, recipe.text)
+    signature = _signature(environment, recipe.name, recipe.text)
     missing = sorted(signature - values.keys() - environment.globals.keys())
-    unused = sorted(name for name in MUST_BE_READ - signature if values.get(name))
+    read = signature | {"requirements"} if DIVIDED in signature else signature
+    unused = sorted(name for name in MUST_BE_READ - read if values.get(name))
     problems = [f"it reads `{name}`, which its component does not have" for name in missing]
     problems += [f"it ignores `{name}`, which its row gives" for name in unused]
     if problems:
@@ -289,7 +294,9 @@ def _public(module: object) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if not name.startswith("_")}
 
 
-def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[SourceFile, ...]:
+def _context_files(
+    plan: ImagePlan, facts: Facts, dockerfile: str, wheels: Mapping[str, tuple[WheelLayer, ...]]
+) -> tuple[SourceFile, ...]:
     generated = {
         "image.json": render_manifest(plan),
         "shells/profile.sh": render_profile(plan.environment),
@@ -297,9 +304,10 @@ def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[Sour
     }
     files = [SourceFile(path=path, content=text.encode()) for path, text in generated.items() if path in dockerfile]
     for step in plan.steps:
+        for layer in wheels[step.component]:
+            lines = [f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in layer.packages]
+            files.append(SourceFile(path=layer.requirements, content="".join(lines).encode()))
         if step.python:
-            lines = [f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n" for package in step.python]
-            files.append(SourceFile(path=_requirements_path(step), content="".join(lines).encode()))
             # The folder must exist to be mounted; local copies of the step's files are put there before a build.
             files.append(SourceFile(path=f"wheels/{step.component}/.keep", content=b""))
         if step.artifacts:
@@ -308,10 +316,8 @@ def _context_files(plan: ImagePlan, facts: Facts, dockerfile: str) -> tuple[Sour
             files.append(SourceFile(path=f"artifacts/{step.component}/.keep", content=b""))
     for file in facts.files:
         top, name = file.path.split("/", 2)[:2]
-        # A file is copied by its own path, or its folder is mounted.
-        used = any(text in dockerfile for text in (file.path, f"source={top}/{name},"))
-        wanted = used if top == "files" else name in LAUNCHER_FOLDERS
-        if wanted:
+        # A file is copied by its own path, or with its folder, or its folder is mounted.
+        if any(text in dockerfile for text in (file.path, f"COPY {top}/{name} ", f"source={top}/{name},")):
             files.append(file)
     return tuple(sorted(files, key=lambda file: file.path))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from trainworks.render.forecast import STAGE
+STAGE = re.compile(r"^FROM \S+ AS (?P<name>\S+)$")
 
 WORDS = frozenset({"ADD", "COPY", "RUN"})
 """Instructions that are a step of their own with every engine."""

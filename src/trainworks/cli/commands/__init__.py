@@ -22,9 +22,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "build": (BUILD, "extend"),
     "choose": ("catalogue", "check"),
     "pin what goes in": ("lock", "mirror"),
-    "look into images": ("report", "diff", "changelog", "outdated"),
+    "look into images": ("report", "diff", "outdated"),
     "deliver": ("push", "promote", "prove", "verify"),
-    "the builder itself": ("help", "schema", "lint"),
+    "the builder itself": ("help", "lint"),
 }
 """The commands by purpose."""
 

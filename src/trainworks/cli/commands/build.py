@@ -208,9 +208,10 @@ def _order(options: Namespace) -> BuildOrder:
 
 
 def _many(options: Namespace, like: Request, session: BuildSession, order: BuildOrder) -> int:
-    from trainworks.build.many import as_json, as_text, build_many, choose_rows, plan_targets, worst
+    from trainworks.build.many import as_json, as_text, build_many, plan_targets, worst
+    from trainworks.plan.select import rows_like
 
-    targets = plan_targets(choose_rows(options.only, session.facts), session.facts, like)
+    targets = plan_targets(rows_like(options.only, session.facts), session.facts, like)
     if options.bake:
         from trainworks.build.bake import write_bake
 

@@ -6,7 +6,6 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import (
-    CPU_TARGET,
     DOCKER_HOST,
     FACTS,
     IMAGE_ERRORS,
@@ -24,12 +23,10 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py diff``."""
     grammar = Grammar(
         "diff",
-        summary="show what differs between two images, or two targets",
+        summary="show what differs between two images",
         details="Shows what differs between two images: components, Python and Debian packages, environment, "
-        "labels, entry point, files and layers. --planned compares two targets by their rows and locks alone: "
-        "what an upgrade would change, without an engine.",
+        "labels, entry point, files and layers.",
         examples=(
-            Example(f"diff --planned {CPU_TARGET} {TARGET}", "what would change from one target to another"),
             Example("diff my/train:1 my/train:2", "two images of the engine's store", needs="an engine"),
             Example(
                 f"diff my/train:1 {TARGET} --format json",
@@ -41,11 +38,10 @@ def parser() -> Grammar:
         done="compared, whether or not they differ",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
         reads=(FACTS, DOCKER_HOST),
-        see_also=("report", "changelog"),
+        see_also=("report",),
     )
     grammar.add_argument("before", metavar="IMAGE|TARGET", help="an image of the engine's store, or a target's name")
     grammar.add_argument("after", metavar="IMAGE|TARGET", help="the other one")
-    grammar.add_argument("--planned", action="store_true", help="compare two targets before they are built")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -55,17 +51,11 @@ def run(options: Namespace, root: Path) -> int:
     """Compare two images."""
     from trainworks.engine import choose
     from trainworks.facts.load import load
-    from trainworks.inspect.image_difference import as_text, difference, planned_as_text
+    from trainworks.inspect.image_difference import as_text, difference
     from trainworks.inspect.inspected_image import inspect_image
-    from trainworks.inspect.targets import plans_of_targets, reference_of
-    from trainworks.plan.difference import plan_difference
+    from trainworks.inspect.targets import reference_of
 
     facts = load(root)
-    if options.planned:
-        before, after = plans_of_targets((options.before, options.after), facts)
-        planned = plan_difference(before, after)
-        put_result(options.format, planned.as_values(), planned_as_text(planned))
-        return 0
     engine = choose(options.engine, report=say)
     found = difference(
         inspect_image(engine, reference_of(options.before, facts), facts, digests=True),

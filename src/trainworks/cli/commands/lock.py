@@ -47,14 +47,14 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.host.settings import read_host_settings
     from trainworks.inputs.lock_artifacts import check_locks, lock_artifacts, lock_base_images
     from trainworks.inputs.lock_python import write_python_lock
-    from trainworks.plan.select import rows_named
-    from trainworks.registry.client import Patience, Registries
+    from trainworks.plan.select import rows_like
+    from trainworks.registry.tools import Patience, Registries
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say
     from trainworks.terminal.progress import DISPLAY
 
     facts = load(root)
-    rows = rows_named(options.only, facts)
+    rows = rows_like(options.only, facts)
     if options.check:
         return _report_locks(*check_locks(rows, facts), options)
     writable_root(root, "`lock`")

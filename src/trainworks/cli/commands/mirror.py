@@ -42,12 +42,12 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
     from trainworks.inputs.fill_mirror import fill_mirror
-    from trainworks.plan.select import rows_named
+    from trainworks.plan.select import rows_like
     from trainworks.terminal.fetching import Fetching
     from trainworks.terminal.output import say
 
     facts = load(root)
-    rows = rows_named(options.only, facts)
+    rows = rows_like(options.only, facts)
     settings = read_host_settings(os.environ)
     fetching = Fetching()
     with Client(settings, watch=fetching) as client:

@@ -48,8 +48,9 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:  # noqa: ARG001 - every command is called so
     """Promote an image."""
     from trainworks.host.settings import read_host_settings
-    from trainworks.registry.client import Registries
-    from trainworks.registry.push import check_tags, promote_image, report_of, text_of
+    from trainworks.registry.names import check_tags
+    from trainworks.registry.push import promote_image, report_of, text_of
+    from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
     tags = check_tags(options.fixed_tags, options.moving_tags)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from trainworks.cli.commands.extend import add_contents
 from trainworks.cli.grammar import (
-    AWS_REGION,
     CPU_TARGET,
     DOCKER_HOST,
     FACTS,
@@ -31,12 +30,12 @@ def parser() -> Grammar:
     grammar = Grammar(
         "prove",
         summary="write and sign what is in an image and what it was built from",
-        details="Writes bills of materials of a target's image, or of an extended one (CycloneDX and SPDX), and what "
+        details="Writes the bill of materials of a target's image, or of an extended one (CycloneDX), and what "
         "it was built from (SLSA provenance), and signs them.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
-                "write unsigned bills of materials and provenance",
+                "write an unsigned bill of materials and provenance",
                 needs="an engine",
             ),
             Example(
@@ -57,7 +56,6 @@ def parser() -> Grammar:
             FACTS,
             DOCKER_HOST,
             LOGINS,
-            AWS_REGION,
             Source("TRAINWORKS_KEY_PASSWORD", "password of an encrypted key"),
             Source("SOURCE_DATE_EPOCH", "the time that the documents give, in seconds since 1970"),
         ),
@@ -69,7 +67,7 @@ def parser() -> Grammar:
         help="prove the image of this target; with --base: this extended image",
     )
     grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="write to this folder")
-    grammar.add_argument("--key", metavar="KEY", help="sign with this private key: PEM file or awskms:///alias/NAME")
+    grammar.add_argument("--key", metavar="KEY", help="sign with this private key, a PEM file")
     grammar.add_argument(
         "--attach", metavar="ADDRESS", help="attach to this image: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )

@@ -66,8 +66,9 @@ def run(options: Namespace, root: Path) -> int:
     """Push an image."""
     from trainworks.engine import choose
     from trainworks.host.settings import read_host_settings
-    from trainworks.registry.client import Registries
-    from trainworks.registry.push import push_image, report_of, tags_for, text_of
+    from trainworks.registry.names import tags_for
+    from trainworks.registry.push import push_image, report_of, text_of
+    from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
     is_target = not set(":/") & set(options.image)
@@ -84,8 +85,7 @@ def run(options: Namespace, root: Path) -> int:
 def _image_of_target(name: str, root: Path) -> str:
     from trainworks.facts.load import load
     from trainworks.plan.resolve import make_plan
-    from trainworks.plan.select import request_for, rows_named
+    from trainworks.plan.select import request_for, row_named
 
     facts = load(root)
-    (row,) = rows_named([name], facts)
-    return make_plan(request_for(row, facts), facts).tags[0]
+    return make_plan(request_for(row_named(name, facts), facts), facts).tags[0]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 
 from trainworks.cli.grammar import (
     DOCKER_HOST,
     FACTS,
     IMAGE_ERRORS,
-    MEMORY,
     PLANNING_ERRORS,
     TARGET,
     Example,
@@ -27,21 +26,19 @@ def parser() -> Grammar:
         "report",
         summary="show image size by component, and what grew",
         details="Shows where the bytes of an image are: components, packages, largest files and layers, and the size "
-        "budget. Compares it with the last report on this machine of another image with the same name.",
+        "budget. --since shows by component what grew since another image.",
         examples=(
             Example(f"report {TARGET}", "the image of a target", needs="an engine"),
-            Example("report my/train:2 --since my/train:1 --format json", "what grew", needs="an engine"),
+            Example("report my/train:2 --since my/train:1", "what grew", needs="an engine"),
         ),
-        result="tables, the largest first. Keep the report of --format json as a file for a later --since.",
+        result="tables, the largest first.",
         done="reported, also if the image is over its budget",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
-        reads=(FACTS, DOCKER_HOST, MEMORY),
-        see_also=("diff", "changelog"),
+        reads=(FACTS, DOCKER_HOST),
+        see_also=("diff",),
     )
     grammar.add_argument("image", metavar="IMAGE|TARGET", help="show this image of the engine, or of a target")
-    grammar.add_argument(
-        "--since", metavar="IMAGE|FILE", help="compare with this image, or a report of `--format json`"
-    )
+    grammar.add_argument("--since", metavar="IMAGE|TARGET", help="compare with this image")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -52,7 +49,7 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.engine import choose
     from trainworks.facts.load import load
     from trainworks.inspect.inspected_image import inspect_image
-    from trainworks.inspect.size_report import SizeReport, as_text, growth_of, read_report, remember, size_report
+    from trainworks.inspect.size_report import SizeReport, as_text, growth_of, size_report
     from trainworks.inspect.targets import plan_of_target, reference_of
 
     facts = load(root)
@@ -63,10 +60,8 @@ def run(options: Namespace, root: Path) -> int:
         return size_report(contents, plan_of_target(contents.name, facts), facts)
 
     report = size(options.image)
-    before = remember(report, engine.name, os.environ)
-    if options.since:
-        before = read_report(Path(options.since)) if Path(options.since).is_file() else size(options.since)
+    before = size(options.since) if options.since else None
     growth = growth_of(before, report) if before else None
-    content = {**report.as_values(), "growth": growth and growth.as_values()}
+    content = {**asdict(report), "growth": growth and asdict(growth)}
     put_result(options.format, content, as_text(report, before))
     return 0

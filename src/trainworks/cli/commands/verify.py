@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
-from trainworks.cli.grammar import AWS_REGION, DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
+from trainworks.cli.grammar import DOCKER_HOST, LOGINS, Example, Grammar, add_engine, add_format
 from trainworks.errors import (
+    CommandLineError,
     EngineError,
     EngineUnavailableError,
     HostError,
@@ -36,11 +38,16 @@ def parser() -> Grammar:
                 "check an image in a registry with its attached proof",
                 needs="a registry and a key",
             ),
+            Example(
+                "verify r.example.org/pytorch:1 --key public.pem --builder https://ci.example/images --unchanged",
+                "demand who built it, and a checkout without changes",
+                needs="a registry and a key",
+            ),
         ),
         result="the image, the key, the builder and the commit that are proved. Whose key it is, you have to know.",
         done="it holds",
         fails=(UnknownNameError, EngineError, EngineUnavailableError, HostError, RegistryError, ProofError),
-        reads=(LOGINS, DOCKER_HOST, AWS_REGION),
+        reads=(LOGINS, DOCKER_HOST),
         see_also=("prove", "docs/proof.md"),
     )
     grammar.add_argument(
@@ -52,9 +59,10 @@ def parser() -> Grammar:
         metavar="DIR",
         help="read the files of `build.py prove`; default: the registry",
     )
-    grammar.add_argument(
-        "--key", required=True, metavar="KEY", help="the signer's public key: a PEM file, or awskms:///alias/NAME"
-    )
+    grammar.add_argument("--key", required=True, metavar="KEY", help="the signer's public key: a PEM file")
+    grammar.add_argument("--builder", default="", metavar="URI", help="demand that this builder built the image")
+    grammar.add_argument("--commit", default="", metavar="HASH", help="demand that it was built from this git commit")
+    grammar.add_argument("--unchanged", action="store_true", help="demand a checkout without changes")
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -63,9 +71,15 @@ def parser() -> Grammar:
 def run(options: Namespace, _root: Path) -> int:
     """Check a proof, and print what it proves."""
     from trainworks.proof.requests import VerifyRequest
+    from trainworks.proof.verify import Policy
     from trainworks.proof.verify_image import describe, verify_image
 
-    request = VerifyRequest(image=options.image, key=options.key, proof=options.proof, engine=options.engine)
+    if options.commit and not re.fullmatch("[0-9a-fA-F]{7,40}", options.commit):
+        raise CommandLineError([f"--commit {options.commit}: not a git commit: give 7 to 40 hexadecimal digits"])
+    policy = Policy(builder=options.builder, commit=options.commit, unchanged=options.unchanged)
+    request = VerifyRequest(
+        image=options.image, key=options.key, proof=options.proof, engine=options.engine, policy=policy
+    )
     proven = verify_image(request, os.environ)
     content = {"image": options.image, **asdict(proven)}
     put_result(options.format, content, describe(options.image, proven))
