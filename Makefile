@@ -3,34 +3,38 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# As many processes as there are cores, and at most four, because each imports all tests first. What tests share is made
-# once: those of a file stay together.
+# smdistributed is checked and tested with the Python that has torch.
+TORCH := ../.cache/peers/smdistributed/bin/python
+# One process more than there are cores, because some tests wait (tests/conftest.py), and at most four, because each
+# imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: image test test-quick check docs site golden benchmark setup engine engines peers clean
+.PHONY: image test test-quick check docs site golden benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
 test: setup engines peers  ## set everything up, then run every test: without an engine first, then real builds and jobs
 	$(BIN)/python -m pytest $(PARALLEL)
+	cd smdistributed && $(TORCH) -m pytest
 	$(BIN)/python -m pytest -m engine
 
 test-quick: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest $(PARALLEL)
 
-check: setup  ## lint, format, types, import contracts, generated files
+check: setup torch  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	cd smdistributed && $(TORCH) -m mypy
+	cd smdistributed && ../$(BIN)/lint-imports
 	$(BIN)/python tools/generate.py --check
 	$(BIN)/python tools/write_buildspec.py --check
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py
 	$(BIN)/python tools/write_buildspec.py
-	$(BIN)/python build.py schema
 
 site: setup  ## write the documentation as a site, build/site/docs/index.html
 	$(BIN)/sphinx-build -W -b html -c docs . build/site
@@ -43,7 +47,7 @@ benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, pri
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
 
-.venv/complete: pyproject.toml launcher/pyproject.toml lint/pyproject.toml tools/set-up-python
+.venv/complete: pyproject.toml launcher/pyproject.toml lint/pyproject.toml tools/set-up-python tools/install-packages
 	PYTHON=$(PYTHON) tools/set-up-python
 	@touch $@
 
@@ -56,5 +60,9 @@ engines:  ## Docker and buildah, as the tests want them
 peers: setup  ## the programs that the launcher is tested and measured with: Open MPI, torchrun, sagemaker-training, both SDKs
 	@tools/set-up-peers
 
+torch: setup  ## the environment that checks and tests smdistributed: PyTorch, transformers, Open MPI
+	@tools/set-up-peers smdistributed
+
 clean:  ## remove what `make` made in this folder; images stay in their engine
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	cd smdistributed && rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

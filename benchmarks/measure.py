@@ -29,7 +29,7 @@ the seconds belong to that machine and to what else it did (its load is given; a
 waits). Medians, with the smallest and the largest measurement in brackets.
 
 Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, start.py, hosts.py,
-join.py and logs.py.
+join.py, leader.py, logs.py, pipeline.py and pushes.py.
 """
 
 
@@ -39,7 +39,7 @@ class Figure:
 
     Attributes:
         name: What was measured.
-        unit: ``s`` or ``MB`` (1 MB = 1,000,000 bytes).
+        unit: ``s``, ``ms``, ``kB`` or ``MB`` (1 MB = 1,000,000 bytes).
         ours: Our measurements, in the order in which they were made.
         peer: The peer's; empty where there is none.
         promise: The most that it may be, as promised; 0 where nothing is.
@@ -153,7 +153,7 @@ def amount(values: Sequence[float], unit: str) -> str:
     median = statistics.median(values)
     digits = 0 if unit == "MB" else 1 if median >= 10 else 2 if median >= 0.1 else 3
     text = f"{median:,.{digits}f} {unit}"
-    if len(values) > 1 and unit == "s":
+    if len(values) > 1 and unit in ("s", "ms"):
         text += f" ({min(values):.{digits}f}..{max(values):.{digits}f})"
     return text
 

@@ -25,14 +25,14 @@ from typing import Any
 
 from builds import CACHE, OWN_CACHES, freeze, ignore, say
 from measure import Figure, Section, clock, describe, load, machine, run, write
-from trainworks.build.many import PlannedTarget, choose_rows, plan_targets
+from trainworks.build.many import PlannedTarget, plan_targets
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.engine.scratch import private_folder
 from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import Facts
 from trainworks.plan.resolve import base_reference, make_plan
-from trainworks.plan.select import request_for
+from trainworks.plan.select import request_for, rows_like
 from trainworks.render.dockerfile import render
 
 PROMISED = 0.7
@@ -176,7 +176,7 @@ def build(engine: Engine, folder: Path, base: str, line: str, tag: str) -> None:
 def chosen(root: Path, suffix: str) -> list[PlannedTarget]:
     """Return the four, planned."""
     facts = load_facts(root)
-    return plan_targets(choose_rows([f"*{suffix}"], facts), facts)
+    return plan_targets(rows_like([f"*{suffix}"], facts), facts)
 
 
 def tags(root: Path, suffix: str) -> list[str]:

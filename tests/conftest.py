@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from aws import SECRET
 from trainworks.facts.load import load
@@ -20,6 +24,43 @@ UPDATE = "TRAINWORKS_UPDATE_GOLDEN"
 
 # A hundred tests start `build.py`: it is compiled once, also where this shell wants no bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# `python3` is the Python of these tests: a version manager's shim takes ten times as long to start.
+if shutil.which("python3") != (python := shutil.which("python3", path=f"{sys.base_prefix}/bin")) and python:
+    os.environ["PATH"] = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+# No deadline: a busy machine is not a defect.
+settings.register_profile("short", max_examples=50, deadline=None)
+settings.load_profile("short")
+
+MEMORY = Path("/dev/shm")
+ROOM = 2 << 30
+"""Bytes that the files of a whole run fit in, with much to spare; a container's own /dev/shm has 64 MB."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests' files in memory: a disk that has to delete ten thousand of them takes seconds. Images are large.
+
+    Args:
+        config: Its ``-m`` says whether images are built.
+    """
+    if config.getoption("markexpr") == "not engine" and "TMPDIR" not in os.environ and MEMORY.is_dir():
+        found = os.statvfs(MEMORY)
+        if found.f_bavail * found.f_frsize > ROOM and not found.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
+            os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than the cores: a fifth of the time tests wait for time-outs, disks and other processes."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over the four thousand tests: it would look at each of them every time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -12,28 +12,32 @@ import pytest
 from trainworks.cli.commands import COMMANDS
 from trainworks.engine import ENGINES
 from trainworks.facts.rows import Facts
+from trainworks_launcher.platforms import PLATFORMS
 from trainworks_launcher.registry import MODES
 
 VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:\.\d+)*(?![\w.])")
 ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
 
 ALLOWED: Mapping[tuple[str, str], str] = {
+    ("templates/components/smddp-open.j2", "127.0.0.1"): "the loopback address",
+    ("templates/components/smp-open.j2", "127.0.0.1"): "the loopback address",
     ("cli/grammar.py", "2.13.0"): "in the name of a target that examples use; a test looks for it in the matrix",
     ("cli/grammar.py", "2.4.1"): "in the name of a target that examples use; a test looks for it in the matrix",
     ("engine/failures.py", "1.16.0"): "an example in a comment",
     ("facts/patterns.py", "2.4.1"): "an example in an error message",
-    ("facts/schema.py", "https://json-schema.org/draft/2020-12/schema"): "the name of a language, never fetched",
     ("host/pip.py", "https://pip.pypa.io/en/stable/topics/configuration"): "where the rules of that file come from",
     ("proof/cyclonedx.py", "http://cyclonedx.org/schema/bom-1.6.schema.json"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://in-toto.io/Statement/v1"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
-    ("proof/provenance.py", "https://spdx.dev/Document"): "the name of a format, never fetched",
     ("extend/requirements.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
-    ("imagetest/test_promises.py", "2.4.1"): "an example of a version with a label",
-    ("imagetest/test_promises.py", "2.8.3"): "an example of a version with a label",
+    ("imagetest/probe.py", "2.4.1"): "an example of a version with a label",
+    ("imagetest/probe.py", "2.8.3"): "an example of a version with a label",
     ("plan/select.py", "2.10.0"): "an example of how versions are ordered",
+    ("registry/tools.py", "127.0.0.1"): "the loopback address",
+    ("cli/commands/verify.py", "https://ci.example/images"): "an example",
+    ("proof/verify.py", "https://in-toto.io/Statement/v0.1"): "the type of a statement, as in-toto names it",
     ("plan/select.py", "2.9.1"): "an example of how versions are ordered",
     ("templates/extend.j2", "file:///run/sources/{{"): "a file of the build context",
 }
@@ -97,6 +101,11 @@ def test_one_file_for_each_mode(root: Path) -> None:
     modules = {row.file for row in MODES.values()}
     files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "modes").glob("*.py")}
     assert files - {"__init__", "common"} == modules
+
+
+def test_one_file_for_each_platform(root: Path) -> None:
+    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "platforms").glob("*.py")}
+    assert files - {"__init__", "common"} == set(PLATFORMS)
 
 
 def test_one_file_for_each_command(root: Path) -> None:

@@ -4,8 +4,7 @@
 - Tables of targets, versions, components, instance types and exit statuses, and the command line's help. Each
   stands between two marks in README.md or in a page of docs/.
 - The table of instance types that `trainworks-preflight` reads.
-
-The JSON schemas of images/schema are written by `build.py schema`.
+- The JSON schemas of images/schema, by which editors check rows.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
+from row_schemas import schema_files  # noqa: E402
 from trainworks import errors  # noqa: E402 - the path has to be set first
 from trainworks.cli.commands import COMMANDS, grammar_of  # noqa: E402
 from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
 from trainworks.inspect.listing import summary_markdown  # noqa: E402
+from trainworks.render.builds import current_builds  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -158,7 +159,7 @@ def main() -> int:
         "components": components(facts),
         "drivers": drivers(facts),
         "proved": proved(facts),
-        "summary": summary_markdown(facts),
+        "summary": summary_markdown(facts, current_builds(facts)),
         "instances": instances(facts),
         "properties": properties(),
         "compatibility-rules": compatibility_rules(facts),
@@ -171,6 +172,7 @@ def main() -> int:
         for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     }
     wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
+    wanted |= {ROOT / "images" / "schema" / name: text for name, text in schema_files().items()}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:

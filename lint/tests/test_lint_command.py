@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks_lint.command import lint_files
+from trainworks_lint.command import lint_files, main
 from trainworks_lint.hadolint import find_hadolint, findings_of
 from trainworks_lint.report import as_json, as_text
 from trainworks_lint.rules import RULES
@@ -22,11 +24,21 @@ GOOD = 'FROM debian:12.9@sha256:0123456789abcdef0123456789abcdef0123456789abcdef
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-def lint(*words: str, folder: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
+def lint(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Call the command inside this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            status = main(words)
+        except SystemExit as error:
+            status = int(str(error.code))
+    return subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
+
+
+def lint_as_process(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "trainworks-lint"
-    environment = os.environ if path is None else {**os.environ, "PATH": path}
     argv = [str(program), *words]
-    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
 
 def program(folder: Path, script: str) -> str:
@@ -40,7 +52,7 @@ def program(folder: Path, script: str) -> str:
 def test_findings_end_the_command_with_their_own_status(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(BAD, encoding="utf-8")
     (tmp_path / "other").write_text(GOOD, encoding="utf-8")
-    done = lint("Dockerfile", "other", folder=tmp_path)
+    done = lint_as_process("Dockerfile", "other", folder=tmp_path)
     assert done.returncode == 14
     lines = done.stdout.splitlines()
     assert (

@@ -86,7 +86,7 @@ def test_two_here_documents_of_one_instruction() -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        " \\\n && ".join(f"step-{number} > log" for number in range(2_500)),
+        " \\\n && ".join(f"step-{number} > log" for number in range(1_200)),
         "; ".join(f"step-{number}" for number in range(1_500)),
         " | ".join(f"step-{number}" for number in range(1_500)),
         " && ".join("rm -f a || true" for _ in range(500)),

@@ -25,7 +25,7 @@ PACKAGES = st.builds(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(packages=st.lists(PACKAGES, min_size=1, max_size=5, unique_by=lambda row: (row.name, row.build)))
 def test_what_is_written_is_what_is_read(
     packages: list[LockedPackage], tmp_path_factory: pytest.TempPathFactory

@@ -36,8 +36,8 @@ LOCK = "images/lock/pytorch-2.4.1-cu121-py311-debian12.toml"
 @pytest.fixture
 def checkout(root: Path, tmp_path: Path) -> Path:
     """Give a checkout with one target's lock: to copy and read fifty more of the same would take most of the time."""
-    shutil.copytree(root / "images", tmp_path / "images", ignore=shutil.ignore_patterns("lock"))
-    shutil.copytree(root / "templates", tmp_path / "templates")
+    shutil.copytree(root / "images", tmp_path / "images", ignore=lambda *_: ["lock"], copy_function=shutil.copy)
+    shutil.copytree(root / "templates", tmp_path / "templates", copy_function=shutil.copy)
     (tmp_path / "launcher").mkdir()
     (tmp_path / LOCK).parent.mkdir()
     shutil.copy(root / LOCK, tmp_path / LOCK)
@@ -270,7 +270,7 @@ DAMAGES = (
     Damage(
         "a rule about every plan",
         "images/compatibility.toml",
-        'when = { smp = ">=2" }',
+        'when = { smp = ">=2", sources = "vendor" }',
         "when = {}",
         "rule 'smp-2': key 'when' is empty: it must say which plans it speaks about",
     ),
@@ -539,5 +539,5 @@ def test_the_error_is_one_paragraph_with_a_count(checkout: Path) -> None:
 
 
 def test_a_folder_without_any_facts_is_not_a_root(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"has no folder images, templates or launcher"):
+    with pytest.raises(OutputError, match=r"has no folder images, templates, launcher or smdistributed"):
         load(tmp_path)

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -55,6 +56,7 @@ from trainworks.plan.checks import (
     DebianPackageCheck,
     ImportCheck,
     LabelCheck,
+    LoadedLibraryCheck,
     PathCheck,
     PythonPackageCheck,
     SearchPathCheck,
@@ -81,7 +83,7 @@ IMAGE = BuiltImage(
 # --- the probe -------------------------------------------------------------------------------------------------------
 
 
-def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.ProbeAnswer:
+def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: object) -> probe.ProbeAnswer:
     """Run the probe as it runs in an image, in a child, with a folder as the image's root."""
     request = questions.request_of((), IMAGE, python=sys.executable)
     request.update(typing.cast("probe.ProbeRequest", {"root": str(root), **parts}))
@@ -97,14 +99,18 @@ def ask(root: Path, environment: Mapping[str, str] | None = None, **parts: objec
     return questions.answer_of(Completed(status=child.returncode, output=child.stdout))
 
 
+def ask(root: Path, *checks: Check, environment: Mapping[str, str] | None = None) -> list[list[str]]:
+    """Return what the probe says of each check: what is wrong, and last what to do."""
+    return answer(root, environment, checks=questions.request_of(checks, IMAGE)["checks"])["problems"]
+
+
 def missing(
     root: Path, *roots: str, provided: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
 ) -> set[tuple[str, str]]:
-    question = questions.shared_libraries_question(
-        SharedLibrariesCheck(component="c", roots=roots or ("/opt",), provided=provided)
-    )
-    answer = ask(root, environment, shared_libraries=[question])["shared_libraries"][0]
-    return {(one["file"], one["soname"]) for one in answer["missing"]}
+    check = SharedLibrariesCheck(component="c", roots=roots or ("/opt",), provided=provided)
+    (told,) = ask(root, check, environment=environment)
+    found = (re.match(r"(\S+).* does not find ([^;]+)", line) for line in told)
+    return {(match[1], match[2]) for match in found if match}
 
 
 @pytest.mark.parametrize("script", [probe, inventory, packages])
@@ -122,12 +128,15 @@ def test_scripts_run_on_an_old_python_with_nothing_installed(script: ModuleType)
 def test_missing_library_is_named_with_the_place_where_it_lies(tree: Tree) -> None:
     tree.library("/opt/a/liba.so", "libb.so", "libc.so")
     tree.library("/opt/b/libb.so")
-    question = questions.shared_libraries_question(SharedLibrariesCheck(component="c", roots=("/opt",)))
-    answer = ask(tree.root, shared_libraries=[question])["shared_libraries"][0]
-    assert answer["files"] == 2
-    places = {one["soname"]: one["lies_in"] for one in answer["missing"]}
-    assert set(places) == {"libb.so", "libc.so"}
-    assert "/opt/b" in places["libb.so"]
+    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=("/opt",)))
+    *lines, advice = told
+    assert {line.partition("; it lies in ")[0] for line in lines} == {
+        f"/opt/a/liba.so does not find {name}" for name in ("libb.so", "libc.so")
+    }
+    (found,) = (line for line in lines if "libb.so" in line)
+    assert "; it lies in " in found
+    assert "/opt/b" in found
+    assert advice.startswith("install the library")
 
 
 @pytest.mark.parametrize("inherited", [False, True])
@@ -212,56 +221,61 @@ def test_damaged_file_is_told_and_other_machines_are_passed_by(tree: Tree) -> No
         b"\x7fELF\x02\x01" + bytes(10) + struct.pack("<HH", 3, 62) + b"\xff" * 44
     )
     (tree.root / "opt/text.so").write_text("INPUT(libc.so)")
-    question = questions.shared_libraries_question(SharedLibrariesCheck(component="c", roots=("/opt", "/none")))
-    answer = ask(tree.root, shared_libraries=[question])["shared_libraries"][0]
-    assert [one["file"] for one in answer["missing"]] == ["/opt/ours.so"]
-    assert [one.split(":")[0] for one in answer["damaged"]] == ["/opt/damaged.so"]
-    assert answer["absent_roots"] == ["/none"]
+    (told,) = ask(tree.root, SharedLibrariesCheck(component="c", roots=("/opt", "/none")))
+    gone, damaged, missed, _ = told
+    assert gone == "/none does not exist"
+    assert re.fullmatch(r"/opt/damaged\.so: .* \(the file is damaged\)", damaged)
+    assert missed.startswith("/opt/ours.so does not find libnone.so")
 
 
 def test_two_libraries_of_one_name_are_found(tree: Tree) -> None:
     tree.library("/usr/lib/libnccl.so.2.20.5")
     (tree.root / "usr/lib/libnccl.so.2").symlink_to("libnccl.so.2.20.5")
     (tree.root / "usr/lib/libnccl.so.2.txt").write_text("not a library")
-    name = "libnccl.so.2"
-    assert ask(tree.root, single_libraries=[name])["single_libraries"] == {name: ["/usr/lib/libnccl.so.2.20.5"]}
+    check = SingleLibraryCheck(component="c", soname="libnccl.so.2")
+    assert ask(tree.root, check) == [[]]
     tree.library("/opt/wheel.libs/libnccl-0a1b2c3d.so.2")
-    found = ask(tree.root, single_libraries=[name])["single_libraries"][name]
-    assert set(found) == {"/usr/lib/libnccl.so.2.20.5", "/opt/wheel.libs/libnccl-0a1b2c3d.so.2"}
+    ((one, other, _),) = ask(tree.root, check)
+    assert {one, other} == {"/usr/lib/libnccl.so.2.20.5", "/opt/wheel.libs/libnccl-0a1b2c3d.so.2"}
 
 
 def test_loaded_library_is_read_from_the_process(tree: Tree) -> None:
     tree.library("/opt/libfine.so.1")
+    tree.library("/srv/libfine.so.1")
     library = tree.root / "opt/libfine.so.1"
     (tree.root / "loads.py").write_text(f"import ctypes\nctypes.CDLL({str(library)!r})\nprint('loud')\n")
-    wanted = [
-        {"module": "loads", "library": str(library)},
-        {"module": "json", "library": str(library)},
-        {"module": "no_such_module", "library": str(library)},
+    (tree.root / "twice.py").write_text(f"import loads\nloads.ctypes.CDLL({str(tree.root / 'srv/libfine.so.1')!r})\n")
+    checks = [
+        LoadedLibraryCheck(component="c", module=module, library=str(library))
+        for module in ("loads", "json", "twice", "no_such_module")
     ]
-    loads, other, absent = ask(tree.root, {"PYTHONPATH": str(tree.root)}, loaded_libraries=wanted)["loaded_libraries"]
-    assert loads["mapped"] == [loads["expected"]]
-    assert other["mapped"] == []
-    assert "no_such_module" in absent["error"]
+    loads, other, twice, absent = ask(tree.root, *checks, environment={"PYTHONPATH": str(tree.root)})
+    assert loads == []
+    assert other[0].startswith("no library of this name is loaded")
+    assert twice[0].startswith(f"it also loads {tree.root}/srv/libfine.so.1")
+    assert "no_such_module" in absent[1]
 
 
 def test_search_path_entries(tmp_path: Path) -> None:
     (tmp_path / "opt/bin").mkdir(parents=True)
     (tmp_path / "opt/file").touch()
     environment = {"GOOD": "/opt/bin:/opt", "BAD": "/opt/bin::bin:/opt/none:/opt/file", "EMPTY": ""}
-    found = ask(tmp_path, environment, search_paths=["GOOD", "BAD", "EMPTY", "UNSET"])["search_paths"]
-    assert found["GOOD"] == found["EMPTY"] == found["UNSET"] == []
-    assert [problem.split()[-1] for problem in found["BAD"]] == ["colon", "program", "exist", "folder"]
+    checks = [SearchPathCheck(component="c", variable=name) for name in ("GOOD", "EMPTY", "UNSET", "BAD")]
+    *good, bad = ask(tmp_path, *checks, environment=environment)
+    assert good == [[], [], []]
+    assert [problem.split()[-1] for problem in bad[:-1]] == ["colon", "program", "exist", "folder"]
 
 
 def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
     (tmp_path / "usr/lib/deep/site-packages/big").mkdir(parents=True)
     (tmp_path / "usr/lib/deep/site-packages/big/file").write_bytes(bytes(1000))
     (tmp_path / "usr/gcc-12").symlink_to("nowhere")
-    answer = ask(tmp_path, absent=["/usr/gcc*", "/opt/**"], distributions=True, sizes=True)
-    assert answer["absent"] == {"/usr/gcc*": ["/usr/gcc-12"], "/opt/**": []}
-    assert [one["version"] for one in answer["distributions"] if one["name"] == "pytest"] == [pytest.__version__]
-    assert [tuple(size) for size in answer["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
+    checks = [PathCheck(component="c", path=path, state="absent") for path in ("/usr/gcc*", "/opt/**")]
+    gcc, nothing = ask(tmp_path, *checks)
+    assert (gcc[:-1], nothing) == (["/usr/gcc-12"], [])
+    found = answer(tmp_path, distributions=True, sizes=True)
+    assert [one["version"] for one in found["distributions"] if one["name"] == "pytest"] == [pytest.__version__]
+    assert [tuple(size) for size in found["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------
@@ -418,7 +432,6 @@ class LocalEngine:
     interrupt: bool = False
     open_containers: int = 0
     name: str = "local"
-    identifier_is_configuration: bool = False
 
     @contextlib.contextmanager
     def container(self, reference: str) -> Iterator[Container]:
@@ -457,6 +470,11 @@ class LocalEngine:
     def build(self, request: BuildRequest, progress: Progress) -> BuiltImage:
         raise NotImplementedError
 
+    def push_command(
+        self, image: BuiltImage, name: str, *, plain: bool
+    ) -> contextlib.AbstractContextManager[tuple[str, ...]]:
+        raise NotImplementedError
+
     def archive(self, reference: str) -> contextlib.AbstractContextManager[typing.IO[bytes]]:
         raise NotImplementedError
 
@@ -486,7 +504,8 @@ def test_every_kind_of_promise_has_its_function() -> None:
     kinds = {kind.__dataclass_fields__["kind"].default for kind in typing.get_args(Check)}
     assert set(promises.PROMISES) == kinds
     for kind, function in promises.PROMISES.items():
-        assert function.__name__ == f"test_{kind.replace('-', '_')}"
+        name = f"test_{kind.replace('-', '_')}"
+        assert function.__name__ == ("test_inside" if kind in probe.QUESTIONS and kind != "path" else name)
 
 
 def test_kept_and_broken_promises_in_the_order_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,14 @@ from trainworks.engine.protocol import Completed, Mount
 
 pytestmark = pytest.mark.engine
 
-MODES = ("torch_distributed", "mpi")
+MODES = ("torch_distributed", "mpi", "smddp", "smddp-torchrun", "smp")
+
+PLAIN_MODEL = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+print(model.load_state_dict(torch.load("/opt/ml/model/model.pt")))
+"""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -25,6 +32,15 @@ def test_two_processes_on_one_host_train(image: BuiltByCommand, mode: str, tmp_p
     done = image.engine.run(image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300)
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
+
+
+def test_a_model_that_smp_has_trained_is_a_plain_one(image: BuiltByCommand, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "ml", "smp", processes=4)
+    mounts = (Mount(source=folder, target="/opt/ml"),)
+    done = image.engine.run(image.reference, ("train",), mounts=mounts, timeout=300)
+    assert_trained(done.output, 4, folder)
+    loaded = image.engine.run(image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=120)
+    assert "All keys matched" in loaded.output
 
 
 def plain_job(folder: Path, script: str, **hyperparameters: str) -> Path:

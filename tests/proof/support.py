@@ -25,7 +25,7 @@ from trainworks.imagetest.questions import command_of
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import BillOfMaterials, target_bill
-from trainworks.proof.envelope import PrivateKey, PublicKey, SigningKey
+from trainworks.proof.envelope import PrivateKey, PublicKey
 from trainworks.proof.prove import texts_of
 from trainworks.proof.provenance import Builder, Checkout, provenance
 from trainworks.proof.verify import PROVENANCE_FILE
@@ -91,14 +91,41 @@ METADATA = {
 }
 
 
+CYCLONEDX_OF_A_WHEEL = {
+    "bomFormat": "CycloneDX",
+    "components": [
+        {"name": "filelock", "version": "3.0", "purl": "pkg:pypi/filelock@3.0"},
+        {
+            "name": "libz",
+            "version": "1.2.13",
+            "purl": "pkg:rpm/almalinux/zlib@1.2.13?arch=x86_64",
+            "components": [{"name": "inner", "version": "2", "purl": "no package URL"}],
+        },
+        "nothing",
+    ],
+}
+"""As auditwheel writes it: the wheel itself, and the libraries that it copied."""
+
+SPDX_OF_A_WHEEL = {
+    "spdxVersion": "SPDX-2.3",
+    "packages": [
+        {
+            "name": "crate",
+            "versionInfo": "1.0",
+            "externalRefs": [{"referenceType": "purl", "referenceLocator": "pkg:cargo/crate@1.0"}],
+        }
+    ],
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Proven:
     """The bill of materials of a tiny image, and what writes the files of its proof."""
 
     bill: BillOfMaterials
-    write: Callable[[SigningKey | None], dict[str, str]]
+    write: Callable[[PrivateKey | None], dict[str, str]]
 
-    def texts(self, key: SigningKey | None = None) -> dict[str, str]:
+    def texts(self, key: PrivateKey | None = None) -> dict[str, str]:
         """Return the files, signed where a key is given."""
         return self.write(key)
 
@@ -122,7 +149,10 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
     }
     folder = "opt/venv/lib/python3.11/site-packages"
     files |= {f"{folder}/{name}.dist-info/METADATA": text for name, text in {**METADATA, **(added or {})}.items()}
-    files[f"{folder}/filelock-3.0.dist-info/sboms/filelock.cdx.json"] = "{}"
+    sboms = f"{folder}/filelock-3.0.dist-info/sboms"
+    files[f"{sboms}/filelock.cdx.json"] = json.dumps(CYCLONEDX_OF_A_WHEEL)
+    files[f"{sboms}/filelock.spdx.json"] = json.dumps(SPDX_OF_A_WHEEL)
+    files[f"{sboms}/of-nobody.json"] = "[" * 100_000
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,15 +254,6 @@ def cyclonedx_packages(text: str) -> set[str]:
     # The library builds this method with a class decorator.
     bom = Bom.from_json(json.loads(text))  # type: ignore[attr-defined]
     return {str(component.purl) for component in bom.components}
-
-
-def spdx_problems(text: str) -> list[str]:
-    """Return what SPDX's own library says against a document."""
-    from spdx_tools.spdx.parser.jsonlikedict.json_like_dict_parser import JsonLikeDictParser
-    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
-
-    document = JsonLikeDictParser().parse(json.loads(text))  # type: ignore[no-untyped-call]
-    return [message.validation_message for message in validate_full_spdx_document(document)]
 
 
 def read_provenance(statement: Mapping[str, Any]) -> provenance_pb2.Provenance:

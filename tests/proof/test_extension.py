@@ -20,7 +20,6 @@ from proof.support import (
     make_tree,
     public_text,
     read_provenance,
-    spdx_problems,
 )
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
@@ -90,7 +89,7 @@ def extension(proven: Proven, answer: packages.PackagesAnswer) -> Proven:
     return extended(answer, proven.bill.components)
 
 
-@pytest.mark.parametrize("name", ["sbom.cdx.json", "sbom.spdx.json", "provenance.json"])
+@pytest.mark.parametrize("name", ["sbom.cdx.json", "provenance.json"])
 def test_the_documents_of_an_extension(name: str, extension: Proven, golden: Callable[[str, str], None]) -> None:
     golden(f"proof/extension/{name}", extension.texts()[name])
 
@@ -99,7 +98,6 @@ def test_the_standards_readers_take_them(extension: Proven) -> None:
     texts = extension.texts()
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each.purl for each in extension.bill.components}
-    assert spdx_problems(texts["sbom.spdx.json"]) == []
     definition = read_provenance(extension.statement()).build_definition
     assert definition.build_type == "urn:trainworks:extend:1"
     digests = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
@@ -127,19 +125,6 @@ def test_what_came_with_the_base_is_the_bases_with_its_hashes(extension: Proven,
     assert torch["bom-ref"] in depends[base]
     (ancestor,) = document["metadata"]["component"]["pedigree"]["ancestors"]
     assert ancestor["hashes"] == [{"alg": "SHA-256", "content": "d" * 64}]
-
-
-def test_spdx_says_of_what_the_image_is_a_descendant(extension: Proven) -> None:
-    document = extension.documents()["sbom.spdx.json"]
-    names = {each["SPDXID"]: each["name"] for each in document["packages"]}
-    said = {
-        (names.get(each["spdxElementId"]), each["relationshipType"], names[each["relatedSpdxElement"]])
-        for each in document["relationships"]
-    }
-    assert ("my/train", "DESCENDANT_OF", BASE.reference.removesuffix(":tiny")) in said
-    assert (BASE.reference.removesuffix(":tiny"), "CONTAINS", "torch") in said
-    assert ("my/train", "CONTAINS", "six") in said
-    assert ("my/train", "CONTAINS", "torch") not in said
 
 
 def test_what_the_lock_allows_is_said(extension: Proven) -> None:

@@ -1,0 +1,89 @@
+"""The JSON schemas of the files in images/, for editors that check TOML while it is typed; generate.py writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from trainworks.facts.lockfile import ARTIFACTS, BASE_IMAGES, KEYS
+from trainworks.facts.patterns import PATTERNS
+from trainworks.facts.rows import TABLES, LockedArtifact, LockedBaseImage, LockedPackage, TargetRow
+from trainworks.facts.shapes import shape_of
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""The language of the schemas; editors look at it to know the keywords."""
+
+
+def schema_files() -> dict[str, str]:
+    """Return the text of each file of `images/schema`, by its name."""
+    files: Mapping[str, tuple[str, type[Any]]] = {
+        **{table.name: (table.key, table.row_type) for table in TABLES.values()},
+        "framework": ("target", TargetRow),
+        "lock": (KEYS[LockedPackage], LockedPackage),
+        f"lock-{Path(ARTIFACTS).stem}": (KEYS[LockedArtifact], LockedArtifact),
+        f"lock-{Path(BASE_IMAGES).stem}": (KEYS[LockedBaseImage], LockedBaseImage),
+    }
+    return {
+        f"{name}.json": json.dumps(_schema(name, key, row_type), indent=2) + "\n"
+        for name, (key, row_type) in files.items()
+    }
+
+
+def _schema(name: str, key: str, row_type: type[Any]) -> dict[str, Any]:
+    shape = shape_of(row_type)
+    properties = {each.name: _type(shape.types[each.name]) | _default(each) for each in dataclasses.fields(row_type)}
+    required = list(shape.required)
+    # A file may say once, at its head, where all its rows come from; and what framework its rows are of.
+    head = {"source"} if "source" in properties else set()
+    if name == "framework":
+        del properties["framework"]
+        required.remove("framework")
+        head |= {"framework", "summary"}
+    for column, (pattern, form) in PATTERNS.get(row_type, {}).items():
+        text = properties[column]
+        while text["type"] != "string":
+            text = text["items" if text["type"] == "array" else "additionalProperties"]
+        text |= {"pattern": f"^{pattern.pattern.replace(chr(92) + 'Z', '$')}", "description": form}
+    row = {
+        "type": "object",
+        "description": inspect.cleandoc(row_type.__doc__ or ""),
+        "additionalProperties": False,
+        "properties": properties,
+        "required": [each for each in required if each != "source"],
+    }
+    return {
+        "$schema": DIALECT,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            **{column: {"type": "string"} for column in sorted(head)},
+            key: {"type": "array", "items": row},
+        },
+    }
+
+
+def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """Return what a schema says of a default; an empty one is left out."""
+    if field.default is dataclasses.MISSING or not field.default:
+        return {}
+    return {"default": list(field.default) if isinstance(field.default, tuple) else field.default}
+
+
+def _type(annotation: Any) -> dict[str, Any]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is tuple:
+        return {"type": "array", "items": _type(arguments[0])}
+    if origin is Literal:
+        return {"type": "string", "enum": list(arguments)}
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": _type(arguments[1])}
+    plain: Mapping[Any, dict[str, Any]] = {
+        str: {"type": "string"},
+        int: {"type": "integer", "minimum": 0},
+        bool: {"type": "boolean"},
+    }
+    return plain.get(annotation, {})
