@@ -16,8 +16,8 @@ image: setup engine  ## set everything up, then build and test the PyTorch image
 
 test: setup engines peers  ## set everything up, then run every test: without an engine first, then real builds and jobs
 	$(BIN)/python -m pytest $(PARALLEL)
-	cd smdistributed && $(TORCH) -m pytest
-	$(BIN)/python -m pytest -m engine
+	cd smdistributed && $(TORCH) -m pytest --numprocesses 2
+	$(BIN)/python -m pytest -m engine --numprocesses 2
 
 test-quick: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest $(PARALLEL)

@@ -57,6 +57,25 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let engine tests of images and those of jobs run side by side: both wait more than they compute.
+
+    Args:
+        config: Its ``-m`` says whether images are built.
+        log: Of pytest-xdist.
+    """
+    if config.getoption("markexpr") != "engine":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "images" if nodeid.startswith(("tests/engine/", "tests/image/")) else "jobs"
+
+    return TwoGroups(config, log)
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector pass over the four thousand tests: it would look at each of them every time."""
     gc.collect()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,14 @@ def copied_checkout(folder: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    """Let the other process of tests build first, if it has begun: then all steps are in the engine's cache."""
+    with Path(tempfile.gettempdir(), f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def build_once(
     name: str, framework: str = "pytorch", *, cuda: str = "cpu", more: tuple[str, ...] = ()
 ) -> BuiltByCommand:
@@ -70,7 +81,8 @@ def build_once(
         # In a copy, so that the record of the build does not change this checkout.
         root = copied_checkout(Path(_ROOTS.name) / f"{framework}-{cuda}-{name}")
         command = build_command(name, "--record", "--root", str(root), *more, framework=framework, cuda=cuda)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
+        with _one_at_a_time(f"trainworks-test-{name}-{framework}-{cuda}"):
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
         # Not the checks that passed: the one that did not is above them.
         said = [line for line in done.stderr.splitlines() if not line.startswith("ok  ")]
         assert done.returncode == 0, "\n".join(said)[-6000:]

@@ -1,4 +1,7 @@
-"""Extended images, for real, with every engine: of our own `cpu` image, and of one that we did not make."""
+"""Extended images, for real: of our own `cpu` image, and of one that we did not make.
+
+What an engine could do differently is tried with each of them, the rest with Docker.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +158,7 @@ def test_what_the_base_has_is_not_replaced(image: BuiltByCommand, project: Proje
     assert image.engine.inspect(project.tag) is None
 
 
-def test_a_real_project_needs_no_network_when_its_job_starts(image: BuiltByCommand, project: Project) -> None:
+def test_a_real_project_needs_no_network_when_its_job_starts(docker_image: BuiltByCommand, project: Project) -> None:
     """Code with setup.py; requirements that include others, and name a wheel, a git repository and Debian packages."""
     write_wheel(project.folder / "dist", "by_path", "2.0", "text = 'from a file'\n")
     project.write(
@@ -174,7 +177,7 @@ def test_a_real_project_needs_no_network_when_its_job_starts(image: BuiltByComma
     commit = project.commit()
     # requirements.txt of the code is what is installed where no other is named.
     words = ("--source", "src", "--entry-point", "mine/train.py", "--apt", "libxcb1")
-    done = project.command("extend", image.engine, image.reference, *words)
+    done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["requirements"] == ["by-path==2.0", "einops==0.8.1", "from-git==1", "greeting==1.0", "mine==1"]
@@ -183,21 +186,20 @@ def test_a_real_project_needs_no_network_when_its_job_starts(image: BuiltByComma
     wanted = ("`train --plan` would install nothing at the start", "Debian package libxcb1 is installed")
     assert titles.issuperset((*wanted, "4 distributions can be imported"))
     assert len(titles) == len(report["checks"])
-    if image.engine.name == "docker":
-        job = subprocess.run(
-            ("docker", "run", "--rm", "--network", "none", project.tag, "train"),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert (job.returncode, job.stdout) == (0, "trained from a file from git good day\n"), job.stderr
+    job = subprocess.run(
+        ("docker", "run", "--rm", "--network", "none", project.tag, "train"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (job.returncode, job.stdout) == (0, "trained from a file from git good day\n"), job.stderr
     # The branch goes on, and the lock has the commit.
     project.write({"lib/from_git.py": "text = 'later'\n"})
     assert project.commit() != commit
-    again = project.command("extend", image.engine, image.reference, *words, "--until", "build")
+    again = project.command("extend", docker_image.engine, docker_image.reference, *words, "--until", "build")
     assert "nothing changed since this image was built" in again.stderr
-    proof = ("prove", image.engine, image.reference, *words, "--output", "proof")
+    proof = ("prove", docker_image.engine, docker_image.reference, *words, "--output", "proof")
     proven = project.command(*proof)
     assert proven.returncode == 0, proven.stderr
     provenance = json.loads((project.folder / "proof" / "provenance.json").read_text(encoding="utf-8"))
@@ -205,24 +207,24 @@ def test_a_real_project_needs_no_network_when_its_job_starts(image: BuiltByComma
     assert {"gitCommit": commit} in [each.get("digest") for each in inputs]
 
 
-def test_code_that_changed_after_the_build_is_installed_again(image: BuiltByCommand, project: Project) -> None:
+def test_code_that_changed_after_the_build_is_installed_again(docker_image: BuiltByCommand, project: Project) -> None:
     """Derived images and mounts bring other code: what is installed then is theirs."""
     project.write({"src/setup.py": f"{SETUP}setup(name='mine', packages=['mine'])\n"})
     project.write({"src/mine/__init__.py": "", "src/mine/train.py": "print('trained')\n"})
     words = ("--source", "src", "--entry-point", "mine/train.py", "--until", "build")
-    done = project.command("extend", image.engine, image.reference, *words)
+    done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
     changed = Mount(source=project.folder / "src" / "setup.py", target="/opt/ml/code/mine/__init__.py", read_only=True)
     for mounts, expected in (((), '"requirements": [],'), ((changed,), '"--disable-pip-version-check",')):
-        assert expected in image.engine.run(project.tag, ("train", "--plan"), mounts=mounts).output
+        assert expected in docker_image.engine.run(project.tag, ("train", "--plan"), mounts=mounts).output
 
 
-def test_what_cannot_be_imported_is_named_with_its_reason(image: BuiltByCommand, project: Project) -> None:
+def test_what_cannot_be_imported_is_named_with_its_reason(docker_image: BuiltByCommand, project: Project) -> None:
     write_wheel(
         project.folder / "wheels", "broken", "1.0", "raise RuntimeError('first\\noperator nms does not exist')\n"
     )
     project.write({"requirements.txt": "broken\ngreeting\neinops\n"})
-    done = project.extend(image.engine, image.reference)
+    done = project.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 8
     assert "FAIL  extension  3 distributions can be imported" in done.stderr
     assert "broken: import broken: RuntimeError: operator nms does not exist" in done.stderr
@@ -238,13 +240,13 @@ def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByComma
     assert image.engine.inspect(project.tag) is None
 
 
-def test_an_extension_without_a_compiler_says_so(image: BuiltByCommand, project: Project) -> None:
+def test_an_extension_without_a_compiler_says_so(docker_image: BuiltByCommand, project: Project) -> None:
     setup = "from setuptools import Extension, setup\nsetup(name='mine', ext_modules=[Extension('c', ['c.c'])])\n"
     project.write({"src/setup.py": setup, "src/c.c": "#error it is compiled\n"})
-    done = project.command("extend", image.engine, image.reference, "--source", "src")
+    done = project.command("extend", docker_image.engine, docker_image.reference, "--source", "src")
     assert done.returncode == 7
     has_compiler = "#error it is compiled" in done.stderr
-    assert has_compiler or f"{image.reference} has no C compiler" in done.stderr
+    assert has_compiler or f"{docker_image.reference} has no C compiler" in done.stderr
 
 
 def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) -> None:
@@ -279,9 +281,9 @@ def test_given_hashes_are_what_counts(image: BuiltByCommand, project: Project) -
     assert list(project.folder.glob("*.locked.txt")) == []
 
 
-def test_a_promise_that_is_broken_fails_the_command(image: BuiltByCommand, project: Project) -> None:
+def test_a_promise_that_is_broken_fails_the_command(docker_image: BuiltByCommand, project: Project) -> None:
     (project.folder / "src" / "train.py").write_text("print('no end'\n")
-    done = project.extend(image.engine, image.reference)
+    done = project.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 8
     assert "FAIL  extension  train.py compiles with the image's Python" in done.stderr
     broken = [check["title"] for check in json.loads(done.stdout)["checks"] if not check["passed"]]
@@ -298,16 +300,16 @@ def test_a_promise_that_is_broken_fails_the_command(image: BuiltByCommand, proje
     ],
 )
 def test_every_kind_of_entry_point_is_what_the_launcher_starts(
-    image: BuiltByCommand, project: Project, program: str, files: dict[str, str]
+    docker_image: BuiltByCommand, project: Project, program: str, files: dict[str, str]
 ) -> None:
     for name, text in files.items():
         (project.folder / "src" / name).parent.mkdir(exist_ok=True)
         (project.folder / "src" / name).write_text(text)
         (project.folder / "src" / name).chmod(0o644 if "." in name else 0o755)
     words = ("--requirements", "requirements.txt", "--source", "src", "--entry-point", program)
-    done = project.command("extend", image.engine, image.reference, *words)
+    done = project.command("extend", docker_image.engine, docker_image.reference, *words)
     assert done.returncode == 0, done.stderr
-    job = image.engine.run(project.tag, ("train",), timeout=120)
+    job = docker_image.engine.run(project.tag, ("train",), timeout=120)
     assert job.status == 0, job.output
     assert ("started" in job.output) == ("einops" not in program)
 

@@ -27,9 +27,10 @@ print(model.load_state_dict(torch.load("/opt/ml/model/model.pt")))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_processes_on_one_host_train(image: BuiltByCommand, mode: str, tmp_path: Path) -> None:
+def test_two_processes_on_one_host_train(docker_image: BuiltByCommand, mode: str, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", mode)
-    done = image.engine.run(image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300)
+    mounts = (Mount(source=folder, target="/opt/ml"),)
+    done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
     assert done.status == 0, done.output[-4000:]
     assert_trained(done.output, 2, folder)
 

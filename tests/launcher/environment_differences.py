@@ -267,6 +267,10 @@ def _unbuffered(case: Case, made: Exported) -> None:
         made.variables["PYTHONUNBUFFERED"] = "1"
 
 
+def _restarts(case: Case, made: Exported) -> None:  # noqa: ARG001  SageMaker does not count them
+    made.variables["TRAINWORKS_RESTART_COUNT"] = "0"
+
+
 DIFFERENCES = (
     Difference(
         "SM_MODULE_DIR",
@@ -442,6 +446,15 @@ DIFFERENCES = (
         "`1` unless the container sets it",
         "otherwise the log appears only when the script ends",
         _unbuffered,
+        Case(),
+    ),
+    Difference(
+        "TRAINWORKS_RESTART_COUNT",
+        "not set",
+        "how often the job was started again; `TRAINWORKS_CHECKPOINT_DIRECTORY` and `TRAINWORKS_RESUME_FROM` are set"
+        " where checkpoints are",
+        "a script that was started again goes on from its checkpoint",
+        _restarts,
         Case(),
     ),
 )

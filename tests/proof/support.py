@@ -101,6 +101,7 @@ CYCLONEDX_OF_A_WHEEL = {
             "purl": "pkg:rpm/almalinux/zlib@1.2.13?arch=x86_64",
             "components": [{"name": "inner", "version": "2", "purl": "no package URL"}],
         },
+        {"name": "a / b", "version": "3", "purl": "pkg:generic/a%20%2F%20b@3"},
         "nothing",
     ],
 }

@@ -421,6 +421,8 @@ def _bundled(row: BundledPackage, distribution: PythonDistribution) -> ListedCom
     """Return what a wheel has a copy of; where its package URL is none, one is made of the name."""
     try:
         purl = str(PackageURL.from_string(row["purl"]))
+        # Twice: a slash in a name, as one of Pillow's has, separates the namespace once it was read and written.
+        purl = str(PackageURL.from_string(purl))
     except ValueError:
         purl = str(PackageURL("generic", None, row["name"], row["version"] or None))
     return ListedComponent(
