@@ -454,6 +454,47 @@ def test_a_build_of_what_is_not_locked(call: Call, tmp_path: Path) -> None:
         assert part in ended.err
 
 
+def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
+    call: Call, tmp_path: Path, server: Server, base_registry: Hostile
+) -> None:
+    image = f"{base_registry.host}/vendor/base:1"
+    root = make_tree(tmp_path / "tree", base_image=image)
+    add_python_lock(root, *PACKAGES)
+    python = (root / "images" / "lock" / f"{TARGET}.toml").read_bytes()
+    url = server.serve("/metis-5.1.0.tar.gz", METIS)
+    add_artifact(root, "metis", "5.1.0", url=url, together={"gklib": "1"})
+    published = hashlib.sha256(b"gklib").hexdigest()
+    add_artifact(root, "gklib", "1", url="https://vendor.invalid/gklib.tar.gz", sha256=published)
+    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
+    assert lock_of(root) == [(url, SHA256, len(METIS))], "only what has no hash is downloaded"
+    assert load(root).digest_by_image == {image: DIGEST}
+    assert (root / "images" / "lock" / f"{TARGET}.toml").read_bytes() == python, "nothing is resolved anew"
+    assert [line for line in ended.err.splitlines() if "first seen today" in line] == [
+        f"warning: first seen today: {url}, sha256 {SHA256}, {len(METIS)} bytes; commit images/lock",
+        f"warning: first seen today: base image {image}, {DIGEST}; commit images/lock",
+    ]
+    assert (tmp_path / "cache" / "trainworks" / "files" / "metis-5.1.0.tar.gz").read_bytes() == METIS
+    assert "not locked" not in ended.err
+    server.seen.clear()
+    assert "first seen today" not in call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root).err
+    assert server.seen == []
+    planned = call(*UNTIL_BUILD[:-1], "plan", root=root).out
+    assert "  trusted on first use: metis 5.1.0\n" in planned
+    assert "trusted on first use: gklib" not in planned
+    call(*UNTIL_BUILD[:-1], "render", "--output", str(tmp_path / "context"), root=root)
+    (manifest,) = (tmp_path / "context").rglob("image.json")
+    assert json.loads(manifest.read_text(encoding="utf-8"))["first_use"] == [f"base image {image}", "metis 5.1.0"]
+
+
+def test_trust_on_first_use_names_what_cannot_be_had(call: Call, tree: Path, server: Server) -> None:
+    add_python_lock(tree, *PACKAGES)
+    add_artifact(tree, "metis", "5.1.0", url=f"{server.url}/gone.tar.gz")
+    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=tree)
+    assert ended.status == 11
+    assert f"1 input of {TARGET} cannot be recorded:" in ended.err
+    assert f"metis 5.1.0: {server.url}/gone.tar.gz answers HTTP 404" in ended.err
+
+
 def test_a_build_from_a_folder_that_lacks_something(call: Call, tree: Path) -> None:
     add_python_lock(tree, *PACKAGES)
     add_artifact(tree, "metis", "5.1.0", url="https://vendor.invalid/a.tar.gz", sha256=SHA256)

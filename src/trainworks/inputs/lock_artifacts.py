@@ -26,11 +26,19 @@ Report = Callable[[str], None]
 
 
 def lock_artifacts(
-    rows: Iterable[TargetRow], facts: Facts, client: Client, root: Path, *, mirror: Path | None, report: Report
+    rows: Iterable[TargetRow],
+    facts: Facts,
+    client: Client,
+    root: Path,
+    *,
+    mirror: Path | None,
+    report: Report,
+    missing: bool = False,
 ) -> list[str]:
     """Record hash and size of every file that targets download; what is recorded already stays as it is.
 
     Args:
+        missing: Whether to look at nothing but the files without any hash.
         root: The checkout, whose ``images/lock/artifacts.toml`` is written.
         mirror: Folder whose files are taken instead of asking their servers, and where downloads are left; default:
             nothing is left.
@@ -44,6 +52,8 @@ def lock_artifacts(
     try:
         for artifact in _artifacts(rows, facts):
             what = f"{artifact.name} {artifact.version}"
+            if missing and (artifact.git or artifact.sha256 or artifact.url in locked):
+                continue
             try:
                 if artifact.git:
                     _check_tag(artifact, client, report)
@@ -128,7 +138,13 @@ def _disagreement(artifact: Artifact, facts: Facts) -> list[str]:
 
 
 def lock_base_images(
-    rows: Iterable[TargetRow], facts: Facts, registries: Registries, root: Path, *, report: Report
+    rows: Iterable[TargetRow],
+    facts: Facts,
+    registries: Registries,
+    root: Path,
+    *,
+    report: Report,
+    missing: bool = False,
 ) -> list[str]:
     """Record the digests that the tags of the targets' base images have today.
 
@@ -138,6 +154,7 @@ def lock_base_images(
         registries: Connections and logins. A registry that does not answer is not asked again.
         root: The checkout, whose ``images/lock/base-images.toml`` is written.
         report: Receives a line of text for each digest that changed.
+        missing: Whether to look at nothing but the images without a digest.
 
     Returns:
         The tags that could not be recorded, one line each.
@@ -148,7 +165,7 @@ def lock_base_images(
     silent: set[str] = set()
     for name in dict.fromkeys(name for row in rows for name in images_of(context_of(row, facts))):
         host, path, tag = split_reference(name)
-        if _row_digest(name, facts):
+        if _row_digest(name, facts) or (missing and name in locked):
             continue
         if host in silent:
             problems.append(f"base image {name}: not tried, {host} does not answer")

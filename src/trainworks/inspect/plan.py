@@ -20,6 +20,7 @@ def describe_plan(plan: ImagePlan, recorded: Built | None) -> str:
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
     lines += [f"  not locked: {what}" for what in plan.unlocked]
+    lines += [f"  trusted on first use: {what}" for what in plan.first_use]
     lines += [f"  advice: {advice}" for advice in plan.advice]
     lines.append(f"  {len(plan.checks)} checks after the build; at most {plan.budget_megabytes} MB")
     sizes = [

@@ -191,5 +191,6 @@ def refuse_unlocked(plan: ImagePlan) -> None:
     if plan.unlocked:
         raise LockError(
             f"{plan.target.name} has inputs that are not locked:\n  " + "\n  ".join(plan.unlocked),
-            hint=f"`python build.py lock --only {plan.target.name}` on a machine that reaches their servers locks them",
+            hint="on a machine that reaches their servers, `--trust-first-use` records what is missing and builds; "
+            f"`python build.py lock --only {plan.target.name}` records it without a build",
         )

@@ -152,6 +152,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         budget_megabytes=row.size_budget_megabytes,
         wheel_index=row.wheel_index,
         unlocked=_unlocked(steps, context, facts),
+        first_use=_first_use(steps, context, facts),
         advice=tuple(str(conflict) for conflict in parts.advice),
         imports=tuple(module for recipe in recipes for module in recipe.imports),
         protected=protected_distributions(components, steps),
@@ -210,6 +211,27 @@ def _unlocked(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tup
             for step in steps
             for artifact in step.artifacts
             if artifact.url and not artifact.sha256
+        ),
+    )
+
+
+def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tuple[str, ...]:
+    """Return the inputs whose hash or digest stands in the lock alone, and which no signature covers."""
+    published = {row.url for row in facts.artifacts if row.sha256 or row.signature}
+    published |= {row.name for row in facts.base_images if row.digest} | {
+        row.image for row in facts.bases if row.digest
+    }
+    return (
+        *(
+            f"base image {name}"
+            for name in images_of(target)
+            if name in facts.digest_by_image and name not in published
+        ),
+        *(
+            f"{artifact.name} {artifact.version}"
+            for step in steps
+            for artifact in step.artifacts
+            if artifact.url and artifact.sha256 and artifact.url not in published
         ),
     )
 

@@ -95,6 +95,7 @@ def provenance(
         "internalParameters": {
             "target": plan.target.name,
             "inputs": inputs_of(plan, rendering),
+            **({"firstUse": list(plan.first_use)} if plan.first_use else {}),
         },
         "resolvedDependencies": dependencies,
     }

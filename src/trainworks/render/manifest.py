@@ -31,5 +31,6 @@ def render_manifest(plan: ImagePlan) -> str:
         "wheel_index": plan.wheel_index,
         "instances": {name: vars(shape) for name, shape in plan.instances.items()},
         "families": plan.families,
+        **({"first_use": plan.first_use} if plan.first_use else {}),
     }
     return json.dumps(content, indent=2) + "\n"

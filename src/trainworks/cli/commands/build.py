@@ -106,6 +106,11 @@ def parser() -> Grammar:
         action="store_true",
         help="fail if an input is not locked or a source cannot be reached",
     )
+    how.add_argument(
+        "--trust-first-use",
+        action="store_true",
+        help="record what is not locked at its first download, with a warning",
+    )
     how.add_argument("--record", action="store_true", help="record the build in images/built.toml; implies --strict")
     push = grammar.add_argument_group("push (docs/push.md)")
     push.add_argument(
@@ -148,6 +153,10 @@ def run(options: Namespace, root: Path) -> int:
     )
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
+    if options.trust_first_use:
+        from trainworks.build.first_use import with_first_use
+
+        session = with_first_use(request, session)
     result = run_target(request, make_plan(request, session.facts), session, order)
     put_result(options.format, result.report, result.text)
     if result.broken is not None:
@@ -173,6 +182,9 @@ def _check_words(options: Namespace) -> None:
         and (not options.repository or options.until != "test"),
         "--repository, --tag and --moving-tag belong to --push": not options.push
         and (options.repository or options.fixed_tags or options.moving_tags),
+        "--trust-first-use is for builds of one target": options.trust_first_use
+        and (many or options.until in ("plan", "render")),
+        "--trust-first-use downloads, and --offline forbids it": options.trust_first_use and options.offline,
         "--offline needs --mirror DIR or --mirror URL": options.offline and not options.mirror,
         f"{' and '.join(named)}: --all and --only choose targets by their names": many and named,
         "--bake needs --output DIR, a folder for the file and the contexts": options.bake and not options.output,
