@@ -26,9 +26,15 @@ from trainworks.facts.load import load  # noqa: E402
 from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
 from trainworks.inspect.listing import summary_markdown  # noqa: E402
+from trainworks.plan.resolve import make_plan  # noqa: E402
+from trainworks.plan.select import request_for  # noqa: E402
 from trainworks.render.builds import current_builds  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
+
+
+PAGE = ("pytorch", "1.10.2", "cu113")
+"""The image of SageMaker's page about smp: the row whose components' proofs docs/targets.md lists."""
 
 
 def components(facts: Facts) -> str:
@@ -47,12 +53,16 @@ def components(facts: Facts) -> str:
 
 
 def proved(facts: Facts) -> str:
-    """Return the vendors' recipes that were really run, and from which source."""
-    lines = ["| component | recipe | run for real | by |", "|---|---|---|---|"]
+    """Return each vendor's recipe, with its version in the image of SageMaker's page, and whether it was really run."""
+    (page,) = (row for row in facts.targets if (row.framework, row.version, row.cuda) == PAGE)
+    versions = {step.component: step.version for step in make_plan(request_for(page, facts), facts).steps}
+    head = f"{PAGE[0]} {PAGE[1]}, `{PAGE[2]}`"
+    lines = [f"| component | recipe | in {head} | run for real | by |", "|---|---|---|---|---|"]
     for row in facts.components:
-        if row.sources == ("vendor",) and row.proved:
+        if row.sources == ("vendor",):
             tests = ", ".join(f"`{test}`" for test in row.proved_by) or "-"
-            lines.append(f"| {row.name} | {row.recipe_name} | {row.proved} | {tests} |")
+            run = row.proved or "never: rendered only"
+            lines.append(f"| {row.name} | {row.recipe_name} | {versions.get(row.name) or '-'} | {run} | {tests} |")
     return "\n".join(lines) + "\n"
 
 

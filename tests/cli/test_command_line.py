@@ -101,6 +101,22 @@ def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert re.search(downloads + r"  image: [56],\d{3} MB when a build was last recorded\n", done.stdout)
 
 
+def test_a_plan_names_the_recipes_that_were_never_run(
+    capsys: pytest.CaptureFixture[str], root: Path, facts: Facts
+) -> None:
+    shown = {}
+    for sources, cuda in (("vendor", "cu113"), ("packages", "cu121")):
+        assert main(("--framework", "pytorch", "--cuda", cuda, "--sources", sources, "--until", "plan"), root) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shown[sources] = [line.partition(": ")[2] for line in lines if "were rendered and never run: " in line]
+    (names,) = shown["vendor"]
+    proved = {row.name for row in facts.components if row.sources == ("vendor",) and row.proved}
+    assert {"open-mpi", "metis"} <= proved
+    assert not proved & set(names.split(", "))
+    assert {"nccl", "rmm", "smp"} <= set(names.split(", "))
+    assert shown["packages"] == []
+
+
 def test_plan_for_programs_is_the_same_in_every_run(root: Path) -> None:
     words = ("--framework", "pytorch", "--cuda", "cu124", "--python", "3.13", "--until", "plan", "--format", "json")
     first = run(root, *words, environment={"PYTHONHASHSEED": "1"})

@@ -39,10 +39,12 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
 
 
 def _show_plan(plan: ImagePlan, session: BuildSession) -> BuildReport:
+    facts = session.facts
     missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
     return BuildReport(
         report=json.loads(plan.as_json()),
-        text=describe_plan(plan, session.facts.built_by_target.get(plan.target.name)) + describe_sources(missing),
+        text=describe_plan(plan, facts.built_by_target.get(plan.target.name), facts.components)
+        + describe_sources(missing),
     )
 
 

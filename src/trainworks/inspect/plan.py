@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainworks.facts.rows import Artifact, Built
+from trainworks.facts.rows import Artifact, Built, Component
 from trainworks.plan.model import ImagePlan
 
 
-def describe_plan(plan: ImagePlan, recorded: Built | None) -> str:
+def describe_plan(plan: ImagePlan, recorded: Built | None, components: Iterable[Component]) -> str:
     """Return a plan for people: target, components with their versions, what is missing and what that costs.
 
     Args:
         plan: The plan.
         recorded: The target's last recorded build.
+        components: All rows.
     """
     lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.image}, Python {plan.target.python}"]
     width = max(len(step.component) for step in plan.steps)
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]
+    if recorded is None and (never := never_run(plan, components)):
+        lines.append(f"  recipes that were rendered and never run: {', '.join(never)}")
     lines += [f"  not locked: {what}" for what in plan.unlocked]
     lines += [f"  trusted on first use: {what}" for what in plan.first_use]
     lines += [f"  advice: {advice}" for advice in plan.advice]
@@ -33,6 +36,14 @@ def describe_plan(plan: ImagePlan, recorded: Built | None) -> str:
     if recorded is not None:
         lines.append(f"  image: {recorded.megabytes:,} MB when a build was last recorded")
     return "\n".join(lines) + "\n"
+
+
+def never_run(plan: ImagePlan, components: Iterable[Component]) -> tuple[str, ...]:
+    """Return the components of a vendor's image whose recipe was never run; images of packages have others."""
+    if plan.target.sources != "vendor":
+        return ()
+    run = {row.name for row in components if "vendor" in row.sources and (row.proved or "packages" in row.sources)}
+    return tuple(step.component for step in plan.steps if step.component not in run)
 
 
 def describe_sources(missing: Iterable[tuple[str, Artifact]]) -> str:
