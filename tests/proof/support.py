@@ -101,7 +101,8 @@ CYCLONEDX_OF_A_WHEEL = {
             "purl": "pkg:rpm/almalinux/zlib@1.2.13?arch=x86_64",
             "components": [{"name": "inner", "version": "2", "purl": "no package URL"}],
         },
-        {"name": "a / b", "version": "3", "purl": "pkg:generic/a%20%2F%20b@3"},
+        {"name": "a / b", "version": "3"},
+        {"name": "c", "version": "3", "purl": "pkg:generic/a%20%2F%20c@3"},
         "nothing",
     ],
 }

@@ -78,6 +78,7 @@ def test_what_wheels_bundle_is_listed_from_their_own_bills_of_materials(bill: Bi
         "libz": "pkg:rpm/almalinux/zlib@1.2.13?arch=x86_64",
         "inner": "pkg:generic/inner@2",
         "a / b": "pkg:generic/a/b@3",
+        "c": "pkg:generic/a/c@3",
         "crate": "pkg:cargo/crate@1.0",
     }
     assert {dict(each.properties)["inside"] for each in bill.components if each.kind == "bundled"} == {"filelock"}

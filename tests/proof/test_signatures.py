@@ -40,7 +40,7 @@ def test_a_good_proof_is_verified_without_an_engine(folder: Path, capsys: pytest
     assert content["commit"] == "7" * 40
     assert content["changed"] is True
     assert content["builder"] == "https://ci.example/builder"
-    assert content["components"] == 14
+    assert content["components"] == 15
 
 
 def test_another_implementation_verifies_the_envelopes(proven: Proven, key: PrivateKey) -> None:

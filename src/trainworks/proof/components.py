@@ -420,11 +420,11 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
 def _bundled(row: BundledPackage, distribution: PythonDistribution) -> ListedComponent:
     """Return what a wheel has a copy of; where its package URL is none, one is made of the name."""
     try:
-        purl = str(PackageURL.from_string(row["purl"]))
-        # Twice: a slash in a name, as one of Pillow's has, separates the namespace once it was read and written.
-        purl = str(PackageURL.from_string(purl))
+        found = PackageURL.from_string(row["purl"])
     except ValueError:
-        purl = str(PackageURL("generic", None, row["name"], row["version"] or None))
+        found = PackageURL("generic", None, row["name"], row["version"] or None)
+    # Once more: a slash in a name, as one of Pillow's has, separates a namespace for whoever reads what is written.
+    purl = str(PackageURL.from_string(str(found)))
     return ListedComponent(
         kind="bundled",
         name=row["name"],
