@@ -69,8 +69,9 @@ def test_a_user_without_root_and_without_opt_ml(tmp_path: Path) -> None:
         pytest.skip("needs root, to become another user, and a machine without /opt/ml")
     (tmp_path / "train.py").write_text('import os\nprint(os.getuid(), os.environ["SM_MODEL_DIR"])\n', encoding="ascii")
     shutil.copytree(LAUNCHER / "trainworks_launcher", tmp_path / "trainworks_launcher")
-    for path in (tmp_path, *tmp_path.parents[:2]):  # pytest's folders are root's own
-        path.chmod(0o755)
+    for path in (tmp_path, *tmp_path.parents):  # pytest's folders are root's own, one for each of its processes
+        if path.name.startswith(("pytest-", "popen-", "test_")):
+            path.chmod(0o755)
     tmp_path.chmod(0o777)
     hosts, port = ("localhost", "127.0.0.1"), str(free_port())
     shared = {"PATH": "/usr/bin:/bin", "TRAINWORKS_HOSTS": ",".join(hosts), "TRAINWORKS_CONTROL_PORT": port}
