@@ -71,7 +71,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "images" if nodeid.startswith(("tests/engine/", "tests/image/")) else "jobs"
+            # The other group has time for the images of these.
+            later = nodeid.startswith(("tests/image/test_tensorflow_jobs.py", "tests/image/test_vendor_build.py"))
+            return "images" if nodeid.startswith(("tests/engine/", "tests/image/")) and not later else "jobs"
 
     return TwoGroups(config, log)
 
