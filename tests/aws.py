@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,17 +11,12 @@ from pathlib import Path
 import pytest
 
 from lock.servers import Answer, Request
+from ports import free_port
 
 MOTO = Path(__file__).resolve().parents[1] / ".cache/peers/s3/bin/python"
 
 SECRET = "s3cret-of-the-test-0815"
 """The secret access key, which has to be in no output."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

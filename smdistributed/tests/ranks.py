@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
 
 HERE = Path(__file__).parent
+_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class RankError(AssertionError):
@@ -178,10 +180,19 @@ def rank_variables(rank: int, count: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nobody listens on, below those that the kernel gives to connections.
+
+    A port of the kernel's own choice would sometimes be a connection's before rank 0 listens on it: gloo opens many.
+    """
+    lowest = max(20_000, int(_CONNECTIONS.read_text(encoding="ascii").split()[0]))
+    while True:
+        port = 10_000 + secrets.randbelow(lowest - 10_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
 
 
 def _body(sender: Connection, environment: Mapping[str, str], function: Callable[..., Any], arguments: Any) -> None:

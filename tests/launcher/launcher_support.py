@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -109,13 +108,6 @@ def environment(
 
 def plan(made: Environment, host: str = "") -> NodePlan:
     return plan_host(make_job(made, host))
-
-
-def free_port() -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_inputs(base: Path, script: str, hyperparameters: Mapping[str, Json], config: Mapping[str, Json]) -> None:

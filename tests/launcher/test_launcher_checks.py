@@ -19,12 +19,12 @@ from launcher_support import (
     TIME_OUT,
     Launcher,
     environment,
-    free_port,
     plan,
     write_inputs,
     write_manifest,
 )
 
+from ports import free_port
 from trainworks_launcher import platforms
 from trainworks_launcher.checks import FAILED, QUICK_SECONDS, WARNING, Checks, rules
 from trainworks_launcher.checks.look import Seen, driver_version, xids_of

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launcher_support import TIME_OUT, Launcher, environment, free_port, plan, write_inputs, write_manifest
+from launcher_support import TIME_OUT, Launcher, environment, plan, write_inputs, write_manifest
 
+from ports import free_port
 from trainworks_launcher import names
 from trainworks_launcher.environment import Devices, read_environment
 from trainworks_launcher.errors import RefusalError

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 from launcher_pip import pip_variables, project_files, wheel
-from launcher_support import REPOSITORY, TIME_OUT, Launcher, free_port, write_inputs, write_manifest
+from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
+from ports import free_port
 from trainworks_launcher.provision import Repository, parse_repository
 from trainworks_launcher.values import Json
 

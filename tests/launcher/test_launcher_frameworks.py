@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from launcher_support import Launcher, free_port, pids_with_variable, write_inputs, write_manifest
+from launcher_support import Launcher, pids_with_variable, write_inputs, write_manifest
 
+from ports import free_port
 from trainworks_launcher.values import Json
 
 # Addresses of this test run alone: the ports of these clusters are fixed.

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from launcher_network import Host, Network, two_namespaces
-from launcher_support import LAUNCHER, TIME_OUT, free_port
+from launcher_support import LAUNCHER, TIME_OUT
 
+from ports import free_port
 from trainworks_launcher import names
 
 pytestmark = pytest.mark.engine

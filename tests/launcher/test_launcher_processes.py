@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, free_port, write_inputs, write_manifest
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
+from ports import free_port
 from trainworks_launcher.values import Json
 
 LEADER, WORKER = "127.0.0.1", "127.0.0.2"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from aws import free_port
 from lock.servers import Authority
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
