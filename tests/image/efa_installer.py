@@ -46,6 +46,10 @@ LINKS = {
     "efa/bin/fi_info": "/usr/bin/fi_info",
     "efa/lib/libfabric.so.1": "/usr/lib/x86_64-linux-gnu/libfabric.so.1",
 }
+HEADERS = {
+    "efa/include/rdma": "/usr/include/rdma",
+    "efa/lib/libfabric.so": "/usr/lib/x86_64-linux-gnu/libfabric.so",
+}
 
 
 def row(sha256: str) -> str:
@@ -62,16 +66,21 @@ source = "tests/image/efa_installer.py"
 """
 
 
-def make_installer(folder: Path) -> str:
-    """Write the archive into a folder; return its sha256. The same bytes each time: it is in an engine's cache then."""
+def make_installer(folder: Path, *, headers: bool = False) -> str:
+    """Write the archive into a folder; return its sha256. The same bytes each time: it is in an engine's cache then.
+
+    ``headers``: it brings libfabric's too, as AWS's does; NCCL's plugin is compiled against them.
+    """
     program = shutil.which("dpkg-deb")
     if program is None:
         pytest.skip("NOT TESTED: there is no dpkg-deb here to make a package")
     work = folder / "efa-work"
     package, unpacked = work / "package", work / "aws-efa-installer"
     (package / "DEBIAN").mkdir(parents=True)
-    (package / "DEBIAN" / "control").write_text(CONTROL)
-    for name, target in LINKS.items():
+    (package / "DEBIAN" / "control").write_text(
+        CONTROL.replace("libfabric1,", "libfabric1, libfabric-dev,") if headers else CONTROL
+    )
+    for name, target in {**LINKS, **(HEADERS if headers else {})}.items():
         link = package / "opt" / "amazon" / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -73,12 +73,14 @@ METIS = Source(
 )
 SOURCES = (OPEN_MPI, METIS)
 
-# The version that AWS's images pin, from the package index.
-CMAKE = """
+CMAKE_VERSION = "3.18.2.post1"
+"""The version that AWS's images pin, from the package index."""
+
+CMAKE = f"""
 [[package]]
 name = "cmake"
-version = "3.18.2.post1"
-file = "cmake-3.18.2.post1-py3-none-manylinux1_x86_64.whl"
+version = "{CMAKE_VERSION}"
+file = "cmake-{CMAKE_VERSION}-py3-none-manylinux1_x86_64.whl"
 sha256 = "f5839595152154467f7fde1ddab15628bdf927a9c5671918764a90cd57dd25b4"
 size = 18202950
 build = true
@@ -91,7 +93,7 @@ sources = "vendor"
 source = "tests/image/vendor.py"
 
 [stack.components]
-cmake = "3.18.2.post1"
+cmake = "{CMAKE_VERSION}"
 efa-installer = "{efa_installer.VERSION}"
 open-mpi = "{OPEN_MPI.version}"
 metis = "{METIS.version}"
@@ -151,34 +153,58 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     return folder
 
 
-def fetch_sources(folder: Path) -> None:
-    """Bring the sources into a folder, by ``apt-get source`` from the archive that this machine's apt uses."""
+@contextmanager
+def apt_get(folder: Path, kind: str, components: str) -> Iterator[Callable[..., None]]:
+    """Give apt-get of Debian 12 with lists of its own, from the archive that this machine's apt uses.
+
+    Args:
+        folder: Where it writes; its lists are removed at the end.
+        kind: `deb` or `deb-src`.
+        components: `main` and others, as in a line of `sources.list`.
+    """
     settings = read_host_settings(os.environ).apt
     addresses = {source.uri for source in settings.sources if source.suite == SUITE}
     if not addresses:
-        pytest.skip(f"NOT TESTED: this machine's apt has no archive of Debian {SUITE}, whose sources the hashes are of")
+        pytest.skip(f"NOT TESTED: this machine's apt has no archive of Debian {SUITE}, whose packages are wanted")
     private = folder / ".apt"
     (private / "lists" / "partial").mkdir(parents=True)
     (private / "cache" / "archives" / "partial").mkdir(parents=True)
     # Trusted, because another distribution has no key of Debian's; the hashes above decide.
-    lines = [f"deb-src [trusted=yes] {address} {SUITE} main\n" for address in sorted(addresses)]
+    lines = [f"{kind} [trusted=yes] {address} {SUITE} {components}\n" for address in sorted(addresses)]
     (private / "sources.list").write_text("".join(lines))
     options = (
         *("-o", f"Dir::Etc::SourceList={private}/sources.list", "-o", "Dir::Etc::SourceParts=-"),
         *("-o", f"Dir::State::lists={private}/lists", "-o", f"Dir::Cache={private}/cache"),
         *("-o", "APT::Sandbox::User=root"),
     )
-    try:
-        for words in (("update",), ("source", "--download-only", "--only-source", *(each.package for each in SOURCES))):
-            command = ("apt-get", *options, "--quiet", *words)
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
-            if done.returncode != 0:
-                pytest.skip(f"NOT TESTED: no source packages of Debian 12 here: {done.stderr.strip()[-300:]}")
-    except FileNotFoundError:
-        pytest.skip("NOT TESTED: there is no apt-get here to bring Debian's source packages")
+
+    def run(*words: str) -> None:
+        try:
+            done = subprocess.run(
+                ("apt-get", *options, "--quiet", *words),
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=600,
+            )
+        except FileNotFoundError:
+            pytest.skip("NOT TESTED: there is no apt-get here to bring Debian's packages")
+        if done.returncode != 0:
+            pytest.skip(f"NOT TESTED: no packages of Debian 12 here: {done.stderr.strip()[-300:]}")
+
+    run("update")
+    yield run
     shutil.rmtree(private)
-    for path in folder.iterdir():
-        if path.name not in {efa_installer.FILE, *(source.file for source in SOURCES)}:
+
+
+def fetch_sources(folder: Path, sources: Sequence[Source] = SOURCES) -> None:
+    """Bring sources into a folder, by ``apt-get source``; what else such packages have is removed."""
+    before = set(folder.iterdir())
+    with apt_get(folder, "deb-src", "main") as run:
+        run("source", "--download-only", "--only-source", *(each.package for each in sources))
+    for path in set(folder.iterdir()) - before:
+        if path.name not in {source.file for source in sources}:
             path.unlink()
 
 

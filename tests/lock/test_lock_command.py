@@ -215,6 +215,31 @@ def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Host
     assert load(root).digest_by_image == {image: DIGEST}
 
 
+@pytest.mark.parametrize("digest", ["", f"sha256:{'0' * 64}"])
+def test_an_alternative_is_taken_for_a_base_image_that_is_gone(
+    call: Call, tmp_path: Path, base_registry: Hostile, digest: str
+) -> None:
+    """By its tag, or by the digest in its row."""
+    gone, there = (f"{base_registry.host}/vendor/{name}:1" for name in ("gone", "base"))
+    root = make_tree(tmp_path / "tree", base_image=gone, alternatives=["registry.invalid/base:1", there], digest=digest)
+    add_python_lock(root, *PACKAGES)
+    ended = call("lock", root=root)
+    assert f"base image {gone} cannot be had: {there} is taken" in ended.err
+    assert [(row.name, row.digest, row.reference) for row in load(root).locked_base_images] == [(gone, DIGEST, there)]
+    call(*UNTIL_BUILD[:-1], "render", "--output", str(tmp_path / "context"), "--without", "metis", root=root)
+    assert f"FROM {there}@{DIGEST} AS builder" in (tmp_path / "context" / "Dockerfile").read_text(encoding="utf-8")
+    (manifest,) = (tmp_path / "context").rglob("image.json")
+    assert f"{there}@{DIGEST}" in json.loads(manifest.read_text(encoding="utf-8"))["base_images"]
+
+
+def test_a_base_image_that_is_there_needs_no_alternative(call: Call, tmp_path: Path, base_registry: Hostile) -> None:
+    image = f"{base_registry.host}/vendor/base:1"
+    base_registry.manifests["vendor/base", DIGEST] = INDEX, MANIFEST
+    root = make_tree(tmp_path / "tree", base_image=image, alternatives=["registry.invalid/base:1"], digest=DIGEST)
+    assert "base image" not in call("lock", root=root).err
+    assert load(root).locked_base_images == ()
+
+
 def test_files_may_be_carried_in_by_hand_and_downloads_stay(call: Call, tree: Path, server: Server) -> None:
     folder = tree.parent / "mirror"
     folder.mkdir()
@@ -478,6 +503,10 @@ def test_trust_on_first_use_records_what_is_missing_and_keeps_the_bytes(
     server.seen.clear()
     assert "first seen today" not in call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root).err
     assert server.seen == []
+    kept = tmp_path / "cache" / "trainworks" / "files" / str(PACKAGES[1]["file"])
+    kept.write_bytes(b"spoilt")
+    ended = call(*UNTIL_BUILD, *NO_ENGINE, "--trust-first-use", root=root)
+    assert f"{kept.name} is not what was pinned" in ended.err, "what an earlier run kept is used"
     planned = call(*UNTIL_BUILD[:-1], "plan", root=root).out
     assert "  trusted on first use: metis 5.1.0\n" in planned
     assert "trusted on first use: gklib" not in planned

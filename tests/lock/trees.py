@@ -25,13 +25,16 @@ PACKAGES_PARTS = ("system", "builder", "manifest")
 """Its components, to which a test adds its own."""
 
 
-def make_tree(root: Path, *, base_image: str = "", sources: Literal["packages", "vendor"] = "vendor") -> Path:
+def make_tree(
+    root: Path, *, base_image: str = "", sources: Literal["packages", "vendor"] = "vendor", **row: object
+) -> Path:
     """Write the facts of one target: of a vendor target METIS with CMake, and no Python but what builds.
 
     Args:
         root: Where.
         base_image: Name of the image that the build stages stand on; default: the base.
         sources: The target's.
+        row: Further keys of the base image's row.
     """
     parts, others = (PARTS, "packages") if sources == "vendor" else (PACKAGES_PARTS, "vendor")
     images = root / "images"
@@ -70,7 +73,7 @@ def make_tree(root: Path, *, base_image: str = "", sources: Literal["packages", 
         encoding="utf-8",
     )
     if base_image:
-        add_row(root, "base-images", "base_image", {"name": base_image, "base": "debian12"})
+        add_row(root, "base-images", "base_image", {"name": base_image, "base": "debian12", **row})
     return root
 
 

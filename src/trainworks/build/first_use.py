@@ -35,12 +35,15 @@ def with_first_use(request: Request, session: BuildSession) -> BuildSession:
         OutputError: The rows are those of an installed package.
     """
     plan = make_plan(request, session.facts)
-    if not plan.unlocked:
-        return session
-    writable_root(session.root, "`--trust-first-use`")
-    rows = (row_named(plan.target.name, session.facts),)
     mirror = session.mirror
     folder = mirror.folder or cache_folder(os.environ, "files")
+    if not (mirror.folder or mirror.address):
+        # Also where all is recorded: an earlier run may have been interrupted after its downloads.
+        mirror = replace(mirror, folder=folder)
+    if not plan.unlocked:
+        return replace(session, mirror=mirror) if folder.is_dir() else session
+    writable_root(session.root, "`--trust-first-use`")
+    rows = (row_named(plan.target.name, session.facts),)
     fetching = Fetching()
     with Client(session.settings, watch=fetching) as client, fetching.shown("fetching"):
         problems = lock_artifacts(rows, session.facts, client, session.root, mirror=folder, report=say, missing=True)
@@ -59,5 +62,4 @@ def with_first_use(request: Request, session: BuildSession) -> BuildSession:
             "\n  ".join((what, *problems)),
             hint="the others are recorded; repeat the command where the rest can be downloaded",
         )
-    given = mirror.folder or mirror.address
-    return BuildSession(root=session.root, facts=facts, mirror=mirror if given else replace(mirror, folder=folder))
+    return BuildSession(root=session.root, facts=facts, mirror=mirror)

@@ -77,7 +77,11 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "inputs": (re.compile(r"sha256:[0-9a-f]{64}\Z"), "'sha256:' and 64 hexadecimal digits"),
         "date": (re.compile(r"\d{4}-\d\d-\d\d\Z"), "a day, for example '2026-11-22'"),
     },
-    BaseImage: {"name": _IMAGE, "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent")},
+    BaseImage: {
+        "name": _IMAGE,
+        "alternatives": _IMAGE,
+        "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
+    },
     Cuda: {
         "name": (
             re.compile(r"(cpu|neuron|cu\d{3})\Z"),

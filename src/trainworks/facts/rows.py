@@ -61,6 +61,7 @@ class BaseImage:
         base: Name of the base row whose operating system it has.
         provides: Versions of what it brings, by component or ``cuda`` and ``cudnn``.
         digest: ``sha256:...``, where it is known without a lock.
+        alternatives: References of images that ``build.py lock`` takes, the first that exists, where this one is gone.
     """
 
     name: str
@@ -68,6 +69,7 @@ class BaseImage:
     source: str
     provides: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
+    alternatives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +135,11 @@ class LockedArtifact:
 
 @dataclass(frozen=True, kw_only=True)
 class LockedBaseImage:
-    """What ``build.py lock`` found a base image to be."""
+    """What ``build.py lock`` found a base image to be; ``reference`` is the alternative that it had to take."""
 
     name: str
     digest: str
+    reference: str = ""
 
 
 Severity = Literal["refuse", "advise"]
@@ -595,9 +598,17 @@ class Facts:
 
     @cached_property
     def digest_by_image(self) -> Mapping[str, str]:
-        """Digests of base images by name: those of the lock, and those that rows themselves say."""
+        """Digests of base images by name: those that rows themselves say, and those of the lock.
+
+        The lock has an image with a digest of its own only where an alternative had to be taken.
+        """
         rows = {row.name: row.digest for row in self.base_images if row.digest}
-        return {row.name: row.digest for row in self.locked_base_images} | rows
+        return rows | {row.name: row.digest for row in self.locked_base_images}
+
+    @cached_property
+    def alternative_by_image(self) -> Mapping[str, str]:
+        """What the lock took in the place of base images that are gone, by name."""
+        return {row.name: row.reference for row in self.locked_base_images if row.reference}
 
     def sources_of(self, row: TargetRow) -> Source:
         """Return the sources of a target: those of its stack."""

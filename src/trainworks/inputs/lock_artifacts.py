@@ -159,29 +159,42 @@ def lock_base_images(
     Returns:
         The tags that could not be recorded, one line each.
     """
-    locked = {row.name: row.digest for row in facts.locked_base_images}
+    locked = {row.name: row for row in facts.locked_base_images}
     before = dict(locked)
     problems: list[str] = []
     silent: set[str] = set()
     for name in dict.fromkeys(name for row in rows for name in images_of(context_of(row, facts))):
-        host, path, tag = split_reference(name)
-        if _row_digest(name, facts) or (missing and name in locked):
+        row = facts.base_image_by_name.get(name)
+        alternatives = row.alternatives if row else ()
+        known = _row_digest(name, facts)
+        if (known and (missing or not alternatives)) or (missing and name in locked):
             continue
-        if host in silent:
-            problems.append(f"base image {name}: not tried, {host} does not answer")
+        failures = []
+        for reference in (name, *alternatives):
+            host, path, tag = split_reference(reference)
+            if host in silent:
+                failures.append(f"base image {reference}: not tried, {host} does not answer")
+                continue
+            try:
+                digest = registries.existing(f"{host}/{path}", known if known and reference == name else tag).digest
+            except (HostError, RegistryError) as error:
+                failures.append(f"base image {reference}: {error.message}")
+                if isinstance(error, HostError | RegistryUnreachableError):
+                    silent.add(host)
+                continue
+            locked[name] = LockedBaseImage(name=name, digest=digest, reference=reference if reference != name else "")
+            break
+        else:
+            problems += failures
             continue
-        try:
-            locked[name] = registries.existing(f"{host}/{path}", tag).digest
-        except (HostError, RegistryError) as error:
-            problems.append(f"base image {name}: {error.message}")
-            if isinstance(error, HostError | RegistryUnreachableError):
-                silent.add(host)
-            continue
-        if before.get(name, locked[name]) != locked[name]:
-            report(f"  base image {name} moved from {before[name]} to {locked[name]}")
+        if known and not locked[name].reference:
+            del locked[name]
+        elif locked[name].reference:
+            report(f"  base image {name} cannot be had: {locked[name].reference} is taken")
+        elif name in before and before[name] != locked[name]:
+            report(f"  base image {name} moved from {before[name].digest} to {locked[name].digest}")
     if locked != before:
-        images = (LockedBaseImage(name=name, digest=locked[name]) for name in sorted(locked))
-        _write(root, lockfile.BASE_IMAGES, LockedBaseImage, images)
+        _write(root, lockfile.BASE_IMAGES, LockedBaseImage, (locked[name] for name in sorted(locked)))
     return problems
 
 

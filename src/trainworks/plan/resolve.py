@@ -173,7 +173,8 @@ def _reference(image: str, base: Base, facts: Facts) -> str:
         return base_reference(base)
     name = image or base.image
     digest = facts.digest_by_image.get(name, "" if image else base.digest)
-    return f"{name}@{digest}" if digest else name
+    reference = facts.alternative_by_image.get(name, name)
+    return f"{reference}@{digest}" if digest else name
 
 
 def images_of(target: TargetContext) -> tuple[str, ...]:
@@ -221,6 +222,7 @@ def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tu
     published |= {row.name for row in facts.base_images if row.digest} | {
         row.image for row in facts.bases if row.digest
     }
+    published -= facts.alternative_by_image.keys()
     return (
         *(
             f"base image {name}"

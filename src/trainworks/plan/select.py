@@ -219,9 +219,13 @@ def _unavailable(flag: str, component: Component, target: TargetContext) -> Unkn
     if target.sources in component.sources:
         return UnknownNameError(
             f"{flag} {name}: no version of it is known to fit this target",
-            hint=f"its row or stack would name one; without it: {component.without}",
+            hint=f"its row or stack would name one{_consequence(component)}",
         )
     return UnknownNameError(
         f"{flag} {name}: not with --sources {target.sources}",
-        hint=f"it comes with --sources {', '.join(component.sources)}; without it: {component.without}",
+        hint=f"it comes with --sources {', '.join(component.sources)}{_consequence(component)}",
     )
+
+
+def _consequence(component: Component) -> str:
+    return f"; without it: {component.without}" if component.without else ""

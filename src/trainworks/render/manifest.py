@@ -31,6 +31,12 @@ def render_manifest(plan: ImagePlan) -> str:
         "wheel_index": plan.wheel_index,
         "instances": {name: vars(shape) for name, shape in plan.instances.items()},
         "families": plan.families,
+        # The others' name stands in the base image's own label, and their content is this project's.
+        **(
+            {"base_images": list(dict.fromkeys(filter(None, (plan.image, plan.builder_image))))}
+            if "@" in f"{plan.image}{plan.builder_image}"
+            else {}
+        ),
         **({"first_use": plan.first_use} if plan.first_use else {}),
     }
     return json.dumps(content, indent=2) + "\n"

@@ -1,0 +1,303 @@
+"""The image of SageMaker's page about smp, built from sources that can be had without the vendors' hosts.
+
+Each component of the row of PyTorch 1.10.2 and CUDA 11.3 that is compiled from source is compiled here, by the same
+recipe, in one build. What is different, because the vendors' files cannot be had everywhere:
+
+- NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two images in a registry
+  on loopback. Its compiler knows GCC up to 11, so `g++` is Debian's g++-11 there.
+- Commits of git repositories come from the folder that `TRAINWORKS_SOURCES` names, a mirror of `build.py mirror`. RMM's
+  is a bare repository in an archive; its tree is packed here.
+- GDRCopy, which the page does not have, is compiled too.
+- Open MPI 4.1, METIS 5.1.0 and Boost are Debian's source packages (`image.vendor`).
+- The EFA installer is the tests' own, with Debian's libfabric and its headers.
+- PyTorch is the CPU wheel of the default sources; smp and smddp are this repository's.
+- One GPU architecture instead of four, for the compiler's time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from image import efa_installer
+from image.support import ROOT
+from image.vendor import CMAKE, CMAKE_VERSION, HEADER, METIS, OPEN_MPI, PACKAGES_TARGET, Source, apt_get, artifact
+from ports import free_port
+from push.support import program
+
+SOURCES = "TRAINWORKS_SOURCES"
+"""The variable that names the mirror's folder."""
+
+CUDA, TOOLKIT = "cu118", "11.8.89"
+TARGET = PACKAGES_TARGET.replace("cpu", CUDA) + "-vendor"
+ARCHITECTURE = "80"
+
+BOOST = Source(
+    name="boost",
+    version="1.74.0",
+    package="boost1.74",
+    folder="b",
+    file="boost1.74_1.74.0+ds1.orig.tar.xz",
+    sha256="192f5df504d282cb81288f88232d8af45b64a9ab531e1c7cf8ae955f16f6bb28",
+    size=60_678_948,
+)
+FROM_DEBIAN = (OPEN_MPI, METIS, BOOST)
+
+VERSIONS = {
+    "torch": "2.13.0+cpu",
+    "nccl": "2.10.3",
+    "gdrcopy": "2.5.1",
+    "rmm": "0.15.0",
+    "cmake": CMAKE_VERSION,
+    "metis": METIS.version,
+    "boost": BOOST.version,
+}
+"""Those of the page's row, but for PyTorch, Boost, and GDRCopy, which it does not have."""
+
+RMM_COMMIT = "8005ca53b001193f36bca261b5725a3482cc897b"
+FROM_GIT = ("nccl-", "aws-ofi-nccl-", "gdrcopy-", "cnmem-")
+ARCHIVES = ("spdlog/v1.6.0.tar.gz", "thrust/1.9.10.tar.gz", "cub/1.9.10.tar.gz")
+
+STACK = f"""
+[[stack]]
+name = "source-page"
+sources = "vendor"
+source = "tests/image/source_page.py"
+
+[stack.components]
+efa-installer = "{efa_installer.VERSION}"
+aws-ofi-nccl = "1.2.0"
+open-mpi = "{OPEN_MPI.version}"
+mpi4py = "4.1.2"
+sagemaker-training = "5.1.4"
+python-environment = "26.3"
+builder = "0.13.8"
+"""
+
+ROW = """
+[[target]]
+version = "2.13.0"
+cuda = "{cuda}"
+base = "debian12"
+image = "{registry}/cuda:runtime"
+builder_image = "{registry}/cuda:devel"
+stack = "source-page"
+versions = {{ {versions} }}
+size_budget_megabytes = 2000
+wheel_index = "https://download.pytorch.org/whl/cpu"
+source = "tests/image/source_page.py"
+"""
+
+BASE_IMAGE = """
+[[base_image]]
+name = "{registry}/cuda:{tag}"
+digest = "{digest}"
+base = "debian12"
+provides = {{ cuda = "{cuda}" }}
+source = "tests/image/source_page.py"
+"""
+
+# What a program needs to be compiled, and to run, without a driver.
+TOOLKIT_PACKAGES = (
+    *("nvidia-cuda-toolkit", "nvidia-cuda-dev", "libcudart11.0", "libnvvm4", "libnvtoolsext1"),
+    *("g++-11", "gcc-11", "cpp-11", "libgcc-11-dev", "libstdc++-11-dev", "libasan6", "libtsan0", "libcu++-dev"),
+)
+UNNEEDED = (
+    "libcu[bfrs]*_static*.a",
+    "libnpp*",
+    "libnv[bj]*",
+    "libcu[bfs]*.so*",
+    "libcurand*",
+    "libmetis_static.a",
+    "liblapack_static.a",
+)
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+HEADERS = "cuda-include"
+"""Where `make_base_images` leaves the toolkit's headers, beside its folder."""
+
+LOADED = ("libcudart.so.", "libnvToolsExt.so.")
+"""What the runtime image has of the toolkit: NVIDIA's has all libraries, and nothing here loads the others."""
+
+DEVEL = f"""FROM {{base}}
+RUN dpkg-divert --quiet --rename --divert /usr/bin/g++.debian --add /usr/bin/g++ \\
+    && dpkg-divert --quiet --rename --divert /usr/bin/gcc.debian --add /usr/bin/gcc
+ADD toolkit.tar /
+RUN ln -s g++-11 /usr/bin/g++ && ln -s gcc-11 /usr/bin/gcc \\
+    && mkdir -p /usr/local/cuda-11.8/bin && ln -s cuda-11.8 /usr/local/cuda \\
+    && ln -s /usr/include /usr/local/cuda/include && ln -s /{LIBRARIES} /usr/local/cuda/lib64 \\
+    && ln -s /usr/bin/nvcc /usr/local/cuda/bin/nvcc && ldconfig
+"""
+RUNTIME = """FROM {base}
+ADD runtime.tar /
+RUN ln -s cuda-11.8 /usr/local/cuda && ldconfig
+"""
+
+
+def mirror_folder() -> Path:
+    """Return the folder of sources; skips where the variable is not set."""
+    value = os.environ.get(SOURCES)
+    if not value:
+        pytest.skip(f"NOT TESTED: {SOURCES} names no folder with the sources (`make proof SOURCES=FOLDER`)")
+    folder = Path(value).resolve()
+    assert folder.is_dir(), f"{SOURCES}={value}: no such folder"
+    return folder
+
+
+def make_mirror(folder: Path) -> tuple[str, str]:
+    """Bring every source into a folder; return the hashes of the EFA installer and of RMM's tree."""
+    given = mirror_folder()
+    for path in given.iterdir():
+        if path.name.startswith(FROM_GIT):
+            shutil.copy(path, folder)
+    for name in ARCHIVES:
+        # A mirror is flat: two archives have one name upstream.
+        shutil.copy(given / name, folder / name.replace("/", "-"))
+    tree = folder / "rmm-0.15.0.tar.gz"
+    with tarfile.open(given / f"rmm-{RMM_COMMIT}.git.tar.gz") as packed:
+        packed.extractall(folder / ".rmm", filter="tar")
+    command = ("git", "-C", str(folder / ".rmm" / "rmm.git"), "archive", "--prefix=rmm-0.15.0/", RMM_COMMIT)
+    content = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    with gzip.GzipFile(tree, "wb", mtime=0) as file:
+        file.write(content)
+    shutil.rmtree(folder / ".rmm")
+    return efa_installer.make_installer(folder, headers=True), hashlib.sha256(tree.read_bytes()).hexdigest()
+
+
+def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
+    """Build the images that stand for NVIDIA's, push them, and return their digests by tag."""
+    folder.mkdir()
+    with apt_get(folder, "deb", "main contrib non-free") as run:
+        run("download", *TOOLKIT_PACKAGES)
+    tree = folder / "tree"
+    for package in sorted(folder.glob("*.deb")):
+        subprocess.run(("dpkg-deb", "--extract", str(package), str(tree)), check=True, timeout=300)
+        package.unlink()
+    for pattern in UNNEEDED:
+        for path in (tree / LIBRARIES).glob(pattern):
+            path.unlink()
+    _pack(folder / "toolkit.tar", {tree: "."})
+    _pack(
+        folder / "runtime.tar",
+        {
+            path: f"usr/local/cuda-11.8/lib64/{path.name}"
+            for path in (tree / LIBRARIES).glob("lib*")
+            if path.name.startswith(LOADED)
+        },
+    )
+    # A program that is compiled against RMM needs CUDA's headers.
+    shutil.copytree(tree / "usr/include", folder.parent / HEADERS)
+    shutil.rmtree(tree)
+    digests = {}
+    for tag, text in (("devel", DEVEL), ("runtime", RUNTIME)):
+        (folder / "Dockerfile").write_text(text.format(base=base))
+        (folder / ".dockerignore").write_text(f"*\n!{'toolkit' if tag == 'devel' else 'runtime'}.tar\n")
+        name = f"{registry}/cuda:{tag}"
+        for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
+            subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
+        words = ("docker", "inspect", "--format", "{{index .RepoDigests 0}}", name)
+        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+        digests[tag] = said.strip().rpartition("@")[2]
+    shutil.rmtree(folder)
+    return digests
+
+
+def _pack(archive: Path, members: dict[Path, str]) -> None:
+    with tarfile.open(archive, "w") as tar:
+        for path, name in members.items():
+            tar.add(path, name)
+
+
+@contextmanager
+def plain_registry(folder: Path) -> Iterator[str]:
+    """Run Debian's registry on loopback, without TLS and without a login; give its host and port."""
+    host = f"127.0.0.1:{free_port()}"
+    configuration = folder / "registry.yml"
+    configuration.write_text(
+        f"version: 0.1\nhttp:\n  addr: {host}\n  secret: of the tests\n"
+        f"storage:\n  filesystem:\n    rootdirectory: {folder / 'registry'}\n"
+    )
+    with (folder / "registry.log").open("wb") as log:
+        process = subprocess.Popen((program(), "serve", str(configuration)), stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 30
+        address, port = host.split(":")
+        while time.monotonic() < deadline and process.poll() is None:
+            with suppress(ConnectionRefusedError), socket.create_connection((address, int(port)), 5):
+                break
+            # Another program's start has no event to wait for.
+            time.sleep(0.005)
+        yield host
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def make_checkout(folder: Path, registry: str, digests: dict[str, str], installer: str, rmm: str) -> Path:
+    """Copy the checkout and give it the target."""
+    for name in ("images", "templates", "launcher", "smdistributed"):
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", ".*cache")
+        )
+    images = folder / "images"
+    versions = ", ".join(f'{name} = "{version}"' for name, version in VERSIONS.items())
+    tree = Source(name="rmm", version="0.15.0", package="rmm", folder="r", file="rmm-0.15.0.tar.gz", sha256=rmm, size=0)
+    head, *blocks = (images / "artifacts.toml").read_text(encoding="utf-8").split(HEADER)
+    heads = tuple(f'name = "{each.name}"\nversion = "{each.version}"\n' for each in (*FROM_DEBIAN, tree))
+    others = [HEADER + block for block in blocks if not block.startswith(heads)]
+    ours = [artifact(each) for each in FROM_DEBIAN]
+    ours.append(
+        artifact(tree) + 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'
+    )
+    (images / "artifacts.toml").write_text(
+        "".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8"
+    )
+    added = {
+        "stacks": STACK,
+        "pytorch": ROW.format(cuda=CUDA, registry=registry, versions=versions),
+        "base-images": "".join(
+            BASE_IMAGE.format(registry=registry, tag=tag, digest=digest, cuda=TOOLKIT)
+            for tag, digest in digests.items()
+        ),
+    }
+    for name, text in added.items():
+        with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
+            file.write(text)
+    _replace(images / "cuda.toml", f'name = "{CUDA}"', "architectures = [", "]", f'"{ARCHITECTURE}"')
+    # PyTorch's wheels for CUDA 11 cannot be had, and a CPU wheel loads no CUDA.
+    rules = images / "compatibility.toml"
+    head, *blocks = rules.read_text(encoding="utf-8").split("[[rule]]\n")
+    kept = [each for each in blocks if not each.startswith('name = "torch-build-cuda-11"')]
+    rules.write_text("[[rule]]\n".join([head, *kept]), encoding="utf-8")
+    components = images / "components.toml"
+    head, *blocks = components.read_text(encoding="utf-8").split("[[component]]\n")
+    # AWS's smp and smddp cannot be had: this repository's stand there.
+    kept = [each for each in blocks if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)]
+    kept = [
+        each.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')
+        if each.startswith(('name = "smp"', 'name = "smddp"'))
+        else each
+        for each in kept
+    ]
+    components.write_text("[[component]]\n".join([head, *kept]), encoding="utf-8")
+    lock = (images / "lock" / f"{PACKAGES_TARGET}.toml").read_text(encoding="utf-8")
+    (images / "lock" / f"{TARGET}.toml").write_text(lock + CMAKE, encoding="utf-8")
+    return folder
+
+
+def _replace(path: Path, after: str, begin: str, end: str, text: str) -> None:
+    """Put a text between two others, the first of them after a third."""
+    content = path.read_text(encoding="utf-8")
+    start = content.index(begin, content.index(after)) + len(begin)
+    path.write_text(content[:start] + text + content[content.index(end, start) :], encoding="utf-8")
