@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from image.jobs import prepare, train_on_two_hosts
+from image.jobs import assert_trained, prepare, train_on_two_hosts
 from image.source_page import (
     FROM_DEBIAN,
     HEADERS,
@@ -183,10 +183,22 @@ def test_nccl_asks_for_what_its_plugin_has(image: BuiltByCommand) -> None:
     assert said_by(image, "/usr/bin/python3", "-I", "-c", NCCL).split() == ["21003", "True", "True"]
 
 
-def test_two_ranks_train_on_one_host(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_job_speaks_open_mpi_4(image: BuiltByCommand, tmp_path: Path) -> None:
     mounts = (Mount(source=prepare(tmp_path / "ml", "mpi"), target="/opt/ml"),)
+    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=120)
+    assert done.status == 0, done.output
+    argv = json.loads(done.output)["argv"]
+    assert argv[0] == "/opt/amazon/openmpi/bin/mpirun"
+    assert any(word.startswith(("orte_", "plm_rsh")) for word in argv), argv
+    assert not any("prte" in word for word in argv), argv
+
+
+def test_two_ranks_on_one_host_train(image: BuiltByCommand, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "ml", "mpi")
+    mounts = (Mount(source=folder, target="/opt/ml"),)
     done = image.engine.run(image.reference, ("train",), mounts=mounts, timeout=300)
     assert done.status == 0, done.output[-4000:]
+    assert_trained(done.output, 2, folder)
 
 
 def test_two_hosts_train_over_ssh(image: BuiltByCommand, network: Any, tmp_path: Path) -> None:

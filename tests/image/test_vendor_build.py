@@ -1,4 +1,4 @@
-"""A target with vendor sources, for real: Open MPI 4.1 and METIS compiled by the vendors' recipes, from a mirror."""
+"""A target with vendor sources, for real: METIS compiled by the vendors' recipe, from a mirror."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from image.efa_installer import make_installer
-from image.jobs import assert_trained, prepare, train_on_two_hosts
 from image.support import BuiltByCommand
 from image.vendor import (
     METIS,
-    OPEN_MPI,
     TARGET,
     artifact,
     build,
@@ -25,7 +22,6 @@ from image.vendor import (
     make_checkout,
 )
 from lock.servers import Answer, Server, dropping, failing, serving, trickling, whole
-from trainworks.engine.protocol import Mount
 from trainworks.errors import BuildError
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
@@ -68,10 +64,7 @@ def test_every_promise_is_kept(vendor_image: BuiltByCommand, checkout: Path) -> 
     assert [check["title"] for check in checks if not check["passed"]] == []
     assert len(checks) == len(set(plan.checks))
     assert plan.target.name == TARGET
-    assert {step.component: step.version for step in plan.steps}.items() >= {
-        ("open-mpi", OPEN_MPI.version),
-        ("metis", METIS.version),
-    }
+    assert {step.component: step.version for step in plan.steps}["metis"] == METIS.version
 
 
 def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> None:
@@ -79,49 +72,19 @@ def test_what_only_builds_is_not_in_the_image(vendor_image: BuiltByCommand) -> N
     assert done.status == 0
     assert set(done.output.split()) == {
         *("/opt:", "amazon", "metis", "ml", "trainworks", "venv"),
-        *("/opt/amazon:", "efa", "efa_installed_packages", "openmpi"),
+        *("/opt/amazon:", "efa", "efa_installed_packages"),
     }
 
 
 def test_an_installer_leaves_what_it_installed_and_nothing_else(vendor_image: BuiltByCommand) -> None:
-    script = (
-        "grep leftover /opt/amazon/openmpi/bin/mpirun; find / -xdev -name '*efa*installer.sh'; "
-        "dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
-    )
+    script = "find / -xdev -name '*efa*installer.sh'; dpkg-query -W -f '${Package} ${Status}\\n' efa-test libfabric1"
     done = vendor_image.engine.run(vendor_image.reference, ("sh", "-c", script), timeout=60)
     assert done.output == "efa-test install ok installed\nlibfabric1 install ok installed\n"
 
 
-def test_a_job_speaks_open_mpi_4(vendor_image: BuiltByCommand, tmp_path: Path) -> None:
-    mounts = (Mount(source=prepare(tmp_path / "ml", "mpi"), target="/opt/ml"),)
-    done = vendor_image.engine.run(vendor_image.reference, ("train", "--plan"), mounts=mounts, timeout=120)
-    assert done.status == 0, done.output
-    argv = json.loads(done.output)["argv"]
-    assert argv[0] == "/opt/amazon/openmpi/bin/mpirun"
-    assert any(word.startswith(("orte_", "plm_rsh")) for word in argv), argv
-    assert not any("prte" in word for word in argv), argv
-
-
-def test_two_ranks_on_one_host_train(vendor_image: BuiltByCommand, tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "ml", "mpi")
-    mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = vendor_image.engine.run(vendor_image.reference, ("train",), mounts=mounts, timeout=300)
-    assert done.status == 0, done.output[-4000:]
-    assert_trained(done.output, 2, folder)
-
-
-def test_two_hosts_train_over_ssh(vendor_image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
-    train_on_two_hosts(vendor_image.reference, network, "mpi", tmp_path)
-
-
-# Without Open MPI: METIS alone compiles in seconds; what the mirror has no part in is left out too.
-LEFT_OUT = ("open-mpi", "mpi4py", "sagemaker-training", "ssh")
-METIS_ONLY = tuple(word for name in LEFT_OUT for word in ("--without", name))
-
-
 def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
     """No server, no index: everything that is downloaded lies in the folder."""
-    done = build(checkout, "buildah", "--mirror", str(mirror), "--offline", *METIS_ONLY)
+    done = build(checkout, "buildah", "--mirror", str(mirror), "--offline")
     if "buildah" in done.stderr and "not answer" in done.stderr:
         pytest.skip(f"buildah does not answer here: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr[-6000:]

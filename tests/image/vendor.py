@@ -1,8 +1,9 @@
-"""A target with vendor sources that can be built for real here: rows beside the checkout's, sources from Debian.
+"""A small target with vendor sources that can be built for real here: rows beside the checkout's, a source from Debian.
 
-Open MPI and METIS are compiled by the very recipes of the vendor targets. What they are compiled from is in Debian's
-archive as source packages: the same upstream versions, in files of Debian's making (METIS without a folder that Debian
-may not distribute), so their hashes stand here and in no row of the product. The EFA installer is the tests' own.
+METIS is compiled by the very recipe of the vendor targets. What it is compiled from is in Debian's archive as a source
+package: the same upstream version, in a file of Debian's making (without a folder that Debian may not distribute), so
+its hash stands here and in no row of the product. The EFA installer is the tests' own. All other recipes are run by
+hand: `image.source_page`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ METIS = Source(
     sha256="c50a88b92b01fa3972c5c92cf50117f126c62589b8f793657c7d865c59c23615",
     size=3_546_136,
 )
-SOURCES = (OPEN_MPI, METIS)
+SOURCES = (METIS,)
 
 CMAKE_VERSION = "3.18.2.post1"
 """The version that AWS's images pin, from the package index."""
@@ -95,10 +96,7 @@ source = "tests/image/vendor.py"
 [stack.components]
 cmake = "{CMAKE_VERSION}"
 efa-installer = "{efa_installer.VERSION}"
-open-mpi = "{OPEN_MPI.version}"
 metis = "{METIS.version}"
-mpi4py = "4.1.2"
-sagemaker-training = "5.1.4"
 python-environment = "26.3"
 builder = "0.13.8"
 """
