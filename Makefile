@@ -9,7 +9,7 @@ TORCH := ../.cache/peers/smdistributed/bin/python
 # imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: image test test-quick check proof docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick check proof arm64 docs site golden benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -34,6 +34,10 @@ check: setup torch  ## lint, format, types, import contracts, generated files
 
 proof: setup engines  ## by hand: every source component of the vendors' recipes, compiled in one build; SOURCES=a mirror
 	TRAINWORKS_SOURCES=$(SOURCES) $(BIN)/python -m pytest -m engine tests/image/test_source_page.py
+
+arm64: setup engine  ## by hand: build, test and train the image for arm64, emulated on another machine; an hour
+	tools/set-up-emulation
+	TRAINWORKS_ARM64=1 $(BIN)/python -m pytest -m engine tests/image/test_arm64.py
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py

@@ -81,7 +81,7 @@ def instances(facts: Facts) -> str:
     lines = ["| instance type | GPUs | Neuron cores | EFA | RDMA |", "|---|---|---|---|---|"]
     for row in facts.instances:
         words = ["yes" if value else "-" for value in (row.efa, row.efa_rdma)]
-        name = f"{row.name} ({row.architecture})" if row.architecture else row.name
+        name = f"{row.name} ({row.architecture})" if row.architecture != "amd64" else row.name
         lines.append(f"| {name} | {row.gpus} | {row.neuron_cores} | {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 

@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "buildspec.yml"
 BEGIN = "  # generated: by tools/write_buildspec.py from `build.py --list --format json`\n"
 END = "  # end of generated\n"
+ARM = (
+    "        type: ARM_CONTAINER\n",
+    "        image: aws/codebuild/amazonlinux-aarch64-standard:3.0\n",
+)
+"""What CodeBuild builds images for arm64 on (user guide, "Docker images provided by CodeBuild")."""
 
 
 def ask(*words: str) -> Any:
@@ -42,6 +47,7 @@ def batch(targets: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, 
             lines += [
                 f"    - identifier: {re.sub('[^A-Za-z0-9_]', '_', name)}\n",
                 "      env:\n",
+                *(ARM if target["architecture"] == "arm64" else ()),
                 "        privileged-mode: true\n",
                 "        variables:\n",
                 f"          TARGET: {name}\n",

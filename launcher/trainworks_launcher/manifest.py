@@ -15,6 +15,9 @@ from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.values import Json, decode, mapping, number, text, texts
 
+AMD64 = "amd64"
+"""The architecture of images and instance types that name none."""
+
 _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"})
 """Framework as the builder's targets name it -> the component that is it, where the two names differ."""
 
@@ -70,6 +73,7 @@ class Manifest:
 
     Attributes:
         name: Name of the image.
+        architecture: ``amd64`` or ``arm64``: what its programs run on; older images, which do not say it, are amd64.
         framework: Component that the image is made for (``torch``); ``""`` if not given.
         components: Component -> version.
         missing: Components that the image was built without.
@@ -85,6 +89,7 @@ class Manifest:
     """
 
     name: str = "generic"
+    architecture: str = AMD64
     framework: str = ""
     components: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     missing: tuple[Missing, ...] = ()
@@ -136,7 +141,8 @@ def parse_manifest(document: str, where: str) -> Manifest:
             ]
         )
     components = mapping(content.get("components"))
-    framework = text(mapping(content.get("target")).get("framework"))
+    target = mapping(content.get("target"))
+    framework = text(target.get("framework"))
     listed = content.get("missing")
     missing: list[Missing] = []
     for entry in listed if isinstance(listed, list) else []:
@@ -155,6 +161,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
     fabric = content.get("fabric")
     return Manifest(
         name=text(content.get("name"), "unnamed"),
+        architecture=text(target.get("architecture"), AMD64),
         framework=_FRAMEWORK_COMPONENTS.get(framework, framework),
         components=MappingProxyType({name: text(mapping(row).get("version")) for name, row in components.items()}),
         missing=tuple(missing),

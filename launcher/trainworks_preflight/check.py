@@ -96,6 +96,7 @@ def check(parsed: Parsed) -> Result:
         return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
     sent = {**user, **translation.hyperparameters}
     environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
+    problems += _other_processors(environment.manifest, groups, inputs.facts)
     result = _plan(environment, groups, inputs.facts, translation, data, folder / entry)
     return replace(
         result,
@@ -192,6 +193,20 @@ def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:
 
 def _first_of_each(groups: Sequence[Group]) -> tuple[str, ...]:
     return tuple(hosts[0] for hosts in _host_names(groups))
+
+
+def _other_processors(manifest: Manifest, groups: Sequence[Group], facts: Facts) -> tuple[Problem, ...]:
+    """Return a problem for each instance type that cannot run the image's programs."""
+    rows = {group.instance_type: facts.find(group.instance_type) for group in groups}
+    return tuple(
+        Problem(
+            f"{name} has {row.architecture} processors, and the image is for {manifest.architecture}",
+            "option --instance-type",
+            f"take an image for {row.architecture} (its --image-manifest says so), or another instance type",
+        )
+        for name, row in rows.items()
+        if row and row.architecture != manifest.architecture
+    )
 
 
 def _row(facts: Facts, manifest: Manifest, instance_type: str) -> InstanceFacts:

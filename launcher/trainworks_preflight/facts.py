@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Mapping
 
-from trainworks_launcher.manifest import Instance
+from trainworks_launcher.manifest import AMD64, Instance
 from trainworks_launcher.values import decode, mapping, number, text, texts
 
 FILE = "facts.json"
@@ -24,7 +24,7 @@ class InstanceFacts:
     Attributes:
         instance: What the image manifest has too.
         memory_gib: Memory of the host in GiB; 0 if not known.
-        architecture: Architecture of its processors; ``""`` for that of the images.
+        architecture: ``amd64`` or ``arm64``: what its processors run.
         smp_loader_workers: Data loaders may have worker processes under smp.
         smddp: The SDK lists the type for smdistributed.dataparallel.
         torchrun_only: The SDK refuses smdistributed without torch_distributed on it.
@@ -32,7 +32,7 @@ class InstanceFacts:
 
     instance: Instance
     memory_gib: int = 0
-    architecture: str = ""
+    architecture: str = AMD64
     smp_loader_workers: bool = True
     smddp: bool = False
     torchrun_only: bool = False
@@ -97,7 +97,7 @@ def parse_facts(document: str) -> Facts:
                 efa_rdma=row.get("efa_rdma") is True,
             ),
             memory_gib=number(row.get("memory_gib")),
-            architecture=text(row.get("architecture")),
+            architecture=text(row.get("architecture"), AMD64),
             smp_loader_workers=row.get("smp_loader_workers") is not False,
             smddp=row.get("smddp") is True,
             torchrun_only=row.get("smdistributed_by_torchrun_only") is True,

@@ -127,9 +127,6 @@ class Inputs:
             row = self.facts.find(group.instance_type)
             if row is None and group.instance_type:
                 self.warnings.append(unknown_type(group.instance_type, self.facts.instances))
-            if row and row.architecture:
-                what = f"{group.instance_type} has {row.architecture} processors, and the images are for x86-64"
-                self.problems.append(Problem(what, "option --instance-type", "take another instance type"))
         return tuple(groups)
 
     def data(self) -> Data | None:

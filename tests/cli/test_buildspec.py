@@ -130,6 +130,8 @@ def test_the_batch_is_every_target_that_can_be_built(content: Any, facts: Facts)
     tasks = content["batch"]["build-list"]
     assert {task["env"]["variables"]["TARGET"] for task in tasks} == expected
     assert len({task["identifier"] for task in tasks}) == len(tasks)
+    on_arm = {task["env"]["variables"]["TARGET"] for task in tasks if task["env"].get("type") == "ARM_CONTAINER"}
+    assert on_arm == {name for name in expected if name.endswith("-arm64")}
 
 
 def test_the_committed_file_is_the_generated_one(root: Path) -> None:

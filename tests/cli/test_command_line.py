@@ -81,7 +81,19 @@ def test_list_for_programs(call: Call, facts: Facts) -> None:
     rows = json_of(call("--list", "--format", "json"))
     assert {row["name"] for row in rows} == {facts.name_of(row) for row in facts.targets}
     assert rows[0].keys() == {
-        *("name", "framework", "version", "cuda", "python", "base", "sources", "stack", "versions", "built"),
+        *(
+            "name",
+            "framework",
+            "version",
+            "cuda",
+            "python",
+            "base",
+            "architecture",
+            "sources",
+            "stack",
+            "versions",
+            "built",
+        ),
     }
     assert all(row["versions"] for row in rows)
 

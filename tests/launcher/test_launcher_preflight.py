@@ -372,9 +372,17 @@ def test_a_starter_for_gpus_is_not_refused_on_a_type_that_nobody_knows_yet(tmp_p
     assert "pytorchxla is for GPUs only" in str(problem)
 
 
-def test_processors_for_which_there_is_no_image_are_a_problem(tmp_path: Path) -> None:
-    (problem,) = run(words(tmp_path, kind="ml.p6e-gb200.36xlarge")).problems
-    assert "has arm64 processors, and the images are for x86-64" in str(problem)
+def test_an_image_for_other_processors_is_a_problem(tmp_path: Path) -> None:
+    kind = "ml.p6e-gb200.36xlarge"
+    (problem,) = run(words(tmp_path, kind=kind)).problems
+    assert "ml.p6e-gb200.36xlarge has arm64 processors, and the image is for amd64" in str(problem)
+    manifest = tmp_path / "image.json"
+    manifest.write_text('{"schema": 1, "target": {"framework": "pytorch", "architecture": "arm64"}}', encoding="utf-8")
+    option = ("--image-manifest", str(manifest))
+    said = [str(problem) for problem in run(words(tmp_path, TORCH, *option, kind=kind)).problems]
+    assert not [words for words in said if "processors" in words]
+    said = [str(problem) for problem in run(words(tmp_path, TORCH, *option)).problems]
+    assert [words for words in said if "has amd64 processors, and the image is for arm64" in words]
     # Graviton types are none of SageMaker training's: no family of the table takes one for a host like others.
     assert "ml.c7g.xlarge is not in the instance table" in run(words(tmp_path, kind="ml.c7g.xlarge")).warnings[0]
 

@@ -30,7 +30,7 @@ from trainworks.engine.archive import write_archive
 from trainworks.engine.buildah import BuildahEngine
 from trainworks.engine.protocol import BuildRequest
 from trainworks.errors import ProofError, RegistryError, UnknownNameError
-from trainworks.facts.rows import Facts
+from trainworks.facts.rows import Architecture, Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 from trainworks.proof.attach import attach, check_same, find_pushed
@@ -228,6 +228,55 @@ def test_tags_of_a_day_with_two_contents(
         assert digest(first[0].tags[0]) == first[0].digest
     finally:
         engine.remove(reference)
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_one_tag_for_two_architectures(
+    name: str, server: RegistryServer, registries: Registries, tmp_path: Path
+) -> None:
+    """Each machine pulls its own image by that tag; a newer image takes the place of the one for its architecture."""
+    engine = engine_that_answers(name)
+    rootfs = tmp_path / "rootfs"
+    rootfs.mkdir()
+    (rootfs / "file").write_text("the same on each")
+    place, tag = f"{server.host}/team/{uuid.uuid4().hex[:12]}", "1.0-both"
+    references = []
+    pushed: dict[str, str] = {}
+    architectures: tuple[Architecture, ...] = ("amd64", "arm64", "arm64")
+    try:
+        for number, architecture in enumerate(architectures):
+            reference = f"trainworks-push-{uuid.uuid4().hex[:12]}:1.{number}-{architecture}"
+            write_archive(
+                rootfs,
+                tmp_path / "image.tar",
+                name=reference,
+                environment={"NUMBER": str(number)},
+                command=("/bin/sh",),
+                created=CREATED,
+                architecture=architecture,
+            )
+            engine.load(tmp_path / "image.tar")
+            references.append(reference)
+            (done,) = push_image(engine, reference, [place], tags_for(reference, shared=[tag]), registries, os.environ)
+            pushed[architecture] = done.digest
+            assert done.tags[-1] == tag
+            listed = registries.existing(place, tag).listed("manifests")
+            assert {each["platform"]["architecture"]: each["digest"] for each in listed} == pushed
+        registries.tag(place, done.digest, ["single"])
+        tags = tags_for(references[0], shared=["single"])
+        with pytest.raises(RegistryError, match="is an image of one architecture"):
+            push_image(engine, references[0], [place], tags, registries, os.environ)
+        if shutil.which("skopeo"):
+            for machine in pushed:
+                words = (
+                    *("skopeo", f"--override-arch={machine}", "inspect", "--tls-verify=false"),
+                    *("--creds", f"{USER}:{PASSWORD}", "--format", "{{.Architecture}}", f"docker://{place}:{tag}"),
+                )
+                said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+                assert said.strip() == machine
+    finally:
+        for reference in references:
+            engine.remove(reference)
 
 
 @pytest.mark.usefixtures("logged_in")

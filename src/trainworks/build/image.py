@@ -18,7 +18,7 @@ from trainworks.build.order import BuildOptions
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.errors import ImageTestError
-from trainworks.facts.rows import Base
+from trainworks.facts.rows import Architecture, Base
 from trainworks.host.settings import HostSettings
 from trainworks.imagetest.results import CheckResult, component_width, line
 from trainworks.plan.checks import Check
@@ -45,6 +45,7 @@ class ImageSpec:
         forbidden: Texts of this machine that must not be in the image.
         base: The base image that is made where the engine lacks it; ``None``: the engine finds what FROM names.
         extends: The image that this one extends; ``None`` for an image of a target.
+        architecture: What its programs run on; another one than this machine's needs emulation.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ImageSpec:
     forbidden: tuple[str, ...] = ()
     base: Base | None = None
     extends: BuiltImage | None = None
+    architecture: Architecture = "amd64"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,7 @@ def run_build(spec: ImageSpec, engine: Engine, options: BuildOptions, progress: 
                 labels={INPUTS_LABEL: rendering.digest},
                 stage_components=rendering.stage_components,
                 no_cache=options.no_cache,
+                architecture=spec.architecture,
             ),
             progress,
         )

@@ -128,6 +128,7 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         forbidden=settings.forbidden_texts(plan.wheel_index),
         # Any other base is pulled by the engine itself, by the digest in its FROM.
         base=plan.base if plan.image == base_reference(plan.base) else None,
+        architecture=plan.base.architecture,
     )
 
 

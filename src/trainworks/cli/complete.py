@@ -34,6 +34,7 @@ GIVEN: Mapping[str, str] = {
     "framework_version": "version",
     "python": "python",
     "sources": "sources",
+    "architecture": "architecture",
 }
 """Options that narrow the rows, with their key."""
 

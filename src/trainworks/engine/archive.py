@@ -16,10 +16,10 @@ from typing import IO, Any, Final
 
 from trainworks.engine.protocol import Layer
 from trainworks.errors import BuildError, OutputError
+from trainworks.facts.rows import Architecture
 
 _BLOCK: Final = 512
 _EXTENDED: Final = "SCHILY.xattr."
-_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_archive(
@@ -30,6 +30,7 @@ def write_archive(
     environment: Mapping[str, str],
     command: tuple[str, ...],
     created: int,
+    architecture: Architecture = "amd64",
 ) -> str:
     """Write an image of one layer from a root file system, byte for byte the same for the same files.
 
@@ -41,6 +42,7 @@ def write_archive(
         destination: The archive to write; replaced only when the new one is complete.
         command: The image's default command.
         created: Seconds since 1970, the time of the image and the latest time of a file.
+        architecture: What its programs run on.
 
     Returns:
         The image's identifier, ``sha256:`` and the hash of its configuration.
@@ -52,7 +54,8 @@ def write_archive(
     try:
         try:
             with partial.open("xb") as file:
-                identifier = _write(rootfs, file, name=name, environment=environment, command=command, created=created)
+                configuration = _configuration(environment, command, created, architecture)
+                identifier = _write(rootfs, file, name=name, configuration=configuration, created=created)
             partial.replace(destination)
         finally:
             partial.unlink(missing_ok=True)
@@ -62,9 +65,7 @@ def write_archive(
     return identifier
 
 
-def _write(
-    rootfs: Path, file: IO[bytes], *, name: str, environment: Mapping[str, str], command: tuple[str, ...], created: int
-) -> str:
+def _write(rootfs: Path, file: IO[bytes], *, name: str, configuration: dict[str, Any], created: int) -> str:
     # The header with the layer's size comes before its bytes: write a blank one, and replace it at the end.
     file.write(bytes(_BLOCK))
     digesting = _Digesting(file)
@@ -78,16 +79,13 @@ def _write(
     difference = digesting.hexadecimal
     file.write(bytes(-digesting.size % _BLOCK))
     layer_name = f"{difference}.tar"
-    configuration = json.dumps(
-        _configuration(difference, environment=environment, command=command, created=created),
-        sort_keys=True,
-        separators=(",", ":"),
-    ).encode()
-    identifier = hashlib.sha256(configuration).hexdigest()
+    configuration["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{difference}"]}
+    described = json.dumps(configuration, sort_keys=True, separators=(",", ":")).encode()
+    identifier = hashlib.sha256(described).hexdigest()
     manifest = [{"Config": f"{identifier}.json", "RepoTags": [name], "Layers": [layer_name]}]
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT) as outer:
         for file_name, text in (
-            (f"{identifier}.json", configuration),
+            (f"{identifier}.json", described),
             ("manifest.json", json.dumps(manifest, separators=(",", ":")).encode()),
         ):
             outer.addfile(_plain(file_name, len(text), created), io.BytesIO(text))
@@ -103,15 +101,14 @@ def _plain(name: str, size: int, created: int) -> tarfile.TarInfo:
 
 
 def _configuration(
-    difference: str, *, environment: Mapping[str, str], command: tuple[str, ...], created: int
+    environment: Mapping[str, str], command: tuple[str, ...], created: int, architecture: Architecture
 ) -> dict[str, Any]:
     moment = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "architecture": _ARCHITECTURES.get(os.uname().machine, os.uname().machine),
+        "architecture": architecture,
         "os": "linux",
         "created": moment,
         "config": {"Env": [f"{key}={value}" for key, value in environment.items()], "Cmd": list(command)},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{difference}"]},
         "history": [{"created": moment, "created_by": "trainworks: root file system"}],
     }
 

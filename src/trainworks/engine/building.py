@@ -28,6 +28,7 @@ def build_arguments(request: BuildRequest, folder: Path) -> list[str]:
         argv += ["--label", f"{label}={value}"]
     for tag in request.tags:
         argv += ["--tag", tag]
+    argv += ["--platform", f"linux/{request.architecture}"]
     return [*argv, "--no-cache"] if request.no_cache else argv
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from trainworks.facts.rows import Architecture
+
 Report = Callable[[str], None]
 """Receives a line of text for the user."""
 
@@ -57,6 +59,7 @@ class BuildRequest:
         labels: Labels of the image, in addition to those of its Dockerfile.
         stage_components: Stage name (``FROM ... AS name``) to component, so that a failing step names its component.
         no_cache: Build every step again.
+        architecture: ``amd64`` or ``arm64``: what the image's programs run on; its base image has the same.
     """
 
     name: str
@@ -67,6 +70,7 @@ class BuildRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     stage_components: Mapping[str, str] = field(default_factory=dict)
     no_cache: bool = False
+    architecture: Architecture = "amd64"
 
 
 @dataclass(frozen=True, kw_only=True)

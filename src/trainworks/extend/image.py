@@ -172,6 +172,7 @@ def plan_extension(
         checks=plan.checks,
         forbidden=forbidden,
         extends=image,
+        architecture=base.architecture,
     )
     return Extension(engine=engine, image=image, source=inputs.source, plan=plan, lock=lock, spec=spec)
 
@@ -189,7 +190,14 @@ def _build_wheels(
     rendering = render_wheels(sources, base, inputs.apt, recipes)
     name = f"trainworks/wheels:{rendering.digest[-12:]}"
     secrets = _secrets(settings, base, inputs.apt)
-    spec = ImageSpec(name=name, tags=(name,), rendering=rendering, settings=settings, secrets=secrets)
+    spec = ImageSpec(
+        name=name,
+        tags=(name,),
+        rendering=rendering,
+        settings=settings,
+        secrets=secrets,
+        architecture=base.architecture,
+    )
     built = build_wheels(sources, spec, base, engine, options)
     there = {canonicalize_name(row.name): row.version for row in base.distributions}
     problems = [

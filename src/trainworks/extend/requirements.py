@@ -14,6 +14,8 @@ from packaging.requirements import Requirement as Specification
 from packaging.utils import InvalidWheelFilename, NormalizedName, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from trainworks.facts.rows import MACHINES, Architecture
+
 _HASH = re.compile(r"\s--hash[=\s]\s*sha256:[0-9a-f]{64}\b")
 _ANY_HASH = re.compile(r"\s--hash[=\s]\s*\S+")
 
@@ -73,6 +75,11 @@ class ExtendedBase:
     def apt(self) -> bool:
         """Whether Debian's package manager installs packages in it."""
         return self.distribution in ("debian", "ubuntu") and bool(self.suite)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its programs run on, by the name that images give it."""
+        return next((name for name, machine in MACHINES.items() if machine == self.machine), "amd64")
 
     @property
     def source(self) -> str:

@@ -20,6 +20,13 @@ PackageManager = Literal["apt", "dnf"]
 """What installs a distribution's packages."""
 
 
+Architecture = Literal["amd64", "arm64"]
+"""A processor's instruction set, by the name that images give it."""
+
+MACHINES: Mapping[Architecture, str] = {"amd64": "x86_64", "arm64": "aarch64"}
+"""The same, as the kernel and wheels call it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Base:
     """An operating system that images stand on.
@@ -36,6 +43,7 @@ class Base:
         bootstrap: Whether it can be made from its package archive where nothing can be pulled.
         archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
         pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
+        architecture: What its programs, and the images that stand on it, run on.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Base:
     bootstrap: bool = False
     archive: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
+    architecture: Architecture = "amd64"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,8 +262,8 @@ class Stack:
 class Instance:
     """What one host of an instance type has; ``efa_rdma``: its EFA devices can read remote memory.
 
-    ``architecture`` is that of its processors; ``""``: x86-64, as the images are. Other fields with a default are for
-    ``trainworks-preflight``; see the head of ``images/instances.toml``.
+    ``architecture`` is that of its processors. The fields with a default are for ``trainworks-preflight``; see the head
+    of ``images/instances.toml``.
     """
 
     name: str
@@ -265,7 +274,7 @@ class Instance:
     source: str
     efa_devices: int = 0
     memory_gib: int = 0
-    architecture: str = ""
+    architecture: Architecture = "amd64"
     smp_loader_workers: bool = True
     smddp: bool = False
     smdistributed_by_torchrun_only: bool = False
@@ -617,6 +626,10 @@ class Facts:
     def python_of(self, row: TargetRow) -> str:
         """Return a target's Python, ``MAJOR.MINOR``."""
         return row.python or self.base_by_name[row.base].python
+
+    def architecture_of(self, row: TargetRow) -> Architecture:
+        """Return what a target's programs run on: its base's architecture."""
+        return self.base_by_name[row.base].architecture
 
     def name_of(self, row: TargetRow) -> str:
         """Return a target's name: unique, and the name of its lock.

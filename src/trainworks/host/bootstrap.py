@@ -103,7 +103,7 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
         configuration.write_text(apt_configuration(settings.apt, ca_path=ca_path), encoding="utf-8")
         argv = [tool, "--variant=minbase", f"--aptopt={configuration}", f"--customize-hook={hook}"]
         argv += [f"--dpkgopt={option}" for option in SLIM]
-        argv += ["--include=usr-is-merged"]
+        argv += ["--include=usr-is-merged", f"--architectures={base.architecture}"]
         if MERGED_USR_HOOKS.is_dir():
             argv.append(f"--hook-dir={MERGED_USR_HOOKS}")
         argv += [base.suite, str(root), *sources]
@@ -116,7 +116,13 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
                     hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses",
                 )
             return write_archive(
-                root, archive, name=name, environment={"PATH": IMAGE_PATH}, command=("bash",), created=EPOCH
+                root,
+                archive,
+                name=name,
+                environment={"PATH": IMAGE_PATH},
+                command=("bash",),
+                created=EPOCH,
+                architecture=base.architecture,
             )
         finally:
             # A killed tool may leave mounts of /dev; removing files through one would remove this machine's.

@@ -19,7 +19,7 @@ from trainworks.engine.processes import run
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import LockError
 from trainworks.facts import lockfile
-from trainworks.facts.rows import Artifact, Facts, LockedPackage, TargetRow
+from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage, TargetRow
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.sizes import file_sizes
@@ -39,7 +39,7 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
     """
     target = context_of(row, facts)
-    platform = _Platform(glibc=target.base.glibc, python=target.python)
+    platform = _Platform(machine=MACHINES[target.base.architecture], glibc=target.base.glibc, python=target.python)
     packages: list[LockedPackage] = []
     for build in (False, True):
         wanted = [str(requirement) for requirement in requirements_of(target, facts) if requirement.build == build]
@@ -50,8 +50,9 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
 
 @dataclass(frozen=True, kw_only=True)
 class _Platform:
-    """What wheels are chosen for: the newest level of the C library, and Python's ``MAJOR.MINOR``."""
+    """What wheels are chosen for: processor, the newest level of the C library, and Python's ``MAJOR.MINOR``."""
 
+    machine: str
     glibc: str
     python: str
 
@@ -59,12 +60,13 @@ class _Platform:
 def _tags(platform: _Platform) -> list[Tag]:
     """Return the wheel tags that a platform can load, best first: from its own C library down to the oldest one."""
     major, minor = (int(part) for part in platform.glibc.split("."))
-    platforms = [f"manylinux_{major}_{number}_x86_64" for number in range(minor, 4, -1)]
-    for number, legacy in ((17, "manylinux2014_x86_64"), (12, "manylinux2010_x86_64"), (5, "manylinux1_x86_64")):
-        platforms.insert(platforms.index(f"manylinux_{major}_{number}_x86_64") + 1, legacy)
+    machine = platform.machine
+    platforms = [f"manylinux_{major}_{number}_{machine}" for number in range(minor, 4, -1)]
+    for number, legacy in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
+        platforms.insert(platforms.index(f"manylinux_{major}_{number}_{machine}") + 1, f"{legacy}_{machine}")
     version = tuple(int(part) for part in platform.python.split("."))
     interpreter = f"cp{platform.python.replace('.', '')}"
-    tags = list(cpython_tags(version, platforms=[*platforms, "linux_x86_64"]))
+    tags = list(cpython_tags(version, platforms=[*platforms, f"linux_{machine}"]))
     tags.append(Tag(interpreter, "none", "any"))
     tags += [Tag(f"py3{number}", "none", "any") for number in range(version[1], -1, -1)]
     tags += [Tag("py3", "none", "any"), Tag("py2.py3", "none", "any")]
@@ -94,7 +96,7 @@ def _resolve(
         arguments = (
             *("pip", "compile", "requirements.in", "--quiet", "--no-header"),
             *("--python-version", platform.python),
-            *("--python-platform", f"x86_64-manylinux_{platform.glibc.replace('.', '_')}"),
+            *("--python-platform", f"{platform.machine}-manylinux_{platform.glibc.replace('.', '_')}"),
             *("--config-file", "uv.toml", "--constraints", "constraints.in"),
         )
         lock_path = folder / "pylock.toml"

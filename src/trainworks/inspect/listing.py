@@ -77,6 +77,7 @@ def list_json(facts: Facts, current: Mapping[str, Built]) -> str:
             "cuda": row.cuda,
             "python": facts.python_of(row),
             "base": row.base,
+            "architecture": facts.architecture_of(row),
             "sources": facts.sources_of(row),
             "stack": row.stack,
             "versions": context_of(row, facts).versions,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from trainworks.facts.rows import Artifact, Base, LockedPackage, Source
+from trainworks.facts.rows import Architecture, Artifact, Base, LockedPackage, Source
 from trainworks.plan.checks import Check
 
 IMAGE_TIME = 1_577_836_800
@@ -26,6 +26,7 @@ class Request:
         version: The framework's version; default: the newest that has the other values.
         python: ``MAJOR.MINOR``; default: the oldest base's, which most wheels are made for.
         sources: ``packages`` (default) or ``vendor``.
+        architecture: ``amd64`` (default) or ``arm64``.
         with_components: Optional components to add.
         without_components: Default components to leave out.
     """
@@ -35,6 +36,7 @@ class Request:
     version: str | None = None
     python: str | None = None
     sources: Source = "packages"
+    architecture: Architecture = "amd64"
     with_components: tuple[str, ...] = ()
     without_components: tuple[str, ...] = ()
 
@@ -50,6 +52,7 @@ class Target:
     python: str
     base: str
     sources: Source
+    architecture: Architecture
 
 
 @dataclass(frozen=True, kw_only=True)

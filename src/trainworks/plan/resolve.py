@@ -107,6 +107,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         python=context.python,
         base=base.name,
         sources=context.sources,
+        architecture=base.architecture,
     )
     steps = _steps(components, context, parts.artifacts)
     recipes = [facts.recipes[step.recipe] for step in steps]
@@ -304,7 +305,7 @@ def _labels(target: Target, base_image: str) -> dict[str, str]:
         f"{aws}.device.{device}": "true",
         f"{aws}.python.py{target.python.replace('.', '')}": "true",
         f"{aws}.os.{target.base}": "true",
-        f"{aws}.arch.x86": "true",
+        f"{aws}.arch.{'x86' if target.architecture == 'amd64' else target.architecture}": "true",
         f"{aws}.job.training": "true",
     }
 
@@ -369,4 +370,5 @@ def base_reference(base: Base) -> str:
     The name changes with everything that decides the content, so that an old base is never taken for a new one.
     """
     decides = f"{base.suite} {base.image} {base.digest} {BOOTSTRAP_REVISION}"
-    return f"trainworks/base:{base.suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"
+    suite = base.suite if base.architecture == "amd64" else f"{base.suite}-{base.architecture}"
+    return f"trainworks/base:{suite}-{hashlib.sha256(decides.encode()).hexdigest()[:12]}"

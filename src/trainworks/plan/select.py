@@ -25,6 +25,7 @@ def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Re
         version=row.version,
         python=facts.python_of(row),
         sources=facts.sources_of(row),
+        architecture=facts.architecture_of(row),
         with_components=like.with_components if like else (),
         without_components=like.without_components if like else (),
     )
@@ -66,6 +67,9 @@ def _select_row(request: Request, facts: Facts) -> TargetRow:
     rows = _narrow(rows, "framework", request.framework, lambda row: row.framework, "")
     rows = _narrow(rows, "--sources", request.sources, facts.sources_of, "")
     described = request.framework
+    rows = _narrow(rows, "--architecture", request.architecture, facts.architecture_of, described)
+    if request.architecture != "amd64":
+        described += f" on {request.architecture}"
     rows = _narrow(rows, "--cuda", request.cuda, lambda row: row.cuda, described)
     described += f" with {request.cuda}"
     if request.version is not None:

@@ -24,14 +24,16 @@ class Tags:
         fixed: Tags that never move. Another image under one of them is an error.
         dated: A tag that gets today's date, and part of the image's hash if another image has that date; or ``""``.
         moving: Tags that move to this image.
+        shared: Multi-architecture tags: this image stands there beside those of other architectures.
     """
 
     fixed: tuple[str, ...] = ()
     dated: str = ""
     moving: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
 
 
-def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = ()) -> Tags:
+def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = (), shared: Sequence[str] = ()) -> Tags:
     """Return the tags of a push: those asked for, or those derived from the image's own tag.
 
     ``VERSION-cu121-py311-debian12`` gets that with a date, and the moving tag ``VERSION-cu121-debian12``.
@@ -49,7 +51,11 @@ def tags_for(reference: str, fixed: Sequence[str] = (), moving: Sequence[str] = 
     if len(dated) > LONGEST_TAG - 18:
         raise RegistryError(f"the tag {dated} is too long to add a date", hint="give a shorter tag with --tag")
     default = () if fixed or asked.moving else (re.sub(r"-py\d+(?=-|$)", "", own),)
-    return Tags(fixed=asked.fixed, dated=dated, moving=asked.moving or check_tags((), default).moving)
+    moves = asked.moving or check_tags((), default).moving
+    for tag in check_tags((), shared).moving:
+        if tag in (*asked.fixed, *moves):
+            raise RegistryError(f"{tag} is a tag of one image", hint="give another --multi-arch-tag")
+    return Tags(fixed=asked.fixed, dated=dated, moving=moves, shared=tuple(shared))
 
 
 def check_tags(fixed: Sequence[str], moving: Sequence[str]) -> Tags:

@@ -30,6 +30,11 @@ COSIGN_TAGS = (".att", ".sig", ".sbom")
 """How the tags end under which cosign keeps attestations, signatures and bills of materials: ``sha256-DIGEST.att``."""
 
 
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+"""What a multi-architecture tag is: a list of images. Docker's form has images of Docker's form only."""
+
+
 @dataclass(kw_only=True)
 class Pushed:
     """The result of a push to one repository; ``image_uri`` has the digest, ``tags`` has the fixed ones first.
@@ -85,6 +90,9 @@ def push_image(
     for place in map(check_repository, repositories):
         prepare(place)
     chosen = [_chosen_tags(registries, place, tags, image.identifier, day) for place in repositories]
+    for place in repositories:
+        for tag in tags.shared:
+            _shared(registries, place, tag)
     record = _record_file(image, environment)
     known = _recorded(record)
     results = []
@@ -111,8 +119,37 @@ def push_image(
         done = (first,) if how != "there" else ()
         missing, moving = ([tag for tag in each if tag not in done] for each in (choice.missing, tags.moving))
         _tag(registries, place, found.digest, missing, moving)
-        results.append(_pushed(place, found.digest, choice.fixed, tags.moving, how))
+        for tag in tags.shared:
+            _share(registries, place, found, tag)
+        results.append(_pushed(place, found.digest, choice.fixed, (*tags.moving, *tags.shared), how))
     return results
+
+
+def _share(registries: Registries, place: str, image: Manifest, tag: str) -> None:
+    """Put an image under a multi-architecture tag, in the place of an earlier one for the same processors.
+
+    Raises:
+        RegistryError: The tag is an image, or another push changed it at the same time.
+    """
+    configuration = json.loads(registries.blob(place, image.configuration))
+    platform = {key: configuration[key] for key in ("architecture", "os")}
+    listed = [each for each in _shared(registries, place, tag) if each.get("platform") != platform]
+    listed = sorted([*listed, {**image.descriptor, "platform": platform}], key=lambda each: str(each.get("platform")))
+    dockers = all("vnd.docker." in str(each.get("mediaType")) for each in listed)
+    kind = DOCKER_LIST if dockers else OCI_INDEX
+    digest = registries.put_manifest(place, {"schemaVersion": 2, "mediaType": kind, "manifests": listed}, tag=tag)
+    if registries.existing(place, tag).digest != digest:
+        raise RegistryError(f"{place}:{tag} was changed by another push at the same time", hint="repeat the command")
+
+
+def _shared(registries: Registries, place: str, tag: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the images of a multi-architecture tag; none if it does not exist yet."""
+    found = registries.manifest(place, tag)
+    if found is not None and "manifests" not in found.value:
+        raise RegistryError(
+            f"{place}:{tag} is an image of one architecture", hint="give another --multi-arch-tag, or remove that tag"
+        )
+    return found.listed("manifests") if found else ()
 
 
 def _say_layer(line: str) -> None:

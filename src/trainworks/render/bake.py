@@ -76,7 +76,7 @@ def _target(plan: ImagePlan, rendering: Rendering) -> dict[str, object]:
         "dockerfile": "Dockerfile",
         "tags": [tag.replace(f"{prefix}/", f"${{{REPOSITORY}}}/", 1) for tag in plan.tags],
         "labels": {INPUTS_LABEL: rendering.digest},
-        "platforms": ["linux/amd64"],
+        "platforms": [f"linux/{plan.target.architecture}"],
         # BuildKit 0.13 and newer set every time to this one. `--push` and `--load` of bake change the output's kind.
         "args": {"SOURCE_DATE_EPOCH": str(IMAGE_TIME)},
         "output": ["type=image,rewrite-timestamp=true"],

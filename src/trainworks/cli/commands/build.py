@@ -85,6 +85,12 @@ def parser() -> Grammar:
         default="packages",
         help="use Debian and Python packages (default), or vendors' installers",
     )
+    what.add_argument(
+        "--architecture",
+        choices=("amd64", "arm64"),
+        default="amd64",
+        help="choose the processors: amd64 (default), or arm64 (Graviton, GB200)",
+    )
     add_components(what)
     many = grammar.add_argument_group("many targets")
     many.add_argument("--all", action="store_true", help="build every target; skip those with unlocked inputs")
@@ -148,6 +154,7 @@ def run(options: Namespace, root: Path) -> int:
         version=options.framework_version,
         python=options.python,
         sources=options.sources,
+        architecture=options.architecture,
         with_components=tuple(options.with_components),
         without_components=tuple(options.without_components),
     )

@@ -44,6 +44,11 @@ def parser() -> Grammar:
                 needs="an engine and a registry",
             ),
             Example(
+                "push my/train:1-arm64 --repository r.example.org/train --multi-arch-tag 1",
+                "add an image for arm64 to a tag of both architectures",
+                needs="an engine and a registry",
+            ),
+            Example(
                 "push my/train:1 --repository 123456789012.dkr.ecr.eu-west-1.amazonaws.com/a --tag 1.0",
                 "push your own image to ECR, under your own tag",
                 needs="an engine and a registry",
@@ -57,6 +62,14 @@ def parser() -> Grammar:
     )
     grammar.add_argument("image", metavar="IMAGE|TARGET", help="push this image of the engine, or of a target")
     add_repositories(grammar, required=True)
+    grammar.add_argument(
+        "--multi-arch-tag",
+        action="append",
+        default=[],
+        dest="shared_tags",
+        metavar="TAG",
+        help="add the image to this tag, beside other architectures' images",
+    )
     add_engine(grammar)
     add_format(grammar)
     return grammar
@@ -73,7 +86,7 @@ def run(options: Namespace, root: Path) -> int:
 
     is_target = not set(":/") & set(options.image)
     reference = _image_of_target(options.image, root) if is_target else options.image
-    tags = tags_for(reference, options.fixed_tags, options.moving_tags)
+    tags = tags_for(reference, options.fixed_tags, options.moving_tags, options.shared_tags)
     engine = choose(options.engine, report=say)
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)

@@ -1,0 +1,67 @@
+"""The architecture is part of a target: its base, its Python files, its name, its labels."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from packaging.utils import parse_wheel_filename
+
+from trainworks.errors import UnknownNameError
+from trainworks.facts.rows import MACHINES, Facts
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import base_reference, make_plan
+from trainworks.plan.select import request_for, select_row
+from trainworks.render.bake import bake
+from trainworks.render.dockerfile import render
+from trainworks.render.manifest import render_manifest
+
+ARM = Request(framework="pytorch", cuda="cpu", architecture="arm64")
+
+
+def test_amd64_is_the_default(facts: Facts) -> None:
+    assert facts.architecture_of(select_row(Request(framework="pytorch", cuda="cpu"), facts)) == "amd64"
+    assert facts.name_of(select_row(ARM, facts)).endswith("-debian12-arm64")
+
+
+def test_a_request_for_a_row_means_this_row(facts: Facts) -> None:
+    for row in facts.targets:
+        assert select_row(request_for(row, facts), facts) == row
+
+
+def test_what_an_architecture_lacks_is_named(facts: Facts) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        select_row(Request(framework="pytorch", cuda="cu121", architecture="arm64"), facts)
+    assert caught.value.message == "unknown --cuda for pytorch on arm64: 'cu121'"
+    assert "cpu, cu130, cu132" in caught.value.hint
+    with pytest.raises(UnknownNameError) as caught:
+        select_row(Request(framework="tensorflow", cuda="cpu", architecture="arm64"), facts)
+    assert "unknown --architecture for tensorflow: 'arm64'" in caught.value.message
+
+
+def test_locked_wheels_run_on_the_targets_processors(facts: Facts) -> None:
+    seen = set()
+    for row in facts.targets:
+        own = MACHINES[facts.architecture_of(row)]
+        lock = facts.locks[facts.name_of(row)]
+        for package in lock.packages:
+            if package.file.endswith(".whl"):
+                platforms = {tag.platform for tag in parse_wheel_filename(package.file)[3]}
+                assert "any" in platforms or any(each.endswith(f"_{own}") for each in platforms), package.file
+                seen.add((own, "any" in platforms))
+    assert seen == {(machine, pure) for machine in MACHINES.values() for pure in (True, False)}
+
+
+def test_bases_of_two_architectures_are_two_images(facts: Facts) -> None:
+    ours, theirs = (facts.base_by_name[name] for name in ("debian12", "debian12-arm64"))
+    assert base_reference(ours) != base_reference(theirs)
+    assert base_reference(theirs).startswith("trainworks/base:bookworm-arm64-")
+
+
+def test_labels_manifest_and_bake_file_say_it(facts: Facts) -> None:
+    plan = make_plan(ARM, facts)
+    assert "com.amazonaws.ml.engines.sagemaker.dlc.arch.arm64" in plan.labels
+    assert "com.amazonaws.ml.engines.sagemaker.dlc.arch.x86" not in plan.labels
+    assert json.loads(render_manifest(plan))["target"]["architecture"] == "arm64"
+    (target,) = json.loads(bake([(plan, render(plan, facts))]))["target"].values()
+    assert target["platforms"] == ["linux/arm64"]
