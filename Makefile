@@ -33,7 +33,7 @@ check: setup torch  ## lint, format, types, import contracts, generated files
 	$(BIN)/python tools/write_buildspec.py --check
 
 proof: setup engines  ## by hand: every source component of the vendors' recipes, compiled in one build; SOURCES=a mirror
-	TRAINWORKS_SOURCES=$(SOURCES) $(BIN)/python -m pytest -m engine tests/image/test_source_page.py
+	TRAINWORKS_PROOF=$(SOURCES) $(BIN)/python -m pytest -m engine tests/image/test_source_page.py
 
 arm64: setup engine  ## by hand: build, test and train the image for arm64, emulated on another machine; an hour
 	tools/set-up-emulation

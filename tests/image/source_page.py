@@ -5,10 +5,11 @@ recipe, in one build. What is different, because the vendors' files cannot be ha
 
 - NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two images in a registry
   on loopback. Its compiler knows GCC up to 11, so `g++` is Debian's g++-11 there.
-- Commits of git repositories come from the folder that `TRAINWORKS_SOURCES` names, a mirror of `build.py mirror`. RMM's
+- Commits of git repositories come from the folder that `TRAINWORKS_PROOF` names, a mirror of `build.py mirror`. RMM's
   is a bare repository in an archive; its tree is packed here.
 - GDRCopy, which the page does not have, is compiled too.
-- Open MPI 4.1, METIS 5.1.0 and Boost are Debian's source packages (`image.vendor`).
+- Open MPI 4.1, METIS 5.1.0 and Boost are Debian's source packages (`image.vendor`). Boost gets the parser of its build
+  tool, which Debian makes with bison.
 - The EFA installer is the tests' own, with Debian's libfabric and its headers.
 - PyTorch is the CPU wheel of the default sources; smp and smddp are this repository's.
 - One GPU architecture instead of four, for the compiler's time.
@@ -32,12 +33,23 @@ import pytest
 
 from image import efa_installer
 from image.support import ROOT
-from image.vendor import CMAKE, CMAKE_VERSION, HEADER, METIS, OPEN_MPI, PACKAGES_TARGET, Source, apt_get, artifact
+from image.vendor import (
+    CMAKE,
+    CMAKE_VERSION,
+    HEADER,
+    METIS,
+    OPEN_MPI,
+    PACKAGES_TARGET,
+    Source,
+    apt_get,
+    artifact,
+    fetch_sources,
+)
 from ports import free_port
 from push.support import program
 
-SOURCES = "TRAINWORKS_SOURCES"
-"""The variable that names the mirror's folder."""
+PROOF = "TRAINWORKS_PROOF"
+"""The variable that names the folder of sources; only `make proof` sets it: half an hour of compilation."""
 
 CUDA, TOOLKIT = "cu118", "11.8.89"
 TARGET = PACKAGES_TARGET.replace("cpu", CUDA) + "-vendor"
@@ -64,6 +76,9 @@ VERSIONS = {
     "boost": BOOST.version,
 }
 """Those of the page's row, but for PyTorch, Boost, and GDRCopy, which it does not have."""
+
+MADE = {"rmm": "rmm-0.15.0.tar.gz", "boost": "boost-1.74.0.tar.gz"}
+"""Files of the mirror that are packed here."""
 
 RMM_COMMIT = "8005ca53b001193f36bca261b5725a3482cc897b"
 FROM_GIT = ("nccl-", "aws-ofi-nccl-", "gdrcopy-", "cnmem-")
@@ -147,16 +162,16 @@ RUN ln -s cuda-11.8 /usr/local/cuda && ldconfig
 
 def mirror_folder() -> Path:
     """Return the folder of sources; skips where the variable is not set."""
-    value = os.environ.get(SOURCES)
+    value = os.environ.get(PROOF)
     if not value:
-        pytest.skip(f"NOT TESTED: {SOURCES} names no folder with the sources (`make proof SOURCES=FOLDER`)")
+        pytest.skip("NOT TESTED: by hand only, with `make proof SOURCES=FOLDER`")
     folder = Path(value).resolve()
-    assert folder.is_dir(), f"{SOURCES}={value}: no such folder"
+    assert folder.is_dir(), f"{PROOF}={value}: no such folder"
     return folder
 
 
-def make_mirror(folder: Path) -> tuple[str, str]:
-    """Bring every source into a folder; return the hashes of the EFA installer and of RMM's tree."""
+def make_mirror(folder: Path) -> dict[str, str]:
+    """Bring every source into a folder; return the hashes of those that were made here, by component."""
     given = mirror_folder()
     for path in given.iterdir():
         if path.name.startswith(FROM_GIT):
@@ -164,7 +179,7 @@ def make_mirror(folder: Path) -> tuple[str, str]:
     for name in ARCHIVES:
         # A mirror is flat: two archives have one name upstream.
         shutil.copy(given / name, folder / name.replace("/", "-"))
-    tree = folder / "rmm-0.15.0.tar.gz"
+    tree = folder / MADE["rmm"]
     with tarfile.open(given / f"rmm-{RMM_COMMIT}.git.tar.gz") as packed:
         packed.extractall(folder / ".rmm", filter="tar")
     command = ("git", "-C", str(folder / ".rmm" / "rmm.git"), "archive", "--prefix=rmm-0.15.0/", RMM_COMMIT)
@@ -172,7 +187,44 @@ def make_mirror(folder: Path) -> tuple[str, str]:
     with gzip.GzipFile(tree, "wb", mtime=0) as file:
         file.write(content)
     shutil.rmtree(folder / ".rmm")
-    return efa_installer.make_installer(folder, headers=True), hashlib.sha256(tree.read_bytes()).hexdigest()
+    fetch_sources(folder, FROM_DEBIAN)
+    _complete_boost(folder)
+    hashes = {name: hashlib.sha256((folder / file).read_bytes()).hexdigest() for name, file in MADE.items()}
+    return {**hashes, "efa-installer": efa_installer.make_installer(folder, headers=True)}
+
+
+def _complete_boost(folder: Path) -> None:
+    """Pack Debian's Boost with the parser of its build tool, which Debian leaves out and makes with bison."""
+    work = folder / ".boost"
+    work.mkdir()
+    with apt_get(work, "deb", "main") as run:
+        run("download", "bison", "m4")
+    for package in work.glob("*.deb"):
+        subprocess.run(("dpkg-deb", "--extract", str(package), str(work)), check=True, timeout=60)
+    given = folder / BOOST.file
+    root, engine = work / "boost_1_74_0", "tools/build/src/engine"
+    root.mkdir()
+    subprocess.run(("tar", "-xf", given, "-C", root, "--strip-components=1"), check=True, timeout=300)
+    subprocess.run(
+        (work / "usr/bin/bison", "--yacc", "--defines=jamgram.hpp", "--output=jamgram.cpp", "jamgram.y"),
+        cwd=root / engine,
+        env={"BISON_PKGDATADIR": str(work / "usr/share/bison"), "M4": str(work / "usr/bin/m4")},
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    # Sorted, of one time and owner: the same bytes for an engine's cache.
+    words = (
+        "--sort=name",
+        "--mtime=@0",
+        "--owner=0",
+        "--group=0",
+        "--numeric-owner",
+        "--use-compress-program=gzip -1n",
+    )
+    subprocess.run(("tar", *words, "-cf", folder / MADE["boost"], "-C", work, root.name), check=True, timeout=300)
+    given.unlink()
+    shutil.rmtree(work)
 
 
 def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
@@ -244,7 +296,7 @@ def plain_registry(folder: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def make_checkout(folder: Path, registry: str, digests: dict[str, str], installer: str, rmm: str) -> Path:
+def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: dict[str, str]) -> Path:
     """Copy the checkout and give it the target."""
     for name in ("images", "templates", "launcher", "smdistributed"):
         shutil.copytree(
@@ -252,17 +304,18 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], installe
         )
     images = folder / "images"
     versions = ", ".join(f'{name} = "{version}"' for name, version in VERSIONS.items())
-    tree = Source(name="rmm", version="0.15.0", package="rmm", folder="r", file="rmm-0.15.0.tar.gz", sha256=rmm, size=0)
+    made = [
+        Source(name=name, version=VERSIONS[name], package=name, folder="-", file=file, sha256=hashes[name], size=0)
+        for name, file in MADE.items()
+    ]
     head, *blocks = (images / "artifacts.toml").read_text(encoding="utf-8").split(HEADER)
-    heads = tuple(f'name = "{each.name}"\nversion = "{each.version}"\n' for each in (*FROM_DEBIAN, tree))
+    ours = [*(each for each in FROM_DEBIAN if each.name not in MADE), *made]
+    heads = tuple(f'name = "{each.name}"\nversion = "{each.version}"\n' for each in ours)
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
-    ours = [artifact(each) for each in FROM_DEBIAN]
-    ours.append(
-        artifact(tree) + 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'
-    )
-    (images / "artifacts.toml").write_text(
-        "".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8"
-    )
+    together = {"rmm": 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'}
+    rows = [artifact(each) + together.get(each.name, "") for each in ours]
+    rows.append(efa_installer.row(hashes["efa-installer"]))
+    (images / "artifacts.toml").write_text("".join([head, *others, *rows]), encoding="utf-8")
     added = {
         "stacks": STACK,
         "pytorch": ROW.format(cuda=CUDA, registry=registry, versions=versions),

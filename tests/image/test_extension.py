@@ -14,7 +14,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -42,10 +42,11 @@ PATH = "../dist/by_path-2.0-py3-none-any.whl"
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """A user's folder: code, requirements, and a folder of wheels that pip knows."""
+    """A user's folder: code, requirements, and a folder of wheels that pip knows; ``engines`` were used."""
 
     folder: Path
     tag: str
+    engines: list[Engine] = field(default_factory=list)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -84,6 +85,8 @@ class Project:
 
     def command(self, name: str, engine: Engine, base: str, *more: str) -> subprocess.CompletedProcess[str]:
         """Run ``extend``, or ``prove`` with the same choice."""
+        if engine not in self.engines:
+            self.engines.append(engine)
         image = (self.tag,) if name == "prove" else ("--tag", self.tag)
         words = ("--base", base, *image, "--engine", engine.name, "--format", "json", "--root", str(ROOT))
         return subprocess.run(
@@ -113,15 +116,16 @@ def write_wheel(folder: Path, name: str, version: str, text: str, *requires: str
 
 
 @pytest.fixture
-def project(tmp_path: Path, image: BuiltByCommand) -> Iterator[Project]:
-    """Give a project whose image is removed afterwards."""
+def project(tmp_path: Path) -> Iterator[Project]:
+    """Give a project whose image is removed afterwards from the engines that were used."""
     (tmp_path / "src").mkdir()
     write_wheel(tmp_path / "wheels", "greeting", "1.0", "text = 'good day'\n")
     (tmp_path / "src" / "train.py").write_text(SCRIPT)
     (tmp_path / "requirements.txt").write_text("greeting\neinops==0.8.1\n")
     made = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
     yield made
-    image.engine.remove(made.tag)
+    for engine in made.engines:
+        engine.remove(made.tag)
 
 
 def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, project: Project) -> None:
@@ -269,13 +273,13 @@ def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) 
     assert done.stdout.splitlines()[-1].startswith("trained with einops 0.8")
 
 
-def test_given_hashes_are_what_counts(image: BuiltByCommand, project: Project) -> None:
+def test_given_hashes_are_what_counts(docker_image: BuiltByCommand, project: Project) -> None:
     wheel = project.folder / "wheels" / "greeting-1.0-py3-none-any.whl"
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
     (project.folder / "src" / "train.py").write_text("import greeting; print(greeting.text)\n")
     for digest, status in ((right, 0), (right[::-1], 7)):
         (project.folder / "requirements.txt").write_text(f"greeting==1.0 --hash=sha256:{digest}\n")
-        done = project.extend(image.engine, image.reference, "--until", "build")
+        done = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
         assert done.returncode == status, done.stderr
     assert "in component extension" in done.stderr
     assert list(project.folder.glob("*.locked.txt")) == []
@@ -328,12 +332,12 @@ def prove(image: BuiltByCommand, project: Project, base: str, *more: str) -> sub
     )
 
 
-def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Project) -> None:
+def test_an_extension_of_our_image_is_proven(docker_image: BuiltByCommand, project: Project) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     (project.folder / "key.pem").write_bytes(private_text(key))
     (project.folder / "public.pem").write_bytes(public_text(key))
-    assert project.extend(image.engine, image.reference, "--until", "build").returncode == 0
-    done = prove(image, project, image.reference, "--key", "key.pem")
+    assert project.extend(docker_image.engine, docker_image.reference, "--until", "build").returncode == 0
+    done = prove(docker_image, project, docker_image.reference, "--key", "key.pem")
     assert done.returncode == 0, done.stderr
     texts = {path.name: path.read_text(encoding="utf-8") for path in (project.folder / "proof").iterdir()}
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
@@ -341,18 +345,18 @@ def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Pro
     components = {each["bom-ref"]: each for each in document["components"]}
     image_depends, base_depends = document["dependencies"][:2]
     own = {components[each]["name"] for each in image_depends["dependsOn"]}
-    assert own == {image.reference.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
+    assert own == {docker_image.reference.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
     torch = next(each for each in document["components"] if each["name"] == "torch")
     assert torch["bom-ref"] in base_depends["dependsOn"]
-    locked = next(row for row in load(ROOT).locks[image.report["name"]].packages if row.name == "torch")
+    locked = next(row for row in load(ROOT).locks[docker_image.report["name"]].packages if row.name == "torch")
     assert torch["hashes"] == [{"alg": "SHA-256", "content": locked.sha256}]
     definition = read_provenance(json.loads(texts["provenance.json"])).build_definition
     inputs = {each.name: dict(each.digest) for each in definition.resolved_dependencies}
-    assert f"sha256:{inputs['base image']['sha256']}" == image.report["identifier"]
+    assert f"sha256:{inputs['base image']['sha256']}" == docker_image.report["identifier"]
     (path,) = project.folder.glob("requirements.*.locked.txt")
     lock = path.read_bytes()
     assert inputs["requirements"] == {"sha256": hashlib.sha256(lock).hexdigest()}
-    words = (project.tag, "--proof", "proof", "--key", "public.pem", "--engine", image.engine.name)
+    words = (project.tag, "--proof", "proof", "--key", "public.pem", "--engine", docker_image.engine.name)
     verified = subprocess.run(
         (sys.executable, str(ROOT / "build.py"), "verify", *words, "--root", str(ROOT)),
         cwd=project.folder,
@@ -364,12 +368,12 @@ def test_an_extension_of_our_image_is_proven(image: BuiltByCommand, project: Pro
     assert verified.returncode == 0, verified.stderr
     # Other code than the image has: no proof.
     (project.folder / "src" / "train.py").write_text("print('other')\n")
-    refused = prove(image, project, image.reference)
+    refused = prove(docker_image, project, docker_image.reference)
     assert refused.returncode == 17
     assert f"{project.tag} was not built from this checkout as it is now" in refused.stderr
     # Other requirements: what they would be resolved to today is nobody's proof.
     (project.folder / "requirements.txt").write_text("greeting\n")
-    unlocked = prove(image, project, image.reference)
+    unlocked = prove(docker_image, project, docker_image.reference)
     assert unlocked.returncode == 11
     assert "no lock for these requirements and this base: " in unlocked.stderr
 
@@ -393,7 +397,7 @@ ENTRYPOINT ["python3"]
 
 
 @pytest.fixture
-def foreign(image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
+def foreign(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
     """Give an image that stands in for AWS's: another maker's, with Python and pip, and without our launcher."""
     plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
     settings = read_host_settings(os.environ)
@@ -402,7 +406,7 @@ def foreign(image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
     (context / "Dockerfile").write_text(FOREIGN.format(base=base_reference(plan.base)))
     tag = f"trainworks-test/foreign:{uuid.uuid4().hex[:12]}"
     secrets = settings.secrets(plan.base.suite, "")
-    image.engine.build(
+    docker_image.engine.build(
         BuildRequest(
             name="foreign",
             context=context,
@@ -413,20 +417,20 @@ def foreign(image: BuiltByCommand, tmp_path: Path) -> Iterator[str]:
         lambda _event: None,
     )
     yield tag
-    image.engine.remove(tag)
+    docker_image.engine.remove(tag)
 
 
-def test_an_image_of_another_maker(image: BuiltByCommand, foreign: str, project: Project) -> None:
-    done = project.extend(image.engine, foreign)
+def test_an_image_of_another_maker(docker_image: BuiltByCommand, foreign: str, project: Project) -> None:
+    done = project.extend(docker_image.engine, foreign)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["base"]["launcher"], report["requirements"]) == (False, ["einops==0.8.1", "greeting==1.0"])
-    environment = image.engine.inspect(project.tag)
+    environment = docker_image.engine.inspect(project.tag)
     assert environment is not None
     assert environment.environment["PATH"].startswith("/opt/ml/code:")
     assert environment.environment["SAGEMAKER_SUBMIT_DIRECTORY"] == "/opt/ml/code"
     assert environment.environment["SAGEMAKER_PROGRAM"] == "train.py"
-    proven = prove(image, project, foreign)
+    proven = prove(docker_image, project, foreign)
     assert proven.returncode == 0, proven.stderr
     assert f"{foreign} was not built from this checkout as it is now" in proven.stderr
     document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
@@ -434,5 +438,5 @@ def test_an_image_of_another_maker(image: BuiltByCommand, foreign: str, project:
     # einops has a wheel and a source distribution: pip's choice is not written down.
     assert hashed == {foreign.rpartition(":")[0], "greeting", "/opt/ml/code/train.py"}
     # Its own entry point is kept; this one starts what its first argument names.
-    job = image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
+    job = docker_image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
     assert job.output.splitlines()[-1] == "trained good day 0.8.1 /opt/ml/code argument"

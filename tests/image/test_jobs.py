@@ -35,12 +35,12 @@ def test_two_processes_on_one_host_train(docker_image: BuiltByCommand, mode: str
     assert_trained(done.output, 2, folder)
 
 
-def test_a_model_that_smp_has_trained_is_a_plain_one(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_model_that_smp_has_trained_is_a_plain_one(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", "smp", processes=4)
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train",), mounts=mounts, timeout=300)
+    done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
     assert_trained(done.output, 4, folder)
-    loaded = image.engine.run(image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=120)
+    loaded = docker_image.engine.run(docker_image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=120)
     assert "All keys matched" in loaded.output
 
 
@@ -55,10 +55,12 @@ def plain_job(folder: Path, script: str, **hyperparameters: str) -> Path:
     return folder
 
 
-def test_a_failing_script_ends_with_its_own_status_and_says_why(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_a_failing_script_ends_with_its_own_status_and_says_why(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     script = "import sys\nprint('cannot read /no/such/data', file=sys.stderr)\nsys.exit(42)\n"
     folder = plain_job(tmp_path / "ml", script)
-    done = image.engine.run(image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=120)
+    done = docker_image.engine.run(
+        docker_image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=120
+    )
     assert done.status == 42, done.output
     assert "/no/such/data" in (folder / "output" / "failure").read_text(encoding="utf-8")
     assert not (folder / "output" / "success").exists()
@@ -114,7 +116,7 @@ def native_project(folder: Path, name: str) -> Path:
     return folder
 
 
-def test_requirements_are_compiled_and_taken_from_git(image: BuiltByCommand, tmp_path: Path) -> None:
+def test_requirements_are_compiled_and_taken_from_git(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     """A source distribution in C++ and a repository; setuptools is the image's own, so no network is needed."""
     folder = plain_job(tmp_path / "ml", "import one, two; print(one.text(), 'and', two.text())")
     code = folder / "code"
@@ -124,8 +126,8 @@ def test_requirements_are_compiled_and_taken_from_git(image: BuiltByCommand, tmp
     for words in (("init", "-q"), ("add", "."), (*IDENTITY, "commit", "-q", "-m", "first")):
         subprocess.run(("git", "-C", str(repository), *words), check=True, capture_output=True)
     (code / "requirements.txt").write_text("/opt/ml/code/one-1.0.tar.gz\ntwo @ git+file:///opt/ml/code/two\n")
-    done = image.engine.run(
-        image.reference,
+    done = docker_image.engine.run(
+        docker_image.reference,
         ("train",),
         mounts=(Mount(source=folder, target="/opt/ml"),),
         # pip's own word for "take the setuptools that is there", in the spelling that its variables have.

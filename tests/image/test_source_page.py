@@ -23,7 +23,6 @@ from image.source_page import (
     plain_registry,
 )
 from image.support import ROOT, BuiltByCommand, engine_that_answers
-from image.vendor import fetch_sources
 from trainworks.build.base import ensure_base
 from trainworks.engine.protocol import Mount
 from trainworks.facts.load import load
@@ -80,14 +79,13 @@ def image(folder: Path) -> Iterator[BuiltByCommand]:
     """Give the image, as one `build.py` run built and tested it."""
     mirror = folder / "mirror"
     mirror.mkdir()
-    installer, rmm = make_mirror(mirror)
-    fetch_sources(mirror, FROM_DEBIAN)
+    hashes = make_mirror(mirror)
     engine = engine_that_answers("docker")
     base = load(ROOT).base_by_name["debian12"]
     ensure_base(base, engine, read_host_settings(os.environ), BuildProgress())
     with plain_registry(folder) as registry:
         digests = make_base_images(folder / "bases", base_reference(base), registry)
-        root = make_checkout(folder / "checkout", registry, digests, installer, rmm)
+        root = make_checkout(folder / "checkout", registry, digests, hashes)
         command = (
             *(sys.executable, str(ROOT / "build.py"), "--root", str(root), "--framework", "pytorch", "--cuda", "cu118"),
             *("--framework-version", "2.13.0", "--sources", "vendor", "--engine", "docker"),

@@ -203,7 +203,9 @@ def test_the_whole_world_starts_on_two_hosts(tmp_path: Path, network: Network, d
         then = "greeting hello world provider tcp" if options else "greeting  provider "
         assert f"{where} {then} interface eth0\n" in said
     assert all(launcher.succeeded for launcher in launchers)
-    others = [line for line in said.splitlines() if "rank" not in line and "'ethwe' does not exist" not in line]
+    # Open MPI 5 says the last where ssh has started before its parent could make it a group leader.
+    usual = ("rank", "'ethwe' does not exist", "setpgid(")
+    others = [line for line in said.splitlines() if not any(words in line for words in usual)]
     assert not [line for line in others if COMPLAINTS.search(line)]
 
 

@@ -192,6 +192,7 @@ def _values(step: Step, plan: ImagePlan, wheels: tuple[WheelLayer, ...]) -> dict
         "version": step.version,
         "framework": plan.target.framework,
         "suite": plan.base.suite,
+        "architecture": plan.base.architecture,
         "package_manager": plan.base.package_manager,
         "base_reference": plan.image,
         "builder_reference": plan.builder_image,
