@@ -36,6 +36,7 @@ from image.support import ROOT
 from image.vendor import (
     CMAKE,
     CMAKE_VERSION,
+    COMPONENT,
     HEADER,
     METIS,
     OPEN_MPI,
@@ -334,7 +335,7 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
     kept = [each for each in blocks if not each.startswith('name = "torch-build-cuda-11"')]
     rules.write_text("[[rule]]\n".join([head, *kept]), encoding="utf-8")
     components = images / "components.toml"
-    head, *blocks = components.read_text(encoding="utf-8").split("[[component]]\n")
+    head, *blocks = components.read_text(encoding="utf-8").split(COMPONENT)
     # AWS's smp and smddp cannot be had: this repository's stand there.
     kept = [each for each in blocks if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)]
     kept = [
@@ -343,7 +344,7 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
         else each
         for each in kept
     ]
-    components.write_text("[[component]]\n".join([head, *kept]), encoding="utf-8")
+    components.write_text(COMPONENT.join([head, *kept]), encoding="utf-8")
     lock = (images / "lock" / f"{PACKAGES_TARGET}.toml").read_text(encoding="utf-8")
     (images / "lock" / f"{TARGET}.toml").write_text(lock + CMAKE, encoding="utf-8")
     return folder

@@ -115,6 +115,8 @@ source = "tests/image/vendor.py"
 
 
 HEADER = "[[artifact]]\n"
+COMPONENT = "[[component]]\n"
+LEFT_OUT = ("mpi4py", "sagemaker-training", "ssh")
 
 
 def artifact(source: Source, *, url: str = "", sha256: str = "") -> str:
@@ -143,6 +145,14 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     heads = tuple(f'name = "{source.name}"\nversion = "{source.version}"\n' for source in SOURCES)
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
     artifacts.write_text("".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8")
+    # Open MPI takes long to compile (`image.source_page` does), and the mirror has no part in the others.
+    components = images / "components.toml"
+    blocks = components.read_text(encoding="utf-8").split(COMPONENT)
+    left_out = tuple(f'name = "{name}"' for name in LEFT_OUT)
+    blocks = [
+        each.replace("default = true", "default = false") if each.startswith(left_out) else each for each in blocks
+    ]
+    components.write_text(COMPONENT.join(blocks), encoding="utf-8")
     for name, text in (("stacks", STACK), ("pytorch", ROW)):
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
             file.write(text)

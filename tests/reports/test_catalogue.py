@@ -43,6 +43,7 @@ def test_every_target_is_in_it_once_and_its_command_builds_it(facts: Facts) -> N
             version=options.framework_version,
             python=options.python,
             sources=options.sources,
+            architecture=options.architecture,
         )
         assert entry.problem or make_plan(request, facts).target.name == entry.name
 

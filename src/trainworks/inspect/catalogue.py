@@ -107,7 +107,9 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
     steps = [step for step in plan.steps if step.in_image] if plan else []
     inside = {step.component for step in steps}
     possible = context_of(row, facts).components.values()
-    vendor = " --sources vendor" if sources == "vendor" else ""
+    more = " --sources vendor" if sources == "vendor" else ""
+    architecture = facts.architecture_of(row)
+    more += f" --architecture {architecture}" if architecture != "amd64" else ""
     return Entry(
         name=facts.name_of(row),
         framework=row.framework,
@@ -136,7 +138,7 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
         problem=problem,
         command=(
             f"python build.py --framework {row.framework} --cuda {row.cuda} --framework-version {row.version}"
-            f" --python {python}{vendor}"
+            f" --python {python}{more}"
         ),
     )
 
