@@ -112,7 +112,7 @@ def test_every_component_is_compiled_and_every_promise_kept(image: BuiltByComman
     assert {*COMPILED, "libfabric", "open-mpi", "smp", "smddp", "torch"} <= {check["component"] for check in checks}
     manifest = json.loads(said_by(image, "cat", "/opt/trainworks/image.json"))
     assert manifest["target"]["name"].startswith(TARGET)
-    assert {each["name"]: each["version"] for each in manifest["components"]}.items() >= COMPILED.items()
+    assert {name: row["version"] for name, row in manifest["components"].items()}.items() >= COMPILED.items()
 
 
 def test_programs_of_open_mpi_and_libfabric_run(image: BuiltByCommand) -> None:
