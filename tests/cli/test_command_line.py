@@ -125,7 +125,7 @@ def test_a_plan_names_the_recipes_that_were_never_run(
     proved = {row.name for row in facts.components if row.sources == ("vendor",) and row.proved}
     assert {"open-mpi", "metis"} <= proved
     assert not proved & set(names.split(", "))
-    assert {"nccl", "rmm", "smp"} <= set(names.split(", "))
+    assert {"cudnn", "smp", "smddp"} <= set(names.split(", "))
     assert shown["packages"] == []
 
 

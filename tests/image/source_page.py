@@ -96,6 +96,8 @@ efa-installer = "{efa_installer.VERSION}"
 aws-ofi-nccl = "1.2.0"
 open-mpi = "{OPEN_MPI.version}"
 mpi4py = "4.1.2"
+smddp = "0.1.0"
+smp = "0.1.0"
 sagemaker-training = "5.1.4"
 python-environment = "26.3"
 builder = "0.13.8"
@@ -143,6 +145,7 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 HEADERS = "cuda-include"
 """Where `make_base_images` leaves the toolkit's headers, beside its folder."""
 
+UNFIT_RULES = ('name = "torch-build-cuda-11"', 'name = "smp-', 'name = "smddp-')
 LOADED = ("libcudart.so.", "libnvToolsExt.so.")
 """What the runtime image has of the toolkit: NVIDIA's has all libraries, and nothing here loads the others."""
 
@@ -155,9 +158,16 @@ RUN ln -s g++-11 /usr/bin/g++ && ln -s gcc-11 /usr/bin/gcc \\
     && ln -s /usr/include /usr/local/cuda/include && ln -s /{LIBRARIES} /usr/local/cuda/lib64 \\
     && ln -s /usr/bin/nvcc /usr/local/cuda/bin/nvcc && ldconfig
 """
+RUNTIME_PACKAGE = """Package: cuda-runtime-stand-in
+Version: 11.8
+Architecture: amd64
+Maintainer: Nobody <nobody@example.org>
+Description: the libraries of Debian's CUDA toolkit, where NVIDIA's images have them
+"""
 RUNTIME = """FROM {base}
-ADD runtime.tar /
-RUN ln -s cuda-11.8 /usr/local/cuda && ldconfig
+COPY runtime.deb /tmp/
+RUN dpkg --install /tmp/runtime.deb && rm -f /tmp/runtime.deb /var/log/dpkg.log /var/lib/dpkg/*-old \\
+    && ln -s cuda-11.8 /usr/local/cuda && ldconfig
 """
 
 
@@ -240,22 +250,27 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
     for pattern in UNNEEDED:
         for path in (tree / LIBRARIES).glob(pattern):
             path.unlink()
-    _pack(folder / "toolkit.tar", {tree: "."})
-    _pack(
-        folder / "runtime.tar",
-        {
-            path: f"usr/local/cuda-11.8/lib64/{path.name}"
-            for path in (tree / LIBRARIES).glob("lib*")
-            if path.name.startswith(LOADED)
-        },
-    )
+    with tarfile.open(folder / "toolkit.tar", "w") as tar:
+        # Of one time: the same bytes for the engine's cache, which has half an hour of compilation.
+        tar.add(tree, ".", filter=lambda member: member.replace(mtime=0, deep=False))
+    # As a package: in NVIDIA's image each file belongs to one.
+    package = folder / "package"
+    (package / "DEBIAN").mkdir(parents=True)
+    (package / "DEBIAN" / "control").write_text(RUNTIME_PACKAGE)
+    (package / "usr/local/cuda-11.8/lib64").mkdir(parents=True)
+    for path in (tree / LIBRARIES).glob("lib*"):
+        if path.name.startswith(LOADED):
+            shutil.copy(path, package / "usr/local/cuda-11.8/lib64" / path.name, follow_symlinks=False)
+    command = ("dpkg-deb", "--root-owner-group", "--build", str(package), str(folder / "runtime.deb"))
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    shutil.rmtree(package)
     # A program that is compiled against RMM needs CUDA's headers.
     shutil.copytree(tree / "usr/include", folder.parent / HEADERS)
     shutil.rmtree(tree)
     digests = {}
     for tag, text in (("devel", DEVEL), ("runtime", RUNTIME)):
         (folder / "Dockerfile").write_text(text.format(base=base))
-        (folder / ".dockerignore").write_text(f"*\n!{'toolkit' if tag == 'devel' else 'runtime'}.tar\n")
+        (folder / ".dockerignore").write_text(f"*\n!{'toolkit.tar' if tag == 'devel' else 'runtime.deb'}\n")
         name = f"{registry}/cuda:{tag}"
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
@@ -264,12 +279,6 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
         digests[tag] = said.strip().rpartition("@")[2]
     shutil.rmtree(folder)
     return digests
-
-
-def _pack(archive: Path, members: dict[Path, str]) -> None:
-    with tarfile.open(archive, "w") as tar:
-        for path, name in members.items():
-            tar.add(path, name)
 
 
 @contextmanager
@@ -329,10 +338,10 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
             file.write(text)
     _replace(images / "cuda.toml", f'name = "{CUDA}"', "architectures = [", "]", f'"{ARCHITECTURE}"')
-    # PyTorch's wheels for CUDA 11 cannot be had, and a CPU wheel loads no CUDA.
+    # PyTorch's wheels for CUDA 11 cannot be had, and a CPU wheel loads no CUDA. Others are about AWS's smp and smddp.
     rules = images / "compatibility.toml"
     head, *blocks = rules.read_text(encoding="utf-8").split("[[rule]]\n")
-    kept = [each for each in blocks if not each.startswith('name = "torch-build-cuda-11"')]
+    kept = [each for each in blocks if not each.startswith(UNFIT_RULES)]
     rules.write_text("[[rule]]\n".join([head, *kept]), encoding="utf-8")
     components = images / "components.toml"
     head, *blocks = components.read_text(encoding="utf-8").split(COMPONENT)
