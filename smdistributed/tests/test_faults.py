@@ -31,7 +31,7 @@ class Fault:
     Attributes:
         rank: The rank that fails.
         where: The place in the program.
-        how: What it does.
+        how: What it does: "raise", "kill", or "raise late", which reaches the end of its program after rank 0 has ended.
         others: What the other ranks do outside steps meanwhile.
     """
 
@@ -44,6 +44,7 @@ class Fault:
 FAULTS = {
     "exception in a remote forward": Fault(3, "forward", "raise"),
     "exception in a remote backward": Fault(1, "backward", "raise"),
+    "exception that ends its rank after the others": Fault(1, "backward", "raise late"),
     "exception in the user's step": Fault(0, "step", "raise"),
     "killed in a step": Fault(1, "forward", "kill"),
     "killed in a step, and rank 0": Fault(0, "step", "kill"),
@@ -60,11 +61,21 @@ def train(folder: str, fault: Fault) -> None:
     from torch import nn
 
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch import initialize
 
     smp.init(
         {"pipeline_parallel_degree": 2, "microbatches": 2, "ddp": True, "auto_partition": False, "default_partition": 0}
     )
     armed = False
+    if fault.how == "raise late" and smp.rank() == fault.rank:
+        told = sys.excepthook
+
+        def late(*error: Any) -> None:
+            assert initialize._watch is not None
+            initialize._watch._thread.join(30)  # it ends with the connection to rank 0
+            told(*error)
+
+        sys.excepthook = late
 
     def fail(where: str) -> None:
         if not armed or fault.rank != smp.rank() or fault.where != where:
@@ -177,14 +188,14 @@ def test_every_rank_ends_and_the_cause_is_printed_once(case: str, tmp_path: Path
     expected = f"rank {fault.rank} (pp_rank {fault.rank % 2})"
     for rank, text in enumerate(errors):
         if rank == fault.rank:
-            assert text.count("Traceback") == (fault.how == "raise"), told
-            assert ("ValueError: the cause" in text) == (fault.how == "raise"), told
+            assert text.count("Traceback") == fault.how.startswith("raise"), told
+            assert ("ValueError: the cause" in text) == fault.how.startswith("raise"), told
             continue
         said = [line for line in text.splitlines() if line.startswith("smp: ")]
         assert len(said) == 1, told
         assert f"{expected} failed: " in said[0], told
         assert "Traceback" not in text, told
-        if fault.how == "raise":
+        if fault.how.startswith("raise"):
             assert said[0].endswith("ValueError: the cause"), told
 
 

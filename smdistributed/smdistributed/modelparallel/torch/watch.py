@@ -64,6 +64,7 @@ class Watch:
         self.failure: Failure | None = None
         self._failed = threading.Event()
         self._alone = threading.Event()
+        self._known = False
         self._left = False
         self._own: str | None = None
         self._said = False
@@ -75,10 +76,11 @@ class Watch:
         self._thread.start()
 
     def fail(self, reason: str, rank: int | None = None) -> None:
-        """Tell all ranks that this rank fails, or that it noticed the failure of another."""
+        """Tell all ranks, once, that this rank fails, or that it noticed the failure of another."""
+        if self._own is not None:
+            return
+        self._own = reason
         rank = self.rank if rank is None else rank
-        if self._own is None:
-            self._own = reason
         self._tell({"failed": rank, "reason": reason[:_LONGEST_REASON]})
 
     def wait_for_failure(self, seconds: float) -> Failure | None:
@@ -148,12 +150,16 @@ class Watch:
     def _note(self, rank: int, reason: str, origin: int) -> None:
         if self.rank == 0:
             self._tell({"failed": rank, "reason": reason}, but=origin)
-        if self.failure is not None or rank == self.rank or self._own is not None:
+        if self._known or self._own is not None:
             return
-        self.failure = Failure(rank, reason)
-        self._failed.set()
+        self._known = True
+        failure = Failure(rank, reason)
+        if rank != self.rank:
+            self.failure = failure
+            self._failed.set()
+        # Else another rank noticed first that this one fails: what follows from it is not the cause.
         self._alone.set()
-        ender = threading.Timer(self.grace, self._end, [self.failure])
+        ender = threading.Timer(self.grace, self._end, [failure])
         ender.daemon = True
         ender.start()
 
