@@ -1,7 +1,7 @@
 """The image of SageMaker's page about smp, built from sources that can be had without the vendors' hosts.
 
 Each component of the row of PyTorch 1.10.2 and CUDA 11.3 that is compiled from source is compiled here, by the same
-recipe, in one build. What is different, because the vendors' files cannot be had everywhere:
+recipe, in one build. What is different, because the vendors' files cannot be downloaded everywhere:
 
 - NVIDIA's base images: Debian 12 with Debian's own CUDA toolkit 11.8 below /usr/local/cuda, as two images in a registry
   on loopback. Its compiler knows GCC up to 11, so `g++` is Debian's g++-11 there.
@@ -21,12 +21,10 @@ import gzip
 import hashlib
 import os
 import shutil
-import socket
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,7 +45,7 @@ from image.vendor import (
     fetch_sources,
 )
 from ports import free_port
-from push.support import program
+from push.support import program, wait_until_it_answers
 
 PROOF = "TRAINWORKS_PROOF"
 """The variable that names the folder of sources; only `make proof` sets it: half an hour of compilation."""
@@ -145,9 +143,11 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 HEADERS = "cuda-include"
 """Where `make_base_images` leaves the toolkit's headers, beside its folder."""
 
-UNFIT_RULES = ('name = "torch-build-cuda-11"', 'name = "smp-', 'name = "smddp-')
 LOADED = ("libcudart.so.", "libnvToolsExt.so.")
 """What the runtime image has of the toolkit: NVIDIA's has all libraries, and nothing here loads the others."""
+
+UNFIT_RULES = ('name = "torch-build-cuda-11"', 'name = "smp-', 'name = "smddp-')
+"""Rules that the target leaves out: a CPU wheel of PyTorch loads no CUDA; the others are about AWS's smp and smddp."""
 
 DEVEL = f"""FROM {{base}}
 RUN dpkg-divert --quiet --rename --divert /usr/bin/g++.debian --add /usr/bin/g++ \\
@@ -274,9 +274,10 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
         name = f"{registry}/cuda:{tag}"
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
-        words = ("docker", "inspect", "--format", "{{index .RepoDigests 0}}", name)
+        words = ("docker", "inspect", "--format", '{{join .RepoDigests " "}}', name)
         said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
-        digests[tag] = said.strip().rpartition("@")[2]
+        # An earlier run's registry may have had the same image.
+        (digests[tag],) = {each.rpartition("@")[2] for each in said.split() if each.startswith(f"{registry}/")}
     shutil.rmtree(folder)
     return digests
 
@@ -284,7 +285,8 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
 @contextmanager
 def plain_registry(folder: Path) -> Iterator[str]:
     """Run Debian's registry on loopback, without TLS and without a login; give its host and port."""
-    host = f"127.0.0.1:{free_port()}"
+    port = free_port()
+    host = f"127.0.0.1:{port}"
     configuration = folder / "registry.yml"
     configuration.write_text(
         f"version: 0.1\nhttp:\n  addr: {host}\n  secret: of the tests\n"
@@ -293,13 +295,7 @@ def plain_registry(folder: Path) -> Iterator[str]:
     with (folder / "registry.log").open("wb") as log:
         process = subprocess.Popen((program(), "serve", str(configuration)), stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 30
-        address, port = host.split(":")
-        while time.monotonic() < deadline and process.poll() is None:
-            with suppress(ConnectionRefusedError), socket.create_connection((address, int(port)), 5):
-                break
-            # Another program's start has no event to wait for.
-            time.sleep(0.005)
+        wait_until_it_answers(process, port, folder / "registry.log")
         yield host
     finally:
         process.kill()
@@ -338,14 +334,13 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
         with (images / f"{name}.toml").open("a", encoding="utf-8") as file:
             file.write(text)
     _replace(images / "cuda.toml", f'name = "{CUDA}"', "architectures = [", "]", f'"{ARCHITECTURE}"')
-    # PyTorch's wheels for CUDA 11 cannot be had, and a CPU wheel loads no CUDA. Others are about AWS's smp and smddp.
     rules = images / "compatibility.toml"
     head, *blocks = rules.read_text(encoding="utf-8").split("[[rule]]\n")
     kept = [each for each in blocks if not each.startswith(UNFIT_RULES)]
     rules.write_text("[[rule]]\n".join([head, *kept]), encoding="utf-8")
     components = images / "components.toml"
     head, *blocks = components.read_text(encoding="utf-8").split(COMPONENT)
-    # AWS's smp and smddp cannot be had: this repository's stand there.
+    # This repository's smp and smddp take the place of AWS's.
     kept = [each for each in blocks if not (each.startswith(('name = "smp"', 'name = "smddp"')) and '"vendor"' in each)]
     kept = [
         each.replace('sources = ["packages"]', 'sources = ["packages", "vendor"]')

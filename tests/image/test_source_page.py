@@ -75,7 +75,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def image(folder: Path) -> Iterator[BuiltByCommand]:
+def removed_at_the_end() -> Iterator[list[str]]:
+    """Give a list for names of images; they are removed at the end, also where a build fails."""
+    names: list[str] = []
+    yield names
+    engine = engine_that_answers("docker")
+    for name in names:
+        engine.remove(name)
+
+
+@pytest.fixture(scope="module")
+def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByCommand]:
     """Give the image, as one `build.py` run built and tested it."""
     mirror = folder / "mirror"
     mirror.mkdir()
@@ -84,6 +94,7 @@ def image(folder: Path) -> Iterator[BuiltByCommand]:
     base = load(ROOT).base_by_name["debian12"]
     ensure_base(base, engine, read_host_settings(os.environ), BuildProgress())
     with plain_registry(folder) as registry:
+        removed_at_the_end.extend(f"{registry}/cuda:{tag}" for tag in ("devel", "runtime"))
         digests = make_base_images(folder / "bases", base_reference(base), registry)
         root = make_checkout(folder / "checkout", registry, digests, hashes)
         command = (
@@ -96,8 +107,6 @@ def image(folder: Path) -> Iterator[BuiltByCommand]:
         assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-6000:]
         report = json.loads(done.stdout)
         yield BuiltByCommand(engine=engine, root=root, reference=report["tags"][0], report=report, progress=done.stderr)
-        for tag in digests:
-            engine.remove(f"{registry}/cuda:{tag}")
 
 
 def said_by(image: BuiltByCommand, *words: str) -> str:
@@ -129,7 +138,7 @@ def test_programs_compiled_against_metis_and_rmm_run(image: BuiltByCommand, fold
     (work / "metis.c").write_text(METIS_PROGRAM)
     (work / "rmm.cpp").write_text(RMM_PROGRAM)
     (work / "run").write_text(
-        "set -e; cd /work\n"
+        "set -e; cd /programs\n"
         "gcc -I/opt/metis/include metis.c -L/opt/metis/lib -lmetis -lm -o /tmp/metis && /tmp/metis\n"
         "g++ -std=c++14 -I/opt/rmm/include -I/cuda rmm.cpp -Wl,--no-as-needed -L/opt/rmm/lib -lrmm"
         " -Wl,--allow-shlib-undefined -L/usr/local/cuda/lib64 -lcudart -o /tmp/rmm\n"
@@ -156,10 +165,13 @@ def test_programs_compiled_against_metis_and_rmm_run(image: BuiltByCommand, fold
     )
     assert done.returncode == 0, done.stderr[-4000:]
     mounts = (
-        Mount(source=work, target="/work", read_only=True),
+        Mount(source=work, target="/programs", read_only=True),
         Mount(source=folder / HEADERS, target="/cuda", read_only=True),
     )
-    ran = image.engine.run(tag, ("sh", "/work/run"), mounts=mounts, timeout=300)
+    try:
+        ran = image.engine.run(tag, ("sh", "/programs/run"), mounts=mounts, timeout=300)
+    finally:
+        image.engine.remove(tag)
     assert (ran.status, ran.output.split("\n")[:3]) == (0, ["1 cut 1, 1", "1", "7"]), ran.output
 
 

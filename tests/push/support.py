@@ -40,6 +40,18 @@ def program() -> str:
     return found
 
 
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Wait until a registry on loopback listens; fails with its log if it ends first."""
+    deadline = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), 5):
+            return
+        # Another program's start has no event to wait for.
+        time.sleep(0.005)
+        assert process.poll() is None, f"the registry ended: {log.read_text(encoding='utf-8')}"
+        assert time.monotonic() < deadline, "the registry does not answer"
+
+
 @dataclass
 class RegistryServer:
     """A registry with a folder of its own, which outlives the process."""
@@ -79,14 +91,7 @@ class RegistryServer:
         path.write_text(json.dumps(configuration), encoding="utf-8")
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen((program(), "serve", str(path)), stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port), 5):
-                return
-            # Another program's start has no event to wait for.
-            time.sleep(0.005)
-            assert self.process.poll() is None, f"the registry ended: {self.log}"
-            assert time.monotonic() < deadline, "the registry does not answer"
+        wait_until_it_answers(self.process, self.port, self.folder / "log")
 
     def kill(self) -> None:
         """End it without a chance to put anything in order."""

@@ -7,6 +7,7 @@ removed. Packages come from the archive of this machine's apt. The image has the
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from trainworks.engine.archive import write_archive
 from trainworks.engine.processes import own_environment, stream
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError
-from trainworks.facts.rows import Base
+from trainworks.facts.rows import MACHINES, Base
 from trainworks.host.apt import apt_configuration, sources_for
 from trainworks.host.settings import HostSettings
 
@@ -111,9 +112,12 @@ def bootstrap(base: Base, name: str, archive: Path, settings: HostSettings, on_l
         try:
             status = stream(tuple(argv), note, environment=environment)
             if status != 0:
+                foreign = MACHINES[base.architecture] != os.uname().machine
+                emulated = f", and qemu to run {base.architecture} programs (tools/set-up-emulation)" if foreign else ""
                 raise HostError(
                     f"{TOOL} {base.suite} ended with status {status}:\n  " + "\n  ".join(last),
-                    hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses",
+                    hint="it needs root (or unprivileged user namespaces) and the archive that this machine's apt uses"
+                    + emulated,
                 )
             return write_archive(
                 root,

@@ -148,7 +148,8 @@ def lock_base_images(
 ) -> list[str]:
     """Record the digests that the tags of the targets' base images have today.
 
-    A tag moves with each security update of its image, so a new digest replaces the recorded one, and is reported.
+    A tag moves with each security update of its image, so a new digest replaces the recorded one, and is reported. For
+    an image that is gone, the first of its row's ``alternatives`` that exists is recorded.
 
     Args:
         registries: Connections and logins. A registry that does not answer is not asked again.

@@ -129,8 +129,13 @@ def _share(registries: Registries, place: str, image: Manifest, tag: str) -> Non
     """Put an image under a multi-architecture tag, in the place of an earlier one for the same processors.
 
     Raises:
-        RegistryError: The tag is an image, or another push changed it at the same time.
+        RegistryError: The tag is an image, this image is a list itself, or another push changed the tag meanwhile.
     """
+    if not image.configuration:
+        raise RegistryError(
+            f"{place}@{image.digest} is a list of images, which cannot stand in the list of {tag}",
+            hint="push it without --multi-arch-tag",
+        )
     configuration = json.loads(registries.blob(place, image.configuration))
     platform = {key: configuration[key] for key in ("architecture", "os")}
     listed = [each for each in _shared(registries, place, tag) if each.get("platform") != platform]
