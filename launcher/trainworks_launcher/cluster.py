@@ -6,8 +6,7 @@ The platform describes a cluster by ``hosts`` and ``current_host``, and, where i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem
@@ -19,8 +18,7 @@ HOMOGENEOUS = "homogeneousCluster"
 _TEXTS = ("current_host", "current_instance_type", "current_group_name", "network_interface_name")
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """One instance group: its name, the instance type of its hosts ("" if not given), its hosts in order."""
 
     name: str

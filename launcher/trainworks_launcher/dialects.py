@@ -9,13 +9,11 @@ list the synonyms) and the option table of its command line. An engine test asks
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(NamedTuple):
     """One major line of Open MPI.
 
     Attributes:
@@ -40,7 +38,7 @@ class Dialect:
     gone: Mapping[str, str]
     socket: str
     own_classes: bool
-    renamed_prefixes: tuple[tuple[str, str], ...] = field(default=())
+    renamed_prefixes: tuple[tuple[str, str], ...] = ()
 
     def canonical(self, name: str) -> str:
         """Return the name of an MCA parameter as this dialect has it."""

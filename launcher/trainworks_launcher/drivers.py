@@ -9,9 +9,8 @@ that one set of rules holds for all.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem
@@ -22,8 +21,7 @@ _OURS = ("train", "/opt/trainworks/bin/train")  # commands that hand the job to 
 _AUTOMATIC = "auto"  # "requirements.txt, if it is there"
 
 
-@dataclass(frozen=True)
-class Drivers:
+class Drivers(NamedTuple):
     """What ModelTrainer's files say.
 
     Attributes:
@@ -35,11 +33,11 @@ class Drivers:
         notes: Lines for the log.
     """
 
-    hyperparameters: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
+    hyperparameters: Mapping[str, Json] = NOTHING
     command: str = ""
     arguments: tuple[str, ...] = ()
     requirements: str = ""
-    distributed: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
+    distributed: Mapping[str, Json] = NOTHING
     notes: tuple[str, ...] = ()
 
 
@@ -47,13 +45,12 @@ NONE = Drivers()
 """No ModelTrainer, or a job that names its entry point in the older way."""
 
 
-@dataclass
 class _Fields:
     """Reads the fields of one file and collects what is wrong with them."""
 
-    file: str
-    document: Mapping[str, Json]
-    problems: list[Problem] = field(default_factory=list)
+    def __init__(self, file: str, document: Mapping[str, Json]) -> None:
+        self.file, self.document = file, document
+        self.problems: list[Problem] = []
 
     def text(self, name: str) -> str:
         """Return a text; "" if it is absent or null."""

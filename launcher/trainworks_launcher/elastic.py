@@ -6,8 +6,7 @@ the container); both are the user's, so two different values are a contradiction
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem
@@ -17,8 +16,7 @@ MODE = "torch_distributed"
 """The only mode whose launcher can start ranks again."""
 
 
-@dataclass(frozen=True)
-class Elastic:
+class Elastic(NamedTuple):
     """What may happen after a failure.
 
     Attributes:

@@ -7,7 +7,6 @@ image's instance table says; the number of CPUs is not in that table and stays t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MappingProxyType
 
 from trainworks_launcher import cluster
@@ -33,13 +32,12 @@ def environment_of(environment: Environment, host: str) -> Environment:
     devices = environment.devices
     if kind != own:
         row = environment.manifest.instances.get(kind, Instance())
-        devices = replace(devices, gpus=row.gpus, neuron_devices=min(row.neuron_cores, 1), efa=None)
+        devices = devices._replace(gpus=row.gpus, neuron_devices=min(row.neuron_cores, 1), efa=None)
     platform = environment.platform
     if platform.tasks is not None:  # its first task
         counts, number = platform.tasks.counts, texts(config.get("hosts")).index(host)
-        platform = replace(platform, tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0))
-    return replace(
-        environment,
+        platform = platform._replace(tasks=platform.tasks._replace(rank=sum(counts[:number]), local_rank=0))
+    return environment._replace(
         platform=platform,
         resource_config=MappingProxyType({**config, **changed}),
         devices=devices,

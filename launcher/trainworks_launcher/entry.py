@@ -8,8 +8,7 @@ directory is a project that pip can install, and the program is a module of it. 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Container, Mapping, Sequence
+from typing import Container, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, nearest
@@ -33,8 +32,7 @@ REMOTE = "s3://"
 """Where code can be fetched from."""
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """The user's code as found on this host.
 
     Attributes:
@@ -66,8 +64,7 @@ class Code:
         return self.archive.startswith(REMOTE)
 
 
-@dataclass(frozen=True)
-class EntryPoint:
+class EntryPoint(NamedTuple):
     """The user's program: its kind (see above) and its name as given, inside the code directory."""
 
     kind: str

@@ -12,10 +12,9 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import drivers, entry, files, names, platforms
 from trainworks_launcher.errors import Problem, RefusalError
@@ -40,8 +39,7 @@ _SYSTEM_PATH = "/usr/sbin:/sbin"  # sshd is not on every user's PATH
 _PROBE_SECONDS = 20.0
 
 
-@dataclass(frozen=True)
-class Devices:
+class Devices(NamedTuple):
     """What this host has.
 
     Attributes:
@@ -61,8 +59,7 @@ class Devices:
     reaching: str = ""
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """The world as read once. Paths are absolute; mappings are read-only.
 
     Attributes:
@@ -108,11 +105,16 @@ class Environment:
     drivers: drivers.Drivers = drivers.NONE
     platform: platforms.Description = platforms.NONE
     invocation: Invocation = NOTHING_ASKED
-    job_secret: str = field(default="", repr=False)
+    job_secret: str = ""
     aws_client: str = ""
     checkpoint_directory: str = ""
     resume_from: str = ""
     problems: tuple[Problem, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return all but the job's secret."""
+        shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "job_secret")
+        return f"Environment({', '.join(shown)})"
 
 
 def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED) -> Environment:
@@ -161,7 +163,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     else:
         code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
     if trainer.requirements:
-        code = replace(code, requirements=trainer.requirements)
+        code = code._replace(requirements=trainer.requirements)
     checkpoints = _checkpoint_directory(base, variables, problems)
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     if not asked and platform.mode:
@@ -298,7 +300,7 @@ def _complete(manifest: Manifest, asked: Sequence[Mode], programs: Mapping[str, 
     packages = tuple(name for row in asked for name in row.packages if name not in manifest.components)
     if packages and "python" in programs:
         found.update(_python_packages(programs["python"], packages))
-    return replace(manifest, components=MappingProxyType({**manifest.components, **found})) if found else manifest
+    return manifest._replace(components=MappingProxyType({**manifest.components, **found})) if found else manifest
 
 
 _ASK_FOR_PACKAGES = """
@@ -358,8 +360,8 @@ def look_again(environment: Environment) -> Environment:
     code = look_at_code(
         environment.base_directory, directory, entry.program_name(environment.variables, reserved), problems
     )
-    code = replace(code, requirements=environment.code.requirements)
-    return replace(environment, code=code, problems=tuple(problems))
+    code = code._replace(requirements=environment.code.requirements)
+    return environment._replace(code=code, problems=tuple(problems))
 
 
 def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:

@@ -6,15 +6,13 @@ and raised together, so that a person corrects a job once and not once per mista
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Iterable
+from typing import Iterable, NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.values import readable
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong with a job.
 
     Attributes:

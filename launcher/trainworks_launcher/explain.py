@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.origins import Origin
@@ -25,8 +24,7 @@ _NARROWEST, _WIDEST = 60, 180
 """Columns of the table; a terminal outside these gets the nearest."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One line of an explanation.
 
     Attributes:

@@ -8,9 +8,8 @@ versions: its manifest lists them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.manifest import Manifest
 
@@ -18,8 +17,7 @@ NCCL_PLUGIN = "aws-ofi-nccl"
 """The component that lets NCCL use libfabric, and with it EFA."""
 
 
-@dataclass(frozen=True)
-class Fabric:
+class Fabric(NamedTuple):
     """What is used between hosts.
 
     Attributes:
@@ -30,7 +28,7 @@ class Fabric:
     """
 
     efa: bool = False
-    variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    variables: Mapping[str, str] = MappingProxyType({})
     reasons: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -9,8 +9,7 @@ words for the other line become this one's, so that an old name and our new name
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.dialects import FOREIGN, INSTEAD, KEYED, MCA_OPTIONS, OURS, Dialect
@@ -18,8 +17,7 @@ from trainworks_launcher.errors import Problem, nearest
 from trainworks_launcher.origins import Origin
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One named value.
 
     Attributes:
@@ -37,8 +35,7 @@ class Setting:
     option: str = ""
 
 
-@dataclass(frozen=True)
-class UserOptions:
+class UserOptions(NamedTuple):
     """The user's words, sorted.
 
     Attributes:

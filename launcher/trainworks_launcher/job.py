@@ -7,8 +7,7 @@ another host, with what is known about that one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.elsewhere import environment_of
@@ -20,8 +19,7 @@ from trainworks_launcher.program import Program, read_program
 from trainworks_launcher.settings import Reader
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A validated job as seen from one host: everything that a mode needs to plan that host.
 
     Attributes:

@@ -7,9 +7,8 @@ programs are looked up on PATH.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
@@ -22,8 +21,7 @@ _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"}
 """Framework as the builder's targets name it -> the component that is it, where the two names differ."""
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(NamedTuple):
     """What the instance table says of one instance type. Counts are per host; ``efa_devices`` is 0 if not known."""
 
     gpus: int = 0
@@ -33,8 +31,7 @@ class Instance:
     efa_devices: int = 0
 
 
-@dataclass(frozen=True)
-class FabricVariable:
+class FabricVariable(NamedTuple):
     """A variable that processes need on a host with EFA.
 
     Attributes:
@@ -59,16 +56,14 @@ GENERIC_FABRIC = (
 developer guide, custom_mpi_options on EFA instances."""
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A component that this image was built without, and what that costs its user, in words."""
 
     component: str
     cost: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """The parts of the manifest that decide how a job is started.
 
     Attributes:
@@ -91,15 +86,15 @@ class Manifest:
     name: str = "generic"
     architecture: str = AMD64
     framework: str = ""
-    components: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    components: Mapping[str, str] = MappingProxyType({})
     missing: tuple[Missing, ...] = ()
-    instances: Mapping[str, Instance] = field(default_factory=lambda: MappingProxyType({}))
+    instances: Mapping[str, Instance] = MappingProxyType({})
     families: tuple[str, ...] = ()
-    programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    programs: Mapping[str, str] = MappingProxyType({})
     fabric: tuple[FabricVariable, ...] = GENERIC_FABRIC
     hostname_shim: str = ""
-    protected: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    companions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    protected: Mapping[str, str] = MappingProxyType({})
+    companions: Mapping[str, str] = MappingProxyType({})
     minimum_driver: str = ""
     wheel_index: str = ""
 

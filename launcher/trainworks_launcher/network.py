@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.environment import Environment
@@ -13,8 +13,7 @@ from trainworks_launcher.settings import Reader
 from trainworks_launcher.values import text
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Bounded waits of a job, all in seconds.
 
     Attributes:
@@ -32,8 +31,7 @@ class Limits:
     hang: float = names.HANG_LIMIT_SECONDS
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """How this host reaches the other hosts of its job.
 
     Attributes:

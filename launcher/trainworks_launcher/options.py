@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.errors import nearest
 from trainworks_launcher.invocation import Invocation
@@ -14,8 +13,7 @@ class UsageError(Exception):
     """A command line that is not understood; the text says why and names the nearest right word."""
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option.
 
     Attributes:
@@ -35,8 +33,7 @@ class Option:
     needed: bool = False
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A command of ``train`` with its options."""
 
     name: str

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.checks import Checks
@@ -19,8 +18,7 @@ from trainworks_launcher.placement import Placement
 from trainworks_launcher.values import Json, readable
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """Why a flag, a variable or a choice is as it is.
 
     A command line is made of such reasons (``words_of``), so that ``explain`` can account for each of its words.
@@ -43,8 +41,7 @@ def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
     return tuple(word for reason in line for word in reason.words)
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(NamedTuple):
     """The control channel of a job with several hosts, or of one whose platform starts several launchers on a host.
 
     Attributes:
@@ -62,8 +59,7 @@ class Control:
     address: str = ""
 
 
-@dataclass(frozen=True)
-class Shell:
+class Shell(NamedTuple):
     """ssh between the hosts of one job, with keys made for it.
 
     Attributes:
@@ -79,8 +75,7 @@ class Shell:
     mounted: bool = False
 
 
-@dataclass(frozen=True)
-class Auxiliary:
+class Auxiliary(NamedTuple):
     """A process beside the host's command: started before it, ended with the job.
 
     Attributes:
@@ -94,8 +89,7 @@ class Auxiliary:
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class NodePlan:
+class NodePlan(NamedTuple):
     """What one host does.
 
     Attributes:
@@ -141,7 +135,7 @@ class NodePlan:
     auxiliaries: tuple[Auxiliary, ...] = ()
     control: Control | None = None
     shell: Shell | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = Limits()
     checks: Checks | None = None
     why: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -161,18 +155,17 @@ class NodePlan:
 
     def masked(self, masker: Masker) -> NodePlan:
         """Return the plan with its secrets hidden: to be shown, not to be run."""
-        return replace(
-            self,
+        return self._replace(
             argv=masker.words(self.argv),
             env=MappingProxyType(masker.variables(self.env)),
-            code=replace(self.code, fetch=masker.words(self.code.fetch)),
+            code=self.code._replace(fetch=masker.words(self.code.fetch)),
             requirements=masker.words(self.requirements),
             auxiliaries=tuple(
-                replace(beside, argv=masker.words(beside.argv), env=masker.variables(beside.env))
+                beside._replace(argv=masker.words(beside.argv), env=masker.variables(beside.env))
                 for beside in self.auxiliaries
             ),
             why=tuple(
-                replace(reason, why=masker.text(reason.why), words=masker.words(reason.words)) for reason in self.why
+                reason._replace(why=masker.text(reason.why), words=masker.words(reason.words)) for reason in self.why
             ),
             warnings=tuple(masker.text(warning) for warning in self.warnings),
         )
@@ -200,9 +193,9 @@ class NodePlan:
                 {"name": row.name, "argv": list(row.argv), "env": dict(sorted(row.env.items()))}
                 for row in self.auxiliaries
             ],
-            "control": {**asdict(self.control), "hosts": list(self.control.hosts)} if self.control else None,
-            "shell": asdict(self.shell) if self.shell else None,
-            "limits_seconds": asdict(self.limits),
+            "control": {**self.control._asdict(), "hosts": list(self.control.hosts)} if self.control else None,
+            "shell": self.shell._asdict() if self.shell else None,
+            "limits_seconds": self.limits._asdict(),
             "checks": self.checks.level if self.checks else "off",
             "why": [
                 {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why} for reason in self.why
@@ -242,7 +235,7 @@ def plan_of_refusal(placement: Placement, network: Network, base_directory: str)
     control = _control(placement, network)
     if control is None:
         return None
-    limits = replace(network.limits, join=min(network.limits.join, names.REFUSAL_LIMIT_SECONDS))
+    limits = network.limits._replace(join=min(network.limits.join, names.REFUSAL_LIMIT_SECONDS))
     return NodePlan(
         mode=placement.mode,
         host=placement.host,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import cluster, names, provision
 from trainworks_launcher.arguments import check_sizes, choose_style, to_arguments
@@ -15,8 +14,7 @@ from trainworks_launcher.settings import LEVELS, log_level
 from trainworks_launcher.values import Json, text, text_form, texts, unusable
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """What a job runs.
 
     Attributes:

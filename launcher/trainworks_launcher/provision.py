@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import names
 from trainworks_launcher.entry import REQUIREMENTS, Code, EntryPoint
@@ -22,8 +21,7 @@ _NAMED = 4
 """Distributions that a text names; a CUDA image keeps about twenty."""
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(NamedTuple):
     """A package repository of AWS CodeArtifact.
 
     Attributes:
@@ -66,7 +64,7 @@ def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems:
         problems.append(Problem("the endpoint has credentials in it", f"variable {where}", advice))
     program = _program(environment, "fetch.py", f"the code is at {code.archive}", problems)
     words = (code.archive, endpoint, region_of(environment.variables, reserved), _command_line(environment))
-    return replace(code, fetch=(*program, *words))
+    return code._replace(fetch=(*program, *words))
 
 
 def installation(environment: Environment, code: Code, entry: EntryPoint, problems: list[Problem]) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher import names
 
@@ -17,8 +16,7 @@ SSH = ("ssh", "sshd", "ssh-keygen")
 """Programs with which mpirun starts ranks on other hosts."""
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(NamedTuple):
     """One way to start a job.
 
     Attributes:

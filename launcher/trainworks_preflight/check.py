@@ -257,12 +257,11 @@ def _environment(
     known = {name: row.instance for name, row in facts.instances.items()}
     families = tuple(dict.fromkeys((*manifest.families, *facts.families)))
     first = _row(facts, manifest, groups[0].instance_type).instance
-    return replace(
-        read,
+    return read._replace(
         base_directory=names.BASE_DIRECTORY,
         variables=MappingProxyType({"PATH": "/usr/local/bin:/usr/bin:/bin"}),
         resource_config=MappingProxyType({**read.resource_config, "network_interface_name": names.INTERFACE}),
-        manifest=replace(manifest, instances=MappingProxyType({**known, **manifest.instances}), families=families),
+        manifest=manifest._replace(instances=MappingProxyType({**known, **manifest.instances}), families=families),
         devices=Devices(gpus=first.gpus, neuron_devices=min(first.neuron_cores, 1), efa=None),
         code=code,
         hostname=str(everyone[0]),
@@ -285,10 +284,10 @@ def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, s
     else:
         programs = MappingProxyType({name: f"/usr/bin/{name}" for name in PROGRAMS})
         components = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), **components}
-        manifest = replace(manifest, framework=manifest.framework or component)
+        manifest = manifest._replace(framework=manifest.framework or component)
     if version:
         components[component] = version
-    return replace(manifest, components=MappingProxyType(components)), programs
+    return manifest._replace(components=MappingProxyType(components)), programs
 
 
 def _assumptions(parsed: Parsed, environment: Environment) -> tuple[str, ...]:

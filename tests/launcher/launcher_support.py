@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO
@@ -103,7 +102,7 @@ def environment(
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
         platform=platforms.describe(platforms.Given(variables or {}, config, host)),
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return made._replace(**changes)  # type: ignore[arg-type]
 
 
 def plan(made: Environment, host: str = "") -> NodePlan:

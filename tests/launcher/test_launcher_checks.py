@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,7 +149,7 @@ def test_a_host_that_is_slower_than_the_others_is_named(rates: Mapping[str, floa
     [
         ({}, {}, ("quick", 0, False)),
         ({"TRAINWORKS_CHECK": "off"}, {}, ("off", 0, False)),
-        ({}, {"devices": replace(NO_GPU, gpus=8)}, ("quick", 8, True)),
+        ({}, {"devices": NO_GPU._replace(gpus=8)}, ("quick", 8, True)),
         ({"TRAINWORKS_CHECK": "bandwidth"}, {"hosts": ("algo-1",)}, ("bandwidth", 0, False)),
         ({"TRAINWORKS_CHECK": "bandwidth"}, {"hosts": ("algo-1", "algo-2")}, ("bandwidth", 0, True)),
     ],
@@ -165,7 +164,7 @@ def test_what_a_job_asks_for(variables: Mapping[str, str], changes: dict[str, ob
 
 
 def test_one_of_several_tasks_on_a_host_checks_it() -> None:
-    tasks = [replace(platforms.NONE, tasks=platforms.Tasks(number, number, (2,))) for number in (0, 1)]
+    tasks = [platforms.NONE._replace(tasks=platforms.Tasks(number, number, (2,))) for number in (0, 1)]
     plans = [plan(environment(platform=platform)) for platform in tasks]
     assert [made.checks is not None for made in plans] == [True, False]
 

@@ -10,7 +10,6 @@ import stat
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_every_kind_under_every_starter(program: str, alone: tuple[str, ...], un
 
 
 def test_requirements_go_with_the_project_in_one_installation() -> None:
-    code = replace(PROJECT, entries=(*PROJECT.entries, "requirements.txt"))
+    code = PROJECT._replace(entries=(*PROJECT.entries, "requirements.txt"))
     assert plan(environment(code=code)).requirements[-3:] == (".", "-r", "requirements.txt")
     assert plan(environment({"sagemaker_program": "run.sh"}, code=code)).requirements[-2:] == ("-r", "requirements.txt")
 
@@ -186,10 +185,10 @@ def test_code_at_s3_needs_boto3_or_the_aws_command_line() -> None:
     with pytest.raises(RefusalError, match="neither boto3 nor the aws command line is installed, and the code"):
         plan(made)
     tail = ("s3://bucket/code.tar.gz", "", "")
-    library = plan(replace(made, aws_client="boto3"))
+    library = plan(made._replace(aws_client="boto3"))
     assert library.code.fetch[0] == PYTHON
     assert library.code.fetch[-4:] == (*tail, "")
-    line = plan(replace(made, aws_client="/usr/bin/aws"))
+    line = plan(made._replace(aws_client="/usr/bin/aws"))
     assert line.code.fetch[0] == "/usr/bin/python3"
     assert line.code.fetch[-4:] == (*tail, "/usr/bin/aws")
 

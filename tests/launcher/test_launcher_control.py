@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,12 @@ def test_a_proof_is_of_one_side_one_secret_and_everything_that_was_said() -> Non
     assert proof.is_proof(SECRET, WORKERS, transcript(), shown)
     assert not proof.is_proof(SECRET, LEADERS, transcript(), shown)
     assert not proof.is_proof(SECRET + "x", WORKERS, transcript(), shown)
-    for name in vars(transcript()):
-        assert not proof.is_proof(SECRET, WORKERS, replace(transcript(), **{name: "other"}), shown), name
+    for name in transcript()._fields:
+        assert not proof.is_proof(SECRET, WORKERS, transcript()._replace(**{name: "other"}), shown), name
 
 
 def test_a_proof_cannot_be_moved_from_one_field_to_the_next() -> None:
-    one, other = replace(transcript(), job="ab", host="c"), replace(transcript(), job="a", host="bc")
+    one, other = transcript()._replace(job="ab", host="c"), transcript()._replace(job="a", host="bc")
     assert proof.make_proof(SECRET, WORKERS, one) != proof.make_proof(SECRET, WORKERS, other)
 
 
@@ -364,7 +364,7 @@ def test_a_proof_is_good_for_one_connection_only() -> None:
 def identity_with(host: str = "algo-1", control: Control | None = None, mode: str = "none", **changes: object) -> Json:
     made = environment({"epochs": 3, "api_key": "secret"}, hosts=("algo-1", "algo-2"), host=host)
     control = control or Control("algo-1", ("algo-1", "algo-2"), 7780)
-    return identity.identity_of(replace(made, **changes), control, mode)  # type: ignore[arg-type]
+    return identity.identity_of(made._replace(**changes), control, mode)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -614,7 +614,7 @@ def test_a_connection_that_stays_silent_after_an_outage_ends_nothing(both: bool)
         between = Relay(loop, control.port, stack)
         port = between.server.getsockname()[1]
         heard = Heard()
-        worker = Worker(loop, replace(control, port=port), limits, JOB, WORKER, "", "", heard.events())
+        worker = Worker(loop, control._replace(port=port), limits, JOB, WORKER, "", "", heard.events())
         stack.callback(worker.close)
         worker.begin()
         until(loop, lambda: heard.said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,7 @@ def test_the_table_breaks_no_word_so_that_all_can_be_copied(name: str) -> None:
 
 def test_a_command_line_is_shown_whole() -> None:
     made = SCENARIOS["shell-with-requirements"]()
-    long = replace(made, requirements=(*made.requirements, *(f"word-{number}" for number in range(99))))
+    long = made._replace(requirements=(*made.requirements, *(f"word-{number}" for number in range(99))))
     assert "word-0 word-1" in " ".join(to_table(long, explain(long, {}), 80).split())
     assert "word-98" in to_table(long, explain(long, {}), 80)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given, settings
@@ -339,7 +338,7 @@ def test_a_host_with_a_wrong_name_and_no_shim_is_known_by_its_address(
     hostname: str, shim: str, open_mpi: str, resolves: bool
 ) -> None:
     made = environment(MPI, hosts=HOSTS, open_mpi=open_mpi)
-    argv = plan(replace(made, hostname=hostname, hostname_shim=shim)).argv
+    argv = plan(made._replace(hostname=hostname, hostname_shim=shim)).argv
     assert (("prte_do_not_resolve", "0") in parameters(argv)) is resolves
 
 

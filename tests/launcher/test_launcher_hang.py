@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,10 +132,10 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
 def test_rows_survive_the_way_to_the_leader() -> None:
     """Ranks of one place go together, and a message has room for a host of any size."""
     here = rows(*[WAITS] * 190, (LOCK, "S", "which sleeps", ""))
-    sent = json.dumps(naming.documents([replace(row, host="algo-2") for row in here]))
+    sent = json.dumps(naming.documents([row._replace(host="algo-2") for row in here]))
     assert len(sent) < 2000
     back = naming.read_documents("algo-2", json.loads(sent))
-    assert name_the_odd(back, (), 60).cause == name_the_odd([replace(row, host="algo-2") for row in here], (), 60).cause
+    assert name_the_odd(back, (), 60).cause == name_the_odd([row._replace(host="algo-2") for row in here], (), 60).cause
     many = [Row(number, "algo-2", "code", f"f{number}" * 99, "x" * 999, "", ("y" * 999,) * 8) for number in range(500)]
     assert len(json.dumps(naming.documents(many))) < 60_000
     assert naming.read_documents("algo-2", "nonsense") == []
@@ -147,18 +146,18 @@ BEFORE = Look(100.0, (10,), {10: Process("1", python=True, cpu=50.0, stack=ALL_R
 
 
 def after(seconds: float = 30.0, **changes: object) -> Look:
-    return replace(BEFORE, at=BEFORE.at + seconds, **changes)  # type: ignore[arg-type]
+    return BEFORE._replace(at=BEFORE.at + seconds, **changes)  # type: ignore[arg-type]
 
 
 def with_rank(**changes: object) -> Look:
-    return after(processes={10: replace(BEFORE.processes[10], **changes)})  # type: ignore[arg-type]
+    return after(processes={10: BEFORE.processes[10]._replace(**changes)})  # type: ignore[arg-type]
 
 
 def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
     """Two looks at a rank with a child, whose CPU time grows so much in 30 s."""
     child = Process("2", cpu=5.0)
-    grown = replace(child, cpu=5.0 + cpu, **more)  # type: ignore[arg-type]
-    return replace(BEFORE, processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
+    grown = child._replace(cpu=5.0 + cpu, **more)  # type: ignore[arg-type]
+    return BEFORE._replace(processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
 
 
 @pytest.mark.parametrize(
@@ -171,9 +170,9 @@ def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
         (BEFORE, with_rank(moved=30 * 300_000), "bytes were read"),
         (BEFORE, with_rank(moved=30 * 20_000), ""),  # keep-alives
         (BEFORE, with_rank(children=20.0), "other programs"),
-        (replace(BEFORE, connections={7: 900}), after(connections={7: 900 + 30 * 300_000}), "network"),
+        (BEFORE._replace(connections={7: 900}), after(connections={7: 900 + 30 * 300_000}), "network"),
         (BEFORE, after(connections={8: 20 * 300_000, 9: 10 * 300_000}), "network"),
-        (replace(BEFORE, connections={7: 9_000_000}), after(connections={7: 9_000_000 + 30 * 50_000}), ""),
+        (BEFORE._replace(connections={7: 9_000_000}), after(connections={7: 9_000_000 + 30 * 50_000}), ""),
         (BEFORE, after(heartbeat=7), "heartbeat"),
         (BEFORE, after(roots=(20,), processes={}), "other processes"),
         (*with_child(25.0), "other programs"),  # a compiler

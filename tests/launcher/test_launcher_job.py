@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -268,7 +267,7 @@ def test_a_type_that_the_image_does_not_know_is_a_warning(kind: str, families: l
     """Its own devices decide: eight GPUs are eight ranks, and no mode is refused."""
     table = parse_manifest(json.dumps(manifest_document(families=families)), "made-up")
     made = environment({TORCH: True}, hosts=("a", "b"), host="a", instance_type=kind, devices=EIGHT)
-    job = plan(replace(made, manifest=table))
+    job = plan(made._replace(manifest=table))
     assert "--nproc-per-node=8" in job.argv
     said = [warning for warning in job.warnings if "is not in the instance table" in warning]
     assert [f"the instance type {kind} " in warning for warning in said] == [True] * warned

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import permutations
 from types import MappingProxyType
 
@@ -41,12 +40,12 @@ def gpus(hyperparameters: Mapping[str, Json], *hosts: str, **changes: object) ->
     """Hosts with EFA devices, and with eight GPUs by the instance table only."""
     devices = Devices(efa=("rdmap0",), interfaces=("eth0",))
     made = environment(hyperparameters, hosts=hosts or TWO, instance_type=GPUS, devices=devices)
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return made._replace(**changes)  # type: ignore[arg-type]
 
 
 def with_components(made: Environment, **versions: str) -> Environment:
     components = {**made.manifest.components, **versions}
-    return replace(made, manifest=replace(made.manifest, components=MappingProxyType(components)))
+    return made._replace(manifest=made.manifest._replace(components=MappingProxyType(components)))
 
 
 def refusal(made: Environment) -> str:
@@ -160,7 +159,7 @@ def test_a_library_that_the_image_lacks_is_a_warning_with_its_cost(asked: Mappin
     assert any(f"the image has no {library}" in line for line in plan(made).warnings)
     missing = (*made.manifest.missing, *manifest().missing[:0])
     row = type(made.manifest.missing[0])(library, "training is slow")
-    told = replace(made, manifest=replace(made.manifest, missing=(*missing, row)))
+    told = made._replace(manifest=made.manifest._replace(missing=(*missing, row)))
     assert any(line.endswith(f"the image has no {library}: training is slow") for line in plan(told).warnings)
     there = plan(with_components(made, **{library: "1"}))
     assert not any("has no" in line and library in line for line in there.warnings)
@@ -419,9 +418,9 @@ def test_neuron_cores_are_the_processes_of_torchrun() -> None:
 def test_neuron_graphs_are_compiled_beforehand_where_asked() -> None:
     variables = MappingProxyType({"RUN_NEURON_PARALLEL_COMPILE": "1"})
     made = environment(TORCH, hosts=TWO, instance_type="ml.neuron.xlarge")
-    assert "neuron_parallel_compile is not installed" in refusal(replace(made, variables=variables))
+    assert "neuron_parallel_compile is not installed" in refusal(made._replace(variables=variables))
     programs = MappingProxyType({**PROGRAMS, "neuron_parallel_compile": "/opt/venv/bin/neuron_parallel_compile"})
-    planned = plan(replace(made, variables=variables, programs=programs))
+    planned = plan(made._replace(variables=variables, programs=programs))
     assert planned.argv[:2] == ("/opt/venv/bin/neuron_parallel_compile", "/usr/bin/torchrun")
     assert set(planned.needs) == set(planned.argv[:2])
 
@@ -454,7 +453,7 @@ def test_the_framework_of_the_image_decides_about_the_servers(
     framework: str, components: dict[str, str], beside: list[str]
 ) -> None:
     made = with_components(gpus(PARAMETERS), **components)
-    made = replace(made, manifest=replace(made.manifest, framework=framework))
+    made = made._replace(manifest=made.manifest._replace(framework=framework))
     assert [row.name for row in plan(made).auxiliaries] == beside
 
 
@@ -506,7 +505,7 @@ def clusters(hyperparameters: Mapping[str, Json], groups: Json = None, **changes
     }
     asked = {**hyperparameters, "sagemaker_distribution_instance_groups": groups}
     made = environment(asked, resource_config=MappingProxyType(config))
-    return with_components(replace(made, **changes), torch_xla="1", tensorflow="2")  # type: ignore[arg-type]
+    return with_components(made._replace(**changes), torch_xla="1", tensorflow="2")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("asked", [MPI, SMP, SMDDP, DDP, TORCH, XLA, MIRRORED, PARAMETERS])
@@ -598,7 +597,7 @@ def test_a_group_of_one_host_needs_no_ssh() -> None:
         {"instance_group_name": "train", "instance_type": GPUS, "hosts": ["algo-3"]},
     ]
     config = MappingProxyType({**made.resource_config, "instance_groups": groups})
-    alone = plan(replace(made, resource_config=config), "algo-3")  # type: ignore[arg-type]
+    alone = plan(made._replace(resource_config=config), "algo-3")  # type: ignore[arg-type]
     assert (alone.role, alone.shell, alone.needs) == ("leader", None, ("/usr/bin/mpirun",))
     assert alone.argv[alone.argv.index("--host") + 1] == "localhost:8"
 

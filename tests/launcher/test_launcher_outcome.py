@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -332,7 +331,7 @@ def test_the_limit_keeps_both_ends(length: int) -> None:
     "outcome", [Outcome(SUCCEEDED), Outcome(FAILED, 42, "algo-2", "ValueError: é"), Outcome(STOPPED, 143, "a", "t")]
 )
 def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
-    assert read_outcome(outcome_fields(outcome), "algo-9") == replace(outcome, host=outcome.host or "algo-9")
+    assert read_outcome(outcome_fields(outcome), "algo-9") == outcome._replace(host=outcome.host or "algo-9")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import random
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -96,8 +95,8 @@ def theirs(inputs: Sequence[tuple[Path, Mapping[str, str]]]) -> list[dict[str, A
 def ours(base: Path, variables: Mapping[str, str]) -> Job:
     """What the launcher makes of one input. Interfaces and programs are said, not probed: machines differ in them."""
     environment = read_environment({**variables, "SAGEMAKER_BASE_DIR": str(base)})
-    devices = replace(environment.devices, interfaces=("eth0", "lo"), reaching="eth0")
-    return make_job(replace(environment, devices=devices, programs=MappingProxyType(dict(PROGRAMS))))
+    devices = environment.devices._replace(interfaces=("eth0", "lo"), reaching="eth0")
+    return make_job(environment._replace(devices=devices, programs=MappingProxyType(dict(PROGRAMS))))
 
 
 def corrected(

@@ -10,7 +10,6 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -49,9 +48,9 @@ def mode(switch: str, host: str = "", **changes: object) -> NodePlan:
     made = environment({switch: "true", "epochs": "3"}, hosts=TWO, instance_type="ml.fast.xlarge", devices=EIGHT_GPUS)
     components = {"torch": "2.4.1", "torch_xla": "2.4.0", "smp": "1.15", "smddp": "2.5"}
     components.update(changes.pop("components", {}))  # type: ignore[call-overload]
-    made = replace(made, programs=MappingProxyType(SMDDP_PROGRAMS), **changes)  # type: ignore[arg-type]
+    made = made._replace(programs=MappingProxyType(SMDDP_PROGRAMS), **changes)  # type: ignore[arg-type]
     known = MappingProxyType({**made.manifest.components, **components})
-    return plan(replace(made, manifest=replace(made.manifest, components=known)), host)
+    return plan(made._replace(manifest=made.manifest._replace(components=known)), host)
 
 
 SCENARIOS: dict[str, Callable[[], NodePlan]] = {
@@ -198,7 +197,7 @@ def test_planning_thousands_of_hosts_is_quick(switch: str, words: tuple[str, str
     asked = {switch: "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
     made = environment(asked, resource_config=MappingProxyType(config))
     components = MappingProxyType({**made.manifest.components, "tensorflow": "2.18.0"})
-    made = replace(made, manifest=replace(made.manifest, components=components))
+    made = made._replace(manifest=made.manifest._replace(components=components))
     host = "algo-1" if "-np" in words else "algo-4096"
     started = time.process_time()
     argv = plan(made, host).argv

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def planned(variables: Mapping[str, str], mode: str = "", **changes: object) -> 
         invocation=asked,
         hostname="box",
     )
-    return plan(replace(made, **changes))  # type: ignore[arg-type]
+    return plan(made._replace(**changes))  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------- recognition
@@ -215,8 +214,8 @@ def test_each_task_of_slurm_is_a_rank() -> None:
 
 def test_a_task_that_sees_one_gpu_is_warned() -> None:
     """srun --gpus-per-task=1: LOCAL_RANK 1 is then not the number of a GPU."""
-    assert "sees 1 GPU(s)" in planned(SLURM_TASK, devices=replace(NO_GPU, gpus=1)).warnings[-1]
-    assert not any("GPU" in warning for warning in planned(SLURM_TASK, devices=replace(NO_GPU, gpus=2)).warnings)
+    assert "sees 1 GPU(s)" in planned(SLURM_TASK, devices=NO_GPU._replace(gpus=1)).warnings[-1]
+    assert not any("GPU" in warning for warning in planned(SLURM_TASK, devices=NO_GPU._replace(gpus=2)).warnings)
 
 
 def test_plan_of_another_node_is_that_of_its_first_task() -> None:

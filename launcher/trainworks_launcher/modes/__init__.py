@@ -5,7 +5,6 @@ A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 from typing import Callable
 
@@ -39,4 +38,4 @@ def plan_host(job: Job) -> NodePlan:
     hidden = platform.hidden.get(plan.ranks_by, ())
     checks = checks_of(job.environment, placement, job.network)
     member = placement.member
-    return replace(plan, checks=checks, why=tuple(why), platform=platform.platform, member=member, hidden=hidden)
+    return plan._replace(checks=checks, why=tuple(why), platform=platform.platform, member=member, hidden=hidden)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
@@ -17,8 +16,7 @@ from trainworks_launcher.plan import NodePlan, Reason, control_of, network_varia
 from trainworks_launcher.registry import MODES
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """A variable that a mode gives to its processes.
 
     Attributes:

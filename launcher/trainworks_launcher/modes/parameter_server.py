@@ -11,7 +11,6 @@ beside it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Sequence
 
 from trainworks_launcher import names
@@ -67,7 +66,7 @@ def _tensorflow(job: Job) -> NodePlan:
     )
     choice = Reason(f"mode {job.placement.mode}", "every host runs the program, and a parameter server beside it")
     made = common.own_process(job, common.command(job), [choice], [row])
-    return replace(made, auxiliaries=(server,), needs=tuple(dict.fromkeys((*made.needs, python))))
+    return made._replace(auxiliaries=(server,), needs=tuple(dict.fromkeys((*made.needs, python))))
 
 
 def _tensorflow_cluster(hosts: Sequence[str], task: str, index: int) -> str:
@@ -108,7 +107,7 @@ def _mxnet(job: Job) -> NodePlan:
     choice = Reason(f"mode {job.placement.mode}", f"every host runs the program, and beside it: {', '.join(roles)}")
     before = Reason("resolve.py", "MXNet listens on an address and knows no names", words=look_up)
     made = common.own_process(job, (before, *common.command(job)), [choice], rows)
-    return replace(made, auxiliaries=servers, needs=(*made.needs, python))
+    return made._replace(auxiliaries=servers, needs=(*made.needs, python))
 
 
 _SCHEDULER = "DMLC_PS_ROOT_URI"

@@ -6,8 +6,6 @@ torch_xla. EFA depends on devices and is not always on, as in all modes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.job import Job
@@ -45,7 +43,7 @@ def plan(job: Job) -> NodePlan:
     ]
     choice = Reason("mode pytorchxla", "every host starts its own processes; they find each other by XRT_WORKERS")
     made = common.own_process(job, command, [choice], rows)
-    return replace(made, processes=gpus, ranks_by="spawn")
+    return made._replace(processes=gpus, ranks_by="spawn")
 
 
 def _check(job: Job) -> None:

@@ -6,8 +6,6 @@ first task of each host: its tasks share the container.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from trainworks_launcher.job import Job
 from trainworks_launcher.modes import common
 from trainworks_launcher.modes.common import Variable
@@ -31,9 +29,9 @@ def plan(job: Job) -> NodePlan:
     ]
     why = f"{job.environment.platform.platform} starts {placement.processes} tasks, each of which is one rank"
     made = common.own_process(job, common.command(job), [Reason("mode tasks", why)], rows, _warnings(job))
-    made = replace(made, rank=tasks.rank)
+    made = made._replace(rank=tasks.rank)
     if tasks.local_rank:
-        return replace(made, code=replace(made.code, archive="", fetch=()), requirements=())
+        return made._replace(code=made.code._replace(archive="", fetch=()), requirements=())
     return made
 
 

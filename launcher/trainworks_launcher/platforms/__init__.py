@@ -9,7 +9,6 @@ of the launcher loads this file, and a dataclass takes five times as long to mak
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import Callable, Mapping, NamedTuple
@@ -155,8 +154,7 @@ class Tasks(NamedTuple):
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """What a platform says about the job's hosts.
 
     Attributes:
@@ -185,7 +183,7 @@ class Description:
 
     platform: str = ""
     why: str = "no platform's variable is set, and there is no resource config: the job is this one host"
-    resource_config: Mapping[str, Json] = field(default_factory=lambda: NOTHING)
+    resource_config: Mapping[str, Json] = NOTHING
     where: str = names.RESOURCE_CONFIG_FILE
     leader_address: str = ""
     names_resolve: bool = True
@@ -199,7 +197,7 @@ class Description:
     master_port: int = 0
     stop_seconds: float = names.STOP_SECONDS
     restarts: int = 0
-    hidden: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _HIDES_NOTHING)
+    hidden: Mapping[str, tuple[str, ...]] = _HIDES_NOTHING
     problems: tuple[Problem, ...] = ()
 
 
@@ -237,4 +235,4 @@ def describe(given: Given) -> Description:
         why += f"; {also} would mean {other.name}, which comes later in the order"
     read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe
     restarts = row.restarts(given.variables)
-    return replace(read(given), platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    return read(given)._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)

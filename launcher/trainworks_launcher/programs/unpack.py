@@ -17,7 +17,7 @@ import shutil
 import sys
 import tarfile
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _RUNTIME_DIRECTORY = (
     "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_VARIABLE; this file imports nothing of ours
@@ -27,8 +27,7 @@ _NAME_LIMIT = 255  # bytes of one name, NAME_MAX
 _LINKS_LIMIT = 40  # links on one way, as the kernel counts them, path_resolution(7)
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(NamedTuple):
     """A judged archive: its directories, regular files, symbolic links (with their targets) and hard links (with the
     file they stand for), by path; of a path that is there twice the last."""
 

@@ -13,9 +13,8 @@ import os
 import pwd
 import re
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.supervise import ssh
@@ -32,8 +31,7 @@ _DECIDED = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
 """Options with which sshd's caller has chosen the keys, or wants no server."""
 
 
-@dataclass(frozen=True)
-class Keys:
+class Keys(NamedTuple):
     """A mounted pair: the file of the private key; the public key as ``type base64``."""
 
     private: Path

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from trainworks_launcher import names
 
@@ -12,8 +11,7 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 """The three ends. Stopped: a stop signal came, and the program ended within its grace or was killed after it."""
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a job ended.
 
     Attributes:
@@ -63,8 +61,7 @@ def lack_of_memory(oom_kills: int | None) -> str:
     return f"; out of memory: the kernel killed {oom_kills} process(es) of this host" if oom_kills else ""
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(NamedTuple):
     """A rank that ended before the job did.
 
     Attributes:
@@ -97,7 +94,7 @@ def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
     first = first_suspect(suspects)
     if first is None or first.outcome.host == failure.host or (own is not None and own.at <= first.at):
         return failure
-    return replace(first.outcome, kind=failure.kind, status=first.outcome.status or failure.status)
+    return first.outcome._replace(kind=failure.kind, status=first.outcome.status or failure.status)
 
 
 UNKNOWN_END = "it failed"
@@ -107,7 +104,7 @@ UNKNOWN_END = "it failed"
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
     """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
     text = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1)
-    return replace(outcome, status=exit_status(returncode), text=shorten(text))
+    return outcome._replace(status=exit_status(returncode), text=shorten(text))
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:

@@ -7,15 +7,13 @@ add one: append it in ``steps``; what it needs to know comes with the plan.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from trainworks_launcher import names
 from trainworks_launcher.plan import NodePlan
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step of a preparation.
 
     Attributes:

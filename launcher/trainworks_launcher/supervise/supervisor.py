@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
@@ -74,8 +73,8 @@ def run_plan(
         output.log(str(refused))
         runtime = NoRuntime()
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
-        limits = replace(plan.limits, join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
-        plan = replace(plan, argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
+        limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
+        plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
     return _Supervisor(plan, environment, refusal, runtime).run(stopped)
 
 
@@ -311,8 +310,8 @@ class _Supervisor:
         if reason:
             # A text that begins otherwise begins with the end of a traceback, of a build that pip started.
             rest = outcome.text if outcome.text.startswith(what) else outcome.text.partition("\n")[2]
-            outcome = replace(outcome, text=shorten(f"{reason}\n{rest}"), cause=reason)
-        self._report(replace(outcome, kind=kind, status=status))
+            outcome = outcome._replace(text=shorten(f"{reason}\n{rest}"), cause=reason)
+        self._report(outcome._replace(kind=kind, status=status))
 
     def _prepared(self) -> None:
         """The code is on this host. If it was fetched, plan again with what it is: what refuses a local archive at the

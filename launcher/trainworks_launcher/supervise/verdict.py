@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainworks_launcher import names
@@ -64,7 +63,7 @@ class Verdict:
             return None
         code = rank.status or 0
         found = self._failure(rank.status, rank.tail.read(), rank.tail.errors(), rank.number)
-        return Suspect(rank.began_to_fail(), replace(found, status=exit_status(code)), certain)
+        return Suspect(rank.began_to_fail(), found._replace(status=exit_status(code)), certain)
 
     def add(self, suspect: Suspect) -> None:
         """Remember what a host, also this one, said of a rank."""
@@ -118,12 +117,12 @@ class Verdict:
             code = names.EXIT_HOSTS if lost else code
             cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
             found = self._failure(code, tail.read(), errors, number, what, processes, cause)
-            found = replace(found, host=lost or found.host)
+            found = found._replace(host=lost or found.host)
         text = outcome_files.users_own_failure(self._base, self._masker) or found.text
         if stop_signal:
             text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
         kind = STOPPED if stop_signal else FAILED
-        return replace(found, kind=kind, status=exit_status(code), text=text)
+        return found._replace(kind=kind, status=exit_status(code), text=text)
 
     def judge(self, outcome: Outcome) -> Outcome:
         """Return the leader's last word on an end that some host reported."""
@@ -142,7 +141,7 @@ class Verdict:
             return outcome
         first, newline, rest = outcome.text.partition("\n")
         note = f"no checkpoint was written: no file in {directory} is younger than the job"
-        return replace(outcome, text=f"{first}; {note}{newline}{rest}")
+        return outcome._replace(text=f"{first}; {note}{newline}{rest}")
 
     def lost_daemon(self, tail: Tail) -> str:
         """Return the host whose daemon mpirun lost; "" if that is not what it says. It may end with status 0 then."""

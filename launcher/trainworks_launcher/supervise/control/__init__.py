@@ -39,15 +39,13 @@ This file holds what every job needs, also one of a single host; jobs of several
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Callable, Mapping, Protocol, Sequence
+from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
 from trainworks_launcher.supervise.outcome import Outcome, Suspect
 from trainworks_launcher.values import Json
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """A host that joined: where ssh finds it, and the key it proved to have. Empty and 0 where no ssh is needed."""
 
     host: str
@@ -56,8 +54,7 @@ class Peer:
     ssh_host_key: str
 
 
-@dataclass
-class Events:
+class Events(NamedTuple):
     """What a role tells the supervisor.
 
     Attributes:

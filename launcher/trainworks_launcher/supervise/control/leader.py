@@ -6,7 +6,6 @@ import contextlib
 import resource
 import socket
 import time
-from dataclasses import replace
 from typing import Collection, Mapping, Sequence
 
 from trainworks_launcher import names
@@ -277,7 +276,10 @@ class Leader:
         self._events.peers(
             [Peer(host, self._joined[host].address, self._ready[host], self._keys[host]) for host in self._workers()]
         )
-        if self._finished:
+        self._go()
+
+    def _go(self) -> None:
+        if self._finished:  # what ``peers`` started has failed
             return
         for connection in list(self._joined.values()):
             connection.send("go")
@@ -417,7 +419,7 @@ class Leader:
                     STOPPED, 0, self._control.leader, "stopped by a signal; every process ended with status 0"
                 )
                 first = next((outcome for outcome in failures if outcome.status), well)
-                self._finish(self._events.judge(replace(first, kind=STOPPED)))
+                self._finish(self._events.judge(first._replace(kind=STOPPED)))
         elif failures:
             self._finish(self._events.judge(failures[0]))
         elif len(self._ended) > self._count() and self._have_ended((self._control.leader, *self._workers())):

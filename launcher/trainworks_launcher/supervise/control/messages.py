@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Mapping
 
 from trainworks_launcher import names
@@ -118,5 +117,5 @@ def suspect_fields(suspect: Suspect, now: float) -> dict[str, Json]:
 def read_suspect(message: Message, sender: str, now: float) -> Suspect:
     """Return the suspect in a message of the host ``sender`` that came at a time."""
     # A status of 0 says that it is not known there, and that is not an error.
-    outcome = replace(read_outcome(message, sender), status=number(message.get("status")) & 0xFF)
+    outcome = read_outcome(message, sender)._replace(status=number(message.get("status")) & 0xFF)
     return Suspect(now - seconds(message.get("age")), outcome, message.get("certain") is True)

@@ -18,15 +18,14 @@ import hmac
 import json
 import os
 import re
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from trainworks_launcher.values import Json, text
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Transcript:
+class Transcript(NamedTuple):
     """What a proof covers.
 
     Attributes:
@@ -58,7 +57,7 @@ def read_nonce(value: Json) -> str:
 
 def make_proof(secret: str, side: str, transcript: Transcript) -> str:
     """That ``side`` knows the secret, for this transcript only."""
-    said = json.dumps([side, *astuple(transcript)]).encode()
+    said = json.dumps([side, *transcript]).encode()
     return hmac.new(secret.encode("utf-8", "surrogateescape"), said, hashlib.sha256).hexdigest()
 
 

@@ -11,9 +11,8 @@ import os
 import stat
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
@@ -45,16 +44,14 @@ _WAITS = {
 }
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(NamedTuple):
     """A process to look at, with all that descend from it. rank: -1 for the only program of a host."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(NamedTuple):
     """Of proc(5), ``stat``: parent, state, start time, seconds of CPU time, of itself and of its ended children."""
 
     parent: int

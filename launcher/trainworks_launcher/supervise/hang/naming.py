@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from trainworks_launcher.supervise.control.messages import one_line
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
@@ -55,8 +54,7 @@ _PLACES = 24
 """Different places of one host that a message has room for."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Where one rank is.
 
     Attributes:
@@ -171,8 +169,7 @@ def _collective(frames: Sequence[Frame]) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What is said of a job that hangs. cause: one line. odd: ranks that differ; () if none does. text: for a person,
     the cause first."""
 

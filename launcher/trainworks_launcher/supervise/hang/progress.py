@@ -11,9 +11,8 @@ CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. Th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher.supervise.hang.stacks import Thread
 
@@ -24,8 +23,7 @@ BYTES_PER_SECOND = 256 * 1024
 """Rate from which on bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """One process at one moment.
 
     Attributes:
@@ -47,8 +45,7 @@ class Process:
     stack: tuple[Thread, ...] = ()
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """The processes of the ranks of a host at one moment.
 
     Attributes:
@@ -61,8 +58,8 @@ class Look:
 
     at: float
     roots: tuple[int, ...] = ()
-    processes: Mapping[int, Process] = field(default_factory=lambda: MappingProxyType({}))
-    connections: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    processes: Mapping[int, Process] = MappingProxyType({})
+    connections: Mapping[int, int] = MappingProxyType({})
     heartbeat: int = 0
 
 

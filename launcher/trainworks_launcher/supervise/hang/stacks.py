@@ -6,14 +6,12 @@ Sources: py-spy's ``dump --json`` (version 0.4), Python's faulthandler.dump_trac
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Mapping, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.values import Json, decode, mapping, number, text
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled library."""
 
     name: str
@@ -41,8 +39,7 @@ class Frame:
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
-@dataclass(frozen=True)
-class Thread:
+class Thread(NamedTuple):
     """One thread. frames: innermost first. values: a hash of the local variables of the main thread's functions outside
     the standard library, 0 where they are not known: a loop that always stops at the same line still counts its steps.
     The standard library's own are left out, because waits with a limit count the seconds."""

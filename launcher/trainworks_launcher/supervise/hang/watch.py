@@ -20,9 +20,8 @@ import contextlib
 import os
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Mapping, Sequence, TypeVar
+from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from trainworks_launcher import names
 from trainworks_launcher.supervise.control.messages import words
@@ -41,8 +40,7 @@ _LOOKS = 20
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What the watch sees and does.
 
     Attributes:
