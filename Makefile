@@ -1,6 +1,9 @@
 # Two commands on a fresh machine: `make image` builds the headline image, `make test` runs all tests.
 # Needed beforehand: Python 3.11 or later, git, make, and apt as root or with sudo.
 
+# Without bytecode every start of Python compiles what it imports; the tests start it thousands of times.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 BIN := .venv/bin
 # smdistributed is checked and tested with the Python that has torch.
