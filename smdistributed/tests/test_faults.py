@@ -31,7 +31,7 @@ class Fault:
     Attributes:
         rank: The rank that fails.
         where: The place in the program.
-        how: What it does: "raise", "kill", or "raise late", which reaches the end of its program after rank 0 has ended.
+        how: What it does: "raise", "kill", or "raise late", which ends its program only after rank 0 has ended.
         others: What the other ranks do outside steps meanwhile.
     """
 
