@@ -95,8 +95,8 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
             id="python that nothing has",
         ),
         pytest.param(
-            replace(ask("cpu"), sources="vendor"),
-            "unknown --cuda for pytorch: 'cpu'",
+            replace(ask("cu121"), sources="vendor"),
+            "unknown --cuda for pytorch: 'cu121'",
             ["--sources packages has it"],
             id="a cell that other sources have",
         ),
