@@ -6,6 +6,7 @@ user guide: "Build specification reference" and "Batch build buildspec reference
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -141,8 +142,10 @@ def test_the_committed_file_is_the_generated_one(root: Path) -> None:
 
 
 def words_of(content: Any) -> list[list[str]]:
-    """Return the words of each command of the build phase, without where its output goes."""
-    return [shlex.split(command.partition(" > ")[0]) for command in content["phases"]["build"]["commands"]]
+    """Return the words of each command of the build phase, without its condition and where its output goes."""
+    commands = [command.partition(" || ") for command in content["phases"]["build"]["commands"]]
+    assert {condition for condition, _, _ in commands} == {"test -e up-to-date"}
+    return [shlex.split(command.partition(" > ")[0]) for _, _, command in commands]
 
 
 def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -> None:
@@ -152,7 +155,7 @@ def test_what_it_runs_is_there_and_takes_these_words(content: Any, root: Path) -
     assert (options.only, options.until, options.strict) == (["$TARGET"], "test", True)
     assert pushes[2] == "push"
     pushed = push.parser().parse_args(pushes[3:])
-    assert (pushed.image, pushed.repository) == ("$TARGET", ["$REPOSITORY"])
+    assert (pushed.image, pushed.repository, pushed.moving_tags) == ("$TARGET", ["$REPOSITORY"], ["$TARGET"])
     makefile = (root / "Makefile").read_text(encoding="utf-8")
     oras, setup = content["phases"]["install"]["commands"]
     assert oras == "command -v oras"
@@ -171,3 +174,29 @@ def test_reports_come_from_where_they_are_written(content: Any) -> None:
     assert content["artifacts"]["base-directory"] == folder
     assert {report["base-directory"] for report in content["reports"].values()} == {folder}
     assert f"mkdir -p {folder}" in content["phases"]["pre_build"]["commands"]
+
+
+@pytest.mark.parametrize(
+    ("only_outdated", "pulled", "status", "left_alone"),
+    [
+        pytest.param("", 0, 0, False, id="not on a schedule"),
+        pytest.param("yes", 0, 0, True, id="nothing is missing"),
+        pytest.param("yes", 0, 18, False, id="an update is missing"),
+        pytest.param("yes", 0, 10, False, id="the archive does not answer"),
+        pytest.param("yes", 1, 0, False, id="never pushed"),
+    ],
+)
+def test_a_schedule_builds_what_lacks_an_update(
+    content: Any, tmp_path: Path, only_outdated: str, pulled: int, status: int, left_alone: bool
+) -> None:
+    """The shell's part, with programs that only have an exit status."""
+    for program, ends_with in (("bin/docker", pulled), (".venv/bin/python", status)):
+        path = tmp_path / program
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\nexit {ends_with}\n", encoding="ascii")
+        path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ONLY_OUTDATED": only_outdated}
+    command = content["phases"]["pre_build"]["commands"][-1]
+    done = subprocess.run(("bash", "-c", command), cwd=tmp_path, env=environment, check=False, timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "up-to-date").exists() == left_alone

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,17 @@ from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
 from trainworks.host.security import fixes_in, is_older, newest, parse_index, security_sources
 from trainworks.host.settings import HostSettings
-from trainworks.inspect.outdated import MissingUpdate, OutdatedReport, compare_with_archive, suite_of
+from trainworks.inspect.outdated import (
+    MissingUpdate,
+    NewlyLocked,
+    OutdatedReport,
+    compare_with_archive,
+    days_since,
+    newly_locked,
+    suite_of,
+)
 from trainworks.inspect.system_packages import DebianPackage, SystemPackages
+from trainworks.plan.model import IMAGE_TIME
 
 needs_apt = pytest.mark.skipif(
     not (shutil.which("apt-get") and shutil.which("dpkg-deb") and shutil.which("gpg")),
@@ -304,3 +314,23 @@ def test_a_changelog_is_read_entry_by_entry() -> None:
         ("1.0-1", ("CVE-1999-0001",)),
     ]
     assert fixes_in("") == []
+
+
+def test_an_image_of_a_target_is_compared_with_todays_lock(facts: Facts) -> None:
+    (name, lock) = next(iter(facts.locks.items()))
+    installed = {each.name: each.version for each in lock.packages if not each.build}
+    image = replace(image_with(), target=name, python=installed)
+    assert newly_locked(image, facts) == ()
+    changed = next(iter(installed))
+    older = replace(image, python={**installed, changed: "0.1", "of-the-user": "1"})
+    assert newly_locked(older, facts) == (NewlyLocked(name=changed, installed="0.1", locked=installed[changed]),)
+    assert newly_locked(replace(older, target="my/train"), facts) == ()
+
+
+def test_the_days_since_a_build_are_those_of_its_creation_time() -> None:
+    yesterday = datetime.now(UTC) - timedelta(days=1, hours=2)
+    assert days_since(f"{yesterday:%Y-%m-%dT%H:%M:%S}.123456789Z") == 1
+    assert days_since(f"{yesterday:%Y-%m-%dT%H:%M:%S}Z") == 1
+    assert days_since("") is None
+    constant = datetime.fromtimestamp(IMAGE_TIME, UTC)
+    assert days_since(f"{constant:%Y-%m-%dT%H:%M:%S}Z") is None

@@ -1,11 +1,11 @@
-"""Finds the security updates that an image lacks, by the signed archive of its distribution."""
+"""Finds what a rebuild of an image would bring: security updates of its distribution, and newer locked versions."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
@@ -20,6 +20,7 @@ from trainworks.host.security import (
 )
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.inspect.system_packages import DebianPackage, SystemPackages, read_system_packages
+from trainworks.plan.model import IMAGE_TIME
 from trainworks.terminal.output import say
 
 WIDTH = 100
@@ -48,8 +49,17 @@ class MissingUpdate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewlyLocked:
+    """A Python package that the lock of the image's target has in another version today."""
+
+    name: str
+    installed: str
+    locked: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutdatedReport:
-    """How an image compares with the security updates of its distribution.
+    """How an image compares with the security updates of its distribution, and with today's lock of its target.
 
     Attributes:
         name: The image, or what the bill of materials is about.
@@ -58,6 +68,8 @@ class OutdatedReport:
         signed: When the distribution signed the suite's index.
         packages: How many packages were compared.
         updates: What is missing, by source package.
+        days: Whole days since the build; None for a bill of materials, and for an image with a constant time.
+        locked: Packages in other versions than today's lock; empty for an image of no target.
     """
 
     name: str
@@ -66,10 +78,12 @@ class OutdatedReport:
     signed: datetime
     packages: int
     updates: tuple[MissingUpdate, ...]
+    days: int | None = None
+    locked: tuple[NewlyLocked, ...] = ()
 
     def as_values(self) -> dict[str, object]:
         """Return the report for programs."""
-        return {**asdict(self), "signed": self.signed.isoformat(), "updates": [asdict(each) for each in self.updates]}
+        return {**asdict(self), "signed": self.signed.isoformat()}
 
     def as_text(self) -> str:
         """Return the report for people: a line for each missing update."""
@@ -84,13 +98,16 @@ class OutdatedReport:
             lines += textwrap.wrap(
                 fixes, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
             )
+        lines += [f"  {each.name} {each.installed} -> {each.locked} (locked)" for each in self.locked]
+        if self.days is not None:
+            lines.append(f"built {self.days} day{'' if self.days == 1 else 's'} ago")
         compared = f"{self.packages} package{'' if self.packages == 1 else 's'}"
         lines.append(f"compared: {compared} with {self.suite}, signed {self.signed:%Y-%m-%d %H:%M} UTC")
         return "\n".join(lines) + "\n"
 
 
 def find_outdated(name: str, engine_name: str | None, facts: Facts, environment: Mapping[str, str]) -> OutdatedReport:
-    """Compare an image with the security updates of its distribution.
+    """Compare an image with the security updates of its distribution, and with today's lock of its target.
 
     Args:
         name: A target, an image of the engine, or a CycloneDX file.
@@ -103,7 +120,27 @@ def find_outdated(name: str, engine_name: str | None, facts: Facts, environment:
         ImageTestError, OutputError: The packages cannot be listed.
     """
     installed = read_system_packages(name, engine_name, facts)
-    return compare_with_archive(installed, suite_of(installed, facts), read_host_settings(environment))
+    report = compare_with_archive(installed, suite_of(installed, facts), read_host_settings(environment))
+    return replace(report, days=days_since(installed.created), locked=newly_locked(installed, facts))
+
+
+def days_since(created: str) -> int | None:
+    """Return the whole days since an image's creation time; None without one, and for the constant of rebuilds."""
+    if not created:
+        return None
+    # The daemon writes nanoseconds, which Python does not read.
+    then = datetime.fromisoformat(f"{created[:19]}+00:00")
+    return None if then.timestamp() <= IMAGE_TIME else max((datetime.now(UTC) - then).days, 0)
+
+
+def newly_locked(installed: SystemPackages, facts: Facts) -> tuple[NewlyLocked, ...]:
+    """Return the installed Python packages of which the target's lock has another version."""
+    lock = facts.locks.get(installed.target)
+    return tuple(
+        NewlyLocked(name=each.name, installed=installed.python[each.name], locked=each.version)
+        for each in (lock.packages if lock else ())
+        if not each.build and installed.python.get(each.name, each.version) != each.version
+    )
 
 
 def compare_with_archive(installed: SystemPackages, suite: str, settings: HostSettings) -> OutdatedReport:

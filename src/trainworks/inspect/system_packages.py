@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from packageurl import PackageURL
+from packaging.utils import canonicalize_name
 
 from trainworks.engine import choose, image_in
 from trainworks.errors import ImageTestError, OutputError, UnknownNameError
@@ -58,6 +59,9 @@ class SystemPackages:
         release: Its ``VERSION_ID``, such as ``12``.
         packages: What is installed; never empty.
         sources: The image's own package archives; empty for a bill of materials.
+        target: The target that the image was built for, as its label says; ``""`` for others and a bill of materials.
+        created: When it was built (ISO 8601); ``""`` for a bill of materials.
+        python: Version of each Python distribution, by its normalised name; empty for a bill of materials.
     """
 
     name: str
@@ -66,6 +70,9 @@ class SystemPackages:
     release: str
     packages: tuple[DebianPackage, ...]
     sources: tuple[AptSource, ...] = ()
+    target: str = ""
+    created: str = ""
+    python: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -120,6 +127,9 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
             for row in found["system"]
         ),
         sources=(*parse_one_line(one_line), *parse_deb822(newer)),
+        target=image.labels.get("org.opencontainers.image.title", ""),
+        created=image.created,
+        python={canonicalize_name(row["name"]): row["version"] for row in found["python"] if not row["inside"]},
     )
 
 

@@ -1,4 +1,4 @@
-"""``build.py outdated``: the security updates that an image lacks."""
+"""``build.py outdated``: what a rebuild of an image would bring."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def parser() -> Grammar:
     """Return the grammar of ``build.py outdated``."""
     grammar = Grammar(
         "outdated",
-        summary="list the security updates that an image lacks",
+        summary="list the security updates and the newer locked versions that an image lacks",
         details="Compares the Debian or Ubuntu packages of an image with the security updates in the signed archive of "
-        "its distribution. The command fails where nothing could be compared.",
+        "its distribution, and the Python packages of a target's image with the lock. The command fails where nothing "
+        "could be compared.",
         examples=(
             Example(f"outdated {CPU_TARGET}", "the image of a target", needs="an engine and a network"),
             Example("outdated my/train:2", "any image of the engine", needs="an engine and a network"),
@@ -39,8 +40,9 @@ def parser() -> Grammar:
                 needs="the file and a network",
             ),
         ),
-        result="a line for each missing update: source package, packages, versions, CVEs; then what was compared.",
-        done="no update is missing",
+        result="a line for each missing update: source package, packages, versions, CVEs; a line for each newer locked "
+        "version; then what was compared.",
+        done="no security update is missing",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, HostError, OutdatedError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("prove", "docs/security-updates.md", "docs/scan.md"),
