@@ -143,7 +143,7 @@ def read_image(engine: Engine, reference: str) -> tuple[ReadLayer, ...]:
         for name, content, is_layer in files_of(stream):
             if is_layer:
                 hashing = Hashing(content)
-                with tarfile.open(fileobj=hashing, mode="r|") as archive:
+                with tarfile.open(fileobj=hashing, mode="r|*") as archive:
                     entries = read_layer(archive)
                 found[name] = ReadLayer(digest=hashing.finish(), entries=entries)
             elif name == "manifest.json":

@@ -101,6 +101,7 @@ class DockerEngine:
         self._given_host = host
         self._first_answer = first_answer
         self._information: EngineInformation | None = None
+        self._containerd: bool | None = None
         self._connection: docker.DockerClient | None = None
 
     def probe(self, report: Report = ignore) -> EngineInformation:
@@ -122,7 +123,15 @@ class DockerEngine:
     def inspect(self, reference: str) -> BuiltImage | None:
         """Return the image, or ``None`` if the store has none of that name."""
         image = self._image(reference)
-        return None if image is None else _built(reference, image)
+        if image is None:
+            return None
+        built = _built(reference, image)
+        if not self._in_containerd():
+            return built
+        with self._asking("reading an image's history"):
+            # What containerd's store says of the image is the size of the compressed layers.
+            steps = cast("list[dict[str, Any]]", image.history())
+        return dataclasses.replace(built, size=sum(int(entry["Size"]) for entry in steps))
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
@@ -187,11 +196,15 @@ class DockerEngine:
 
         BuildKit has that since 0.13, which is in Docker 26, and Docker's own store of images has not: containerd's has.
         """
-        if int(self.probe().version.partition(".")[0]) < _DATED_BUILDKIT:
-            return False
-        with self._asking("answering"):
-            store = dict(self._client().info().get("DriverStatus") or ())
-        return store.get("driver-type") == "io.containerd.snapshotter.v1"
+        return int(self.probe().version.partition(".")[0]) >= _DATED_BUILDKIT and self._in_containerd()
+
+    def _in_containerd(self) -> bool:
+        """Return whether containerd's store has the images; the result is cached."""
+        if self._containerd is None:
+            with self._asking("answering"):
+                store = dict(self._client().info().get("DriverStatus") or ())
+            self._containerd = store.get("driver-type") == "io.containerd.snapshotter.v1"
+        return self._containerd
 
     def history(self, reference: str) -> tuple[HistoryEntry, ...]:
         """Return the steps of an image, first step first; raises ``BuildError`` if there is no such image."""

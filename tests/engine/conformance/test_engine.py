@@ -204,6 +204,12 @@ def test_history_is_first_step_first_with_sizes(engine: Engine, image: tuple[str
     assert sum(entry.size for entry in history[1:]) < 100_000
 
 
+def test_the_size_of_an_image_is_not_that_of_its_compressed_layers(engine: Engine, tmp_path: Path, tag: str) -> None:
+    dockerfile = f"FROM {BASE}\nCOPY files/zeros /zeros\n"
+    _, built = full_build(engine, tmp_path, tag, dockerfile=dockerfile, files={"files/zeros": "\0" * 20_000_000})
+    assert 20_000_000 < built.size < 25_000_000
+
+
 def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_path: Path, tag: str) -> None:
     _, first = full_build(engine, tmp_path / "a", tag)
     began = time.monotonic()
