@@ -3,8 +3,7 @@
 A platform's file has ``describe(given) -> Description``: from environment variables (and files that they name) to the
 launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. To add
 one, write ``platforms/NAME.py`` and add its row to PLATFORMS; ``common.Reader`` there reads variables and collects
-what is missing. A file is loaded only when one of its marks is present, and small values are named tuples: each start
-of the launcher loads this file, and a dataclass takes five times as long to make.
+what is missing. A file is loaded only when one of its marks is present.
 """
 
 from __future__ import annotations
