@@ -195,6 +195,7 @@ def test_a_schedule_builds_what_lacks_an_update(
         path.parent.mkdir(parents=True)
         path.write_text(f"#!/bin/sh\nexit {ends_with}\n", encoding="ascii")
         path.chmod(0o755)
+    (tmp_path / "reports").mkdir()
     environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "ONLY_OUTDATED": only_outdated}
     command = content["phases"]["pre_build"]["commands"][-1]
     done = subprocess.run(("bash", "-c", command), cwd=tmp_path, env=environment, check=False, timeout=60)

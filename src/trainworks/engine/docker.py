@@ -126,7 +126,8 @@ class DockerEngine:
         if image is None:
             return None
         built = _built(reference, image)
-        if not self._in_containerd():
+        # A question of its own takes as long as a whole plan: Docker's older store shows itself by its driver.
+        if (image.attrs.get("GraphDriver") or {}).get("Name") == "overlay2" or not self._in_containerd():
             return built
         with self._asking("reading an image's history"):
             # What containerd's store says of the image is the size of the compressed layers.
