@@ -38,13 +38,26 @@ MEMORY = Path("/dev/shm")
 ROOM = 2 << 30
 """Bytes that the files of a whole run fit in, with much to spare; a container's own /dev/shm has 64 MB."""
 
+ENGINE_ROOM = 10 << 30
+"""Bytes of disk below which no engine test starts: one image with the cache of its build."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the tests' files in memory: a disk that has to delete ten thousand of them takes seconds. Images are large.
 
     Args:
         config: Its ``-m`` says whether images are built.
+
+    Raises:
+        pytest.UsageError: There is too little disk to build images: say so once, and not in each of 400 tests.
     """
+    if config.getoption("markexpr") == "engine":
+        for folder in filter(Path.is_dir, map(Path, (tempfile.gettempdir(), "/var/lib/docker", "/var/lib/containers"))):
+            if (free := shutil.disk_usage(folder).free) < ENGINE_ROOM:
+                raise pytest.UsageError(
+                    f"{free / 1e9:.1f} GB are free in {folder}, and the tests that build images need 40; "
+                    "`tools/make-room 40` removes the engines' build caches"
+                )
     if config.getoption("markexpr") == "not engine" and "TMPDIR" not in os.environ and MEMORY.is_dir():
         found = os.statvfs(MEMORY)
         if found.f_bavail * found.f_frsize > ROOM and not found.f_flag & os.ST_NOEXEC and os.access(MEMORY, os.W_OK):
