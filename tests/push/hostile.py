@@ -116,6 +116,9 @@ class Request(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.1"
+    """Who begins with TLS gets an answer that says what this is, as from other servers."""
+
     server: Listener
 
     @property

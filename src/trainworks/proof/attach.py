@@ -75,10 +75,10 @@ def find_pushed(address: str, registries: Registries) -> PushedImage:
 
 def check_same(pushed: PushedImage, image: BuiltImage) -> None:
     """Check that the registry has this image under the address; raises ``ProofError`` where it has another one."""
-    configuration = pushed.manifest.configuration
-    if configuration != image.identifier:
+    if not pushed.manifest.is_of(image.identifier):
+        found = pushed.manifest.configuration or "no configuration"
         raise ProofError(
-            [f"{pushed.address} is another image ({configuration or 'no configuration'}), not {image.identifier}"],
+            [f"{pushed.address} is another image ({found}), not {image.identifier}"],
             hint="push this image first: `build.py push`",
         )
 

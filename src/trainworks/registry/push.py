@@ -110,7 +110,7 @@ def push_image(
             ):
                 registries.run(f"pushing to {place}", [_host(place)], argv, show=_say_layer)
             found, how = registries.existing(place, first), "sent"
-            if not _is(found, image.identifier):
+            if not found.is_of(image.identifier):
                 # Another push set the tag in the meantime.
                 raise _taken(place, first, found.digest)
         known[place] = found.digest
@@ -173,7 +173,7 @@ def _found_elsewhere(
     for other in sorted((each for each in known if _host(each) == _host(place)), key=lambda each: each != place):
         with contextlib.suppress(RegistryError):
             found = registries.manifest(other, known[other])
-            if found is not None and _is(found, image.identifier):
+            if found is not None and found.is_of(image.identifier):
                 registries.copy(other, place, found.digest, tag=tag, attached=False)
                 say(f"  {place}: copied from {other}")
                 return found
@@ -191,7 +191,7 @@ def _chosen_tags(registries: Registries, place: str, tags: Tags, identifier: str
     for names in wanted:
         for name in names:
             found = registries.manifest(place, name)
-            if found is None or _is(found, identifier):
+            if found is None or found.is_of(identifier):
                 break
         else:
             raise _taken(place, name, found.digest if found else "")
@@ -206,14 +206,6 @@ def _taken(place: str, tag: str, digest: str) -> RegistryError:
         f"{place}:{tag} is another image ({digest}), and this tag never moves",
         hint="use another --tag, or give a tag that may move with --moving-tag",
     )
-
-
-def _is(manifest: Manifest, identifier: str) -> bool:
-    """Whether a manifest is of this image. Its digest differs if another program compressed the layers.
-
-    Engines know an image by its configuration; docker with containerd's store by its manifest.
-    """
-    return identifier in (manifest.configuration, manifest.digest)
 
 
 def prepare(place: str) -> None:

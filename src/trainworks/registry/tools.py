@@ -98,6 +98,15 @@ class Manifest:
         config = self.value.get("config")
         return str(config.get("digest", "")) if isinstance(config, dict) else ""
 
+    def is_of(self, identifier: str) -> bool:
+        """Whether it is of this image. Its digest differs if another program compressed the layers.
+
+        Args:
+            identifier: As an engine has it: the configuration's digest; with containerd's store docker has that of the
+                manifest.
+        """
+        return identifier in (self.configuration, self.digest)
+
     def listed(self, key: str) -> tuple[Mapping[str, Any], ...]:
         """Return the descriptors of ``layers`` or ``manifests``; raises ``RegistryError`` if they are malformed."""
         return descriptors(self.value.get(key), f"the manifest {self.digest}")
