@@ -43,6 +43,7 @@ from image.vendor import (
     apt_get,
     artifact,
     fetch_sources,
+    heads_of,
 )
 from ports import free_port
 from push.support import program, wait_until_it_answers
@@ -316,7 +317,7 @@ def make_checkout(folder: Path, registry: str, digests: dict[str, str], hashes: 
     ]
     head, *blocks = (images / "artifacts.toml").read_text(encoding="utf-8").split(HEADER)
     ours = [*(each for each in FROM_DEBIAN if each.name not in MADE), *made]
-    heads = tuple(f'name = "{each.name}"\nversion = "{each.version}"\n' for each in ours)
+    heads = heads_of([("torch", VERSIONS["torch"]), *((each.name, each.version) for each in ours)])
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
     together = {"rmm": 'together = { cnmem = "2019.1", spdlog = "1.6.0", thrust = "1.9.10", cub = "1.9.10" }\n'}
     rows = [artifact(each) + together.get(each.name, "") for each in ours]

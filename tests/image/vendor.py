@@ -74,6 +74,8 @@ METIS = Source(
 )
 SOURCES = (METIS,)
 
+TORCH = "2.13.0+cpu"
+
 CMAKE_VERSION = "3.18.2.post1"
 """The version that AWS's images pin, from the package index."""
 
@@ -101,13 +103,13 @@ python-environment = "26.3"
 builder = "0.13.8"
 """
 
-ROW = """
+ROW = f"""
 [[target]]
 version = "2.13.0"
 cuda = "cpu"
 base = "debian12"
 stack = "vendor-test"
-versions = { torch = "2.13.0+cpu" }
+versions = {{ torch = "{TORCH}" }}
 size_budget_megabytes = 1300
 wheel_index = "https://download.pytorch.org/whl/cpu"
 source = "tests/image/vendor.py"
@@ -131,6 +133,11 @@ source = "Debian 12, source package {source.package}"
 """
 
 
+def heads_of(artifacts: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return how the rows of artifacts begin, given as name and version."""
+    return tuple(f'name = "{name}"\nversion = "{version}"\n' for name, version in artifacts)
+
+
 def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None = None) -> Path:
     """Copy the checkout and give it the target, with Debian's files in the place of upstream's of the same versions.
 
@@ -142,7 +149,8 @@ def make_checkout(folder: Path, installer: str, rows: Mapping[str, str] | None =
     artifacts = images / "artifacts.toml"
     head, *blocks = artifacts.read_text(encoding="utf-8").split(HEADER)
     ours = [(rows or {}).get(source.name) or artifact(source) for source in SOURCES]
-    heads = tuple(f'name = "{source.name}"\nversion = "{source.version}"\n' for source in SOURCES)
+    # The wheel of torch that AWS has is for another Python than Debian 12's: ours comes from the index.
+    heads = heads_of([("torch", TORCH), *((source.name, source.version) for source in SOURCES)])
     others = [HEADER + block for block in blocks if not block.startswith(heads)]
     artifacts.write_text("".join([head, *others, *ours, efa_installer.row(installer)]), encoding="utf-8")
     # Open MPI takes long to compile (`image.source_page` does), and the mirror has no part in the others.
