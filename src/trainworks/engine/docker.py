@@ -135,7 +135,8 @@ class DockerEngine:
         with self._asking("reading an image's history"):
             # What containerd's store says of the image is the size of the compressed layers.
             steps = cast("list[dict[str, Any]]", image.history())
-        return dataclasses.replace(built, size=sum(int(entry["Size"]) for entry in steps))
+        # And it has a digest for every name, whether or not a registry knows the image: a build could not start from it.
+        return dataclasses.replace(built, size=sum(int(entry["Size"]) for entry in steps), digests=())
 
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
