@@ -135,7 +135,7 @@ class DockerEngine:
         with self._asking("reading an image's history"):
             # What containerd's store says of the image is the size of the compressed layers.
             steps = cast("list[dict[str, Any]]", image.history())
-        # And it has a digest for every name, whether or not a registry knows the image: a build could not start from it.
+        # It has a digest for every name, also of an image that no registry has: no build could start from that.
         return dataclasses.replace(built, size=sum(int(entry["Size"]) for entry in steps), digests=())
 
     def load(self, archive: Path) -> None:

@@ -210,6 +210,16 @@ def test_the_size_of_an_image_is_not_that_of_its_compressed_layers(engine: Engin
     assert 20_000_000 < built.size < 25_000_000
 
 
+def test_a_build_starts_from_every_name_of_an_image(
+    engine: Engine, image: tuple[str, list[StepEvent]], tmp_path: Path, tag: str
+) -> None:
+    built = engine.inspect(image[0])
+    assert built is not None
+    for number, name in enumerate((image[0], *built.digests)):
+        _, child = full_build(engine, tmp_path / str(number), tag, dockerfile=f"FROM {name}\nLABEL child=yes\n")
+        assert child.labels.items() >= {**built.labels, "child": "yes"}.items()
+
+
 def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_path: Path, tag: str) -> None:
     _, first = full_build(engine, tmp_path / "a", tag)
     began = time.monotonic()
