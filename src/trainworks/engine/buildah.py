@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import uuid
@@ -61,6 +62,12 @@ _MARKER: Final = "trainworks-build"
 # So each command's output has an end that can be seen, and a job, which is run once, ends a moment after its output.
 _MARKED_STREAMS: Final = (1, 2)
 _DRAIN: Final = "sleep 0.2; "
+
+_LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
+_RAISED: Final = 1_048_576
+"""What buildah raises these limits to from 1.35 on, https://github.com/containers/buildah/pull/5275."""
+
+_MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 
 # These are what the OCI format drops without an error; an image that has them is built in docker's own format, whose
 # configuration holds the name of the working container and hence differs from build to build.
@@ -148,6 +155,7 @@ class BuildahEngine:
                 *("build", "--isolation", "chroot", "--network", "host", "--layers", "--force-rm", "--pull=false"),
                 *("--file", str(dockerfile), "--format", _format(request.context), "--timestamp", str(IMAGE_TIME)),
                 *("--iidfile", str(identifier_file)),
+                *_own_limits(),
                 # Written by buildah into every working container's description: it distinguishes ours from others'.
                 *("--secret", f"id={_MARKER},src={marker}"),
             ]
@@ -452,7 +460,7 @@ class BuildahEngine:
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
     def _make_container(self, reference: str, name: str, image: str) -> None:
-        argv = self._argv("from", "--pull=false", "--quiet", "--name", name, image)
+        argv = self._argv("from", "--pull=false", "--quiet", *_own_limits(), "--name", name, image)
         with self._temporary_files() as (_, environment):
             done = processes.run(argv, timeout=_LONG_CALL, environment=environment)
         if done.status != 0:
@@ -499,6 +507,16 @@ class BuildahContainer:
             self.identifier,
             lambda command: self._engine.execute(self._identifier, command, timeout=_SHORT_CALL, split=True),
         )
+
+
+def _own_limits() -> list[str]:
+    """Return options that keep this process's limits: root in a container may not raise them (CAP_SYS_RESOURCE)."""
+    found = {name: resource.getrlimit(limit)[1] for name, limit in _LIMITS.items()}
+    hard = {name: _RAISED if each == resource.RLIM_INFINITY else each for name, each in found.items()}
+    with contextlib.suppress(OSError):
+        # buildah itself lowers its limit of processes to this.
+        hard["nproc"] = min(hard["nproc"], int(_MOST_PROCESSES.read_text()))
+    return [f"--ulimit={name}={each}:{each}" for name, each in hard.items() if each < _RAISED]
 
 
 _PROXIES: Final = tuple(
