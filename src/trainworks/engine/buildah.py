@@ -65,7 +65,7 @@ _DRAIN: Final = "sleep 0.2; "
 
 _LIMITS: Final = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
 _RAISED: Final = 1_048_576
-"""What buildah raises these limits to from 1.35 on, https://github.com/containers/buildah/pull/5275."""
+"""What buildah raises these limits to from 1.35 on (containers/buildah pull request 5275)."""
 
 _MOST_PROCESSES: Final = Path("/proc/sys/kernel/pid_max")
 
