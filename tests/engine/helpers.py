@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from trainworks.build.context import content_time
 from trainworks.engine.progress import BuildahParser, BuildKitParser, StepLog
 from trainworks.engine.protocol import BuildRequest, Secret, StepEvent
 
@@ -55,6 +57,9 @@ def request(
     for path, text in (files or {}).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
+    # As in the builder's own contexts: newer versions of buildah have the times of mounted files in their cache's keys.
+    for written in folder.rglob("*"):
+        os.utime(written, ns=(content_time(written.read_bytes() if written.is_file() else b""),) * 2)
     return BuildRequest(
         name=name,
         context=folder,

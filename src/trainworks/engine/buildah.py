@@ -287,12 +287,12 @@ class BuildahEngine:
         ended = "".join(f"printf %s {mark} >&{stream}; " for stream in _MARKED_STREAMS)
         script = f'"$@"; status=$?; {ended}{_DRAIN if job else ""}exit $status'
         wrapped = command if bare else ("/bin/sh", "-c", script, "sh", *command)
-        with self._temporary_files() as (folder, environment):
+        with self._temporary_files() as (_, environment):
             for name in _PROXIES:
                 environment.pop(name, None)
             argv = self._argv("run", "--isolation", "chroot", *options, container, "--", *wrapped)
             done = processes.run(
-                argv, timeout=timeout, environment=environment, merge=not split, strays=lambda: _rooted_in(folder)
+                argv, timeout=timeout, environment=environment, merge=not split, strays=_with_mounts_of
             )
         said = done.errors if split else done.output
         doing = f"running {command[0]} in a container"
@@ -317,14 +317,13 @@ class BuildahEngine:
     def _run_build(
         self, argv: tuple[str, ...], environment: Mapping[str, str], request: BuildRequest, receive: Progress
     ) -> None:
-        folder = Path(environment["TMPDIR"])
         built = run_build(
             argv,
             progress.BuildahParser(request.stage_components),
             receive,
             environment=environment,
             hint=_HINT,
-            strays=lambda: _rooted_in(folder),
+            strays=_with_mounts_of,
         )
         if built.status != 0:
             failure = Failure(
@@ -573,12 +572,21 @@ def _verdict(status: int, said: bytes) -> tuple[int, bytes, str]:
     return status, own, ""
 
 
-def _rooted_in(folder: Path) -> Iterator[int]:
-    """Yield the processes whose root lies in our temporary folder: all that a step started, whatever its session.
+def _with_mounts_of(child: int) -> Iterator[int]:
+    """Yield the processes that share a namespace of mounts with what buildah started: a step's, whatever their session.
 
-    To be asked while buildah still runs: it unmounts, and then the root of what it left behind reads ``/``.
+    To be asked while buildah still runs: what a step left behind has another parent then, and nothing leads to it.
     """
+    parents: dict[int, int] = {}
+    namespaces: dict[int, str] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if str((process / "root").readlink()).startswith(f"{folder}/"):
-                yield int(process.name)
+            # The name of the program, in brackets, may have spaces and brackets itself.
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            namespaces[int(process.name)] = str((process / "ns" / "mnt").readlink())
+    family = {child}
+    while more := {each for each, parent in parents.items() if parent in family} - family:
+        family |= more
+    own = str(Path("/proc/self/ns/mnt").readlink())
+    theirs = {namespaces[each] for each in family if each in namespaces} - {own}
+    yield from (each for each, namespace in namespaces.items() if namespace in theirs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def run_build(
     *,
     environment: Mapping[str, str],
     hint: str,
-    strays: Callable[[], Iterable[int]] = tuple,
+    strays: processes.Strays = processes.no_strays,
 ) -> Built:
     """Run the engine's program to its end, and hand on each event.
 

@@ -193,6 +193,15 @@ class _OneInterrupt:
             self._before[signal.Signals(number)](number, frame)
 
 
+Strays = Callable[[int], Iterable[int]]
+"""Finds the processes that belong to a child, given its number."""
+
+
+def no_strays(_child: int) -> Iterable[int]:
+    """Find no processes."""
+    return ()
+
+
 class Child:
     """A child process in its own session. Leaving the ``with`` block ends it."""
 
@@ -203,7 +212,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
         merge: bool = False,
         grace: float = GRACE,
-        strays: Callable[[], Iterable[int]] = tuple,
+        strays: Strays = no_strays,
     ) -> None:
         """Describe the child; ``__enter__`` starts it.
 
@@ -212,7 +221,8 @@ class Child:
             environment: The whole environment; ``None`` is this process's own.
             merge: Send stderr down the same pipe as stdout, so that the order of lines is kept.
             grace: Seconds between the first polite signal and SIGKILL.
-            strays: Finds processes that belong to the child and left its group; asked before the first signal.
+            strays: Finds processes that belong to the child and left its group, given its number; asked before the
+                first signal.
         """
         self._argv = argv
         self._strays = strays
@@ -291,7 +301,7 @@ class Child:
             return
         with uninterrupted():
             # Descriptors, not numbers: a number may belong to another process by the time of the kill.
-            descriptors = [] if self._exited.is_set() else list(_opened(self._strays()))
+            descriptors = [] if self._exited.is_set() else list(_opened(self._strays(process.pid)))
             deadline = time.monotonic() + self._grace
             for number, share in ((signal.SIGINT, 0.5), (signal.SIGTERM, 0.0)):
                 if self._exited.is_set():
@@ -323,7 +333,7 @@ def run(
     timeout: float,
     environment: Mapping[str, str] | None = None,
     merge: bool = False,
-    strays: Callable[[], Iterable[int]] = tuple,
+    strays: Strays = no_strays,
     limit: int = 0,
 ) -> Finished:
     """Run a command to its end, or stop it after a time-out, and return its output.
@@ -358,7 +368,7 @@ def stream(
     *,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE,
-    strays: Callable[[], Iterable[int]] = tuple,
+    strays: Strays = no_strays,
 ) -> int:
     """Run a command and hand each line it prints (stdout and stderr merged) to ``on_line`` as it comes.
 
