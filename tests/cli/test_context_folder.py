@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainworks.build.context import context_folder
+from trainworks.build.context import add_local_artifacts, context_folder, write_context
+from trainworks.facts.rows import Facts
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
+from trainworks.render.dockerfile import render
 
 
 def test_builds_of_a_target_have_the_same_folder_and_leave_it_empty(tmp_path: Path) -> None:
@@ -41,3 +45,17 @@ def test_no_place_for_a_cache_costs_only_speed(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with context_folder("cell", {"XDG_CACHE_HOME": str(tmp_path / "file")}) as folder:
         assert folder.is_dir()
+
+
+def test_what_this_machine_adds_leaves_no_time_of_its_own(facts: Facts, tmp_path: Path) -> None:
+    """A step that mounts it would run again each time: newer versions of buildah have times in their cache's keys."""
+    row = next(row for row in facts.targets if row.cuda == "cu113")
+    plan = make_plan(request_for(row, facts), facts)
+    write_context(render(plan, facts), tmp_path / "context")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "context").rglob("*")}
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for artifact in (each for step in plan.steps for each in step.artifacts):
+        (sources / artifact.file).write_text(artifact.file)
+    assert add_local_artifacts(plan, [sources], tmp_path / "context")
+    assert times == {path: path.stat().st_mtime_ns for path in times}

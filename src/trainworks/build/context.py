@@ -219,5 +219,7 @@ def _link(source: Path, target: Path) -> None:
             return
         except OSError:
             shutil.copy2(source, target)
+        # Newer versions of buildah have the times of what a step mounts in their cache's keys.
+        os.utime(target.parent, (EPOCH, EPOCH))
     except OSError as error:
         raise OutputError(f"{target}: {error.strerror or error}") from error
