@@ -580,7 +580,7 @@ def _with_mounts_of(child: int) -> Iterator[int]:
     parents: dict[int, int] = {}
     namespaces: dict[int, str] = {}
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError, IndexError):
             # The name of the program, in brackets, may have spaces and brackets itself.
             parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
             namespaces[int(process.name)] = str((process / "ns" / "mnt").readlink())
