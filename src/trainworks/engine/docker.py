@@ -280,8 +280,8 @@ class DockerEngine:
         """Return the ``skopeo`` that pushes faster than docker; ``""`` if there is none.
 
         containerd's store has compressed layers, and skopeo would compress them anew. Docker 25 and later refuse the
-        skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue 2202): it is asked
-        for an image that does not exist, which ends at once.
+        skopeo of Debian 12 and of Ubuntu 22.04 and 24.04 (containers/skopeo issue 2202): it is asked for an image that
+        does not exist, which ends at once.
         """
         found = processes.programs("skopeo", os.environ.get("PATH"))
         if not found or self._in_containerd():
