@@ -21,7 +21,7 @@ from image.vendor import (
     fill,
     make_checkout,
 )
-from lock.servers import Answer, Server, dropping, failing, serving, trickling, whole
+from lock.servers import Answer, Server, dropping, failing, files_of, serving, trickling, whole
 from trainworks.errors import BuildError
 from trainworks.facts.load import load
 from trainworks.plan.model import Request
@@ -94,16 +94,17 @@ def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
 
 
 @pytest.fixture
-def spoiling_server() -> Iterator[Server]:
-    """Give a server that has nothing yet: all that these builds want of a mirror is METIS, the rest is in the cache."""
+def spoiling_server(mirror: Path) -> Iterator[Server]:
+    """Give a server of the whole mirror, in which a test spoils METIS: an engine may have forgotten any other step."""
     with serving() as server:
+        server.serve("/", files_of(mirror))
         yield server
 
 
 WRONG = "f" * 64
 
 
-@pytest.mark.usefixtures("vendor_image")  # what else the target needs is in the engine's cache then
+@pytest.mark.usefixtures("vendor_image")  # the mirror is full then, and most steps are in the engine's cache
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -185,6 +185,16 @@ def whole(content: bytes) -> Answer:
     return answer
 
 
+def files_of(folder: Path) -> Answer:
+    """Answer with the folder's file of the requested name, or that it is not there; to be served at ``/``."""
+
+    def answer(request: Request) -> None:
+        path = folder / (unquote(request.path).strip("/") or "index.html")
+        (whole(path.read_bytes()) if path.is_file() else failing(404))(request)
+
+    return answer
+
+
 def dropping(content: bytes, after: int) -> Answer:
     """Promise everything, send ``after`` bytes of what was asked for, and close the connection."""
 
