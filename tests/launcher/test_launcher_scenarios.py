@@ -370,13 +370,14 @@ def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_pat
 
 # ------------------------------------------------------------------------------------------------ what ends beside it
 def pids_of(host: Host, name: str) -> list[int]:
-    """The processes of a host whose program has this name."""
+    """The processes of a host whose program has this name, the oldest first: their numbers begin again some time."""
     found = []
     for pid in host.processes():
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() == name:
-                found.append(pid)
-    return sorted(found)
+            head, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")
+            if head.endswith(f"({name}"):
+                found.append((int(rest.split()[19]), pid))  # `starttime` of proc(5)
+    return [pid for _, pid in sorted(found)]
 
 
 def test_ranks_that_ignore_the_stop_signal_end_with_the_status_of_a_kill(
@@ -422,9 +423,12 @@ def test_orphans_are_reaped_after_the_jobs_sshd_died(shared: Network, manifest: 
         "import subprocess\nsay('ready')\nmark = os.environ['SM_HP_MARK']\n"
         "while not os.path.exists(mark): time.sleep(0.05)\n"
         "def zombies():\n"
-        "    states = [open(f'/proc/{pid}/stat').read().rpartition(')')[2].split() for pid in os.listdir('/proc')"
-        " if pid.isdecimal()]\n"
-        "    return sum(state[0] == 'Z' and state[1] == '1' for state in states)\n"
+        "    found = 0\n"
+        "    for pid in filter(str.isdecimal, os.listdir('/proc')):\n"
+        "        try: state = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n"
+        "        except OSError: continue\n"  # it was reaped meanwhile
+        "        found += state[0] == 'Z' and state[1] == '1'\n"
+        "    return found\n"
         "for _ in range(20): subprocess.run(['setsid', '-f', 'true'])\n"
         "deadline = time.monotonic() + 30\n"
         "while zombies() and time.monotonic() < deadline: time.sleep(0.05)\n"
