@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from torch import nn
 
-from ranks import run_ranks
+from ranks import HERE, run_program, run_ranks
 from smdistributed.modelparallel.torch.runtime.tails import returned_modules
 
 MICROBATCHES = 6
@@ -74,6 +75,15 @@ def test_simple_makes_all_forwards_first() -> None:
 
 def test_the_last_rank_needs_no_threads() -> None:
     assert run_ranks(2, order_of_step, "interleaved", 4)[1]["stats"]["switches"] == 0
+
+
+def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says() -> None:
+    """torch tells a thread's first parallel loop of set_num_threads, and a product of matrices before that is none."""
+    root, _ = run_program(2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"}, limit=90)
+    assert root.status == 0, root.err
+    found = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
+    assert found is not None, root.out
+    assert int(found[1]) > 0
 
 
 def what_contexts_carry() -> dict[str, Any]:

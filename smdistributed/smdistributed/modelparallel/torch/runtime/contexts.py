@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from .threadstate import Flags
 
 Key = tuple[Any, ...]
@@ -97,6 +99,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Wait for the first context, and run contexts until the end."""
         self.seat.ident = threading.get_ident()
+        # The question gives this thread what torch.set_num_threads said. Without it the first parallel loop would, and
+        # a product of matrices is none: it would use as many threads as OMP_NUM_THREADS says, or as there are cores.
+        torch.get_num_threads()
         self._on_start()
         self.seat.sleep()
         if not self.seat.closed:
