@@ -81,18 +81,22 @@ def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
 def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCommand, tmp_path: Path) -> None:
     copied_checkout(tmp_path)
     changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
-    # A line that no earlier run of this test has built already.
-    changed.write_text(f"{changed.read_text(encoding='utf-8')}\n# {uuid.uuid4().hex}\n", encoding="utf-8")
-    facts = load(tmp_path)
-    plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
-    recorder = Recorder()
-    spec = image_spec(plan, render(plan, facts), BuildSession(root=tmp_path, facts=facts))
-    result = build_image(spec, image.engine, BuildOptions(until="build"), recorder)
+    # An engine may have forgotten other steps, though it has the image: after the first build it has them again.
+    for _ in range(2):
+        # A line that no earlier run of this test has built already.
+        changed.write_text(f"{changed.read_text(encoding='utf-8')}\n# {uuid.uuid4().hex}\n", encoding="utf-8")
+        facts = load(tmp_path)
+        plan = replace(make_plan(REQUEST, facts), tags=("trainworks-test/launcher-change:latest",))
+        recorder = Recorder()
+        spec = image_spec(plan, render(plan, facts), BuildSession(root=tmp_path, facts=facts))
+        result = build_image(spec, image.engine, BuildOptions(until="build"), recorder)
+        rebuilt = [event for event in recorder.steps("done") if event.component not in ("launcher", "image")]
+        if not rebuilt:
+            break
     before = image.engine.history(image.reference)
     after = image.engine.history(plan.tags[0])
     image.engine.remove(plan.tags[0])
     assert result.image.identifier != image.report["identifier"]
-    rebuilt = [event for event in recorder.steps("done") if event.component not in ("launcher", "image")]
     assert rebuilt == [], "a component was rebuilt that did not change"
     assert "launcher" in {event.component for event in recorder.steps("done")}
     assert [entry.size for entry in before][:-8] == [entry.size for entry in after][:-8]

@@ -190,7 +190,16 @@ def files_of(folder: Path) -> Answer:
 
     def answer(request: Request) -> None:
         path = folder / (unquote(request.path).strip("/") or "index.html")
-        (whole(path.read_bytes()) if path.is_file() else failing(404))(request)
+        if not path.is_file():
+            request.send_error(404)
+            return
+        request.send_response(200)
+        # pip reads no list of links without it.
+        request.send_header("Content-Type", "text/html" if path.suffix == ".html" else "application/octet-stream")
+        request.send_header("Content-Length", str(path.stat().st_size))
+        request.end_headers()
+        with path.open("rb") as file:
+            shutil.copyfileobj(file, request.wfile)
 
     return answer
 
