@@ -74,6 +74,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let engine tests of images and those of jobs run side by side: both wait more than they compute.
 
+    Those of images stay in one process, which builds each image once. Of the others a process takes the next folder
+    when it has ended one, those of the launcher first.
+
     Args:
         config: Its ``-m`` says whether images are built.
         log: Of pytest-xdist.
@@ -82,13 +85,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    class TwoGroups(LoadScopeScheduling):  # type: ignore[misc]
+    class Folders(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            # The other group has time for the images of these.
-            later = nodeid.startswith(("tests/image/test_tensorflow_jobs.py", "tests/image/test_vendor_build.py"))
-            return "images" if nodeid.startswith(("tests/engine/", "tests/image/")) and not later else "jobs"
+            # These have images of their own.
+            alone = ("tests/image/test_tensorflow_jobs.py", "tests/image/test_vendor_build.py")
+            file, _, _ = nodeid.partition("::")
+            folder, _, _ = file.rpartition("/")
+            return file if file in alone else "images" if folder.startswith(("tests/engine", "tests/image")) else folder
 
-    return TwoGroups(config, log)
+    return Folders(config, log)
 
 
 def pytest_collection_finish() -> None:
