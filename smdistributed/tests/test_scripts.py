@@ -176,6 +176,10 @@ PUBLIC_SCRIPTS = {
         f"{HALVES} --fp16 1 --max_steps 44 --load_partial 1",
     ),
     "gpt2 train.py": Public(ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", PIPELINE, f"{LAYERS} --model_type gpt2"),
+    "bloom": Public(ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", PIPELINE, f"{LAYERS} --model_type bloom"),
+    "flan-t5": Public(
+        ASE, "653a1f4da", f"{EXAMPLES}/flan-t5/train.py", PIPELINE, f"{LAYERS} --model_type flan_t5 --flash_attention 0"
+    ),
     "gpt-neox": Public(ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", PIPELINE, LAYERS),
     "gpt-neox tensor": Public(
         ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", TENSOR,

@@ -1,0 +1,1 @@
+"""A stand-in for flash_attn, which runs on GPUs only."""
