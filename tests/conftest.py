@@ -109,6 +109,13 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder that all processes of this run of tests have together."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
 def facts() -> Facts:
     """Give the real facts; they are frozen, so every test may have the same ones."""
     return load(ROOT)

@@ -16,15 +16,15 @@ from trainworks.engine import ENGINES
 
 
 @pytest.fixture(scope="session", params=list(ENGINES))
-def image(request: pytest.FixtureRequest) -> BuiltByCommand:
+def image(request: pytest.FixtureRequest, shared: Path) -> BuiltByCommand:
     """Give the image as each engine built it."""
-    return build_once(request.param)
+    return build_once(shared, request.param)
 
 
 @pytest.fixture(scope="session")
-def docker_image() -> BuiltByCommand:
+def docker_image(shared: Path) -> BuiltByCommand:
     """Give the image as Docker built it, for jobs of several containers on a private network."""
-    return build_once("docker")
+    return build_once(shared, "docker")
 
 
 @pytest.fixture

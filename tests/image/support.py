@@ -52,10 +52,6 @@ def engine_that_answers(name: str) -> Engine:
     return engine
 
 
-_BUILT: dict[tuple[str, ...], BuiltByCommand] = {}
-_ROOTS = tempfile.TemporaryDirectory(prefix="trainworks-test-")
-
-
 def copied_checkout(folder: Path) -> Path:
     """Copy what an image is made of: the same bytes, at another place."""
     for name in ("images", "templates", "launcher"):
@@ -65,29 +61,40 @@ def copied_checkout(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _one_at_a_time(name: str) -> Iterator[None]:
-    """Let the other process of tests build first, if it has begun: then all steps are in the engine's cache."""
+    """Let the other process of tests build first, if it has begun."""
     with Path(tempfile.gettempdir(), f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def build_once(
-    name: str, framework: str = "pytorch", *, cuda: str = "cpu", more: tuple[str, ...] = ()
+    shared: Path, name: str, framework: str = "pytorch", *, cuda: str = "cpu", more: tuple[str, ...] = ()
 ) -> BuiltByCommand:
-    """Build and test an image with an engine, the first time; a failed image test fails every test that wants it."""
-    key = (name, framework, cuda, *more)
-    if key not in _BUILT:
-        engine = engine_that_answers(name)
-        # In a copy, so that the record of the build does not change this checkout.
-        root = copied_checkout(Path(_ROOTS.name) / f"{framework}-{cuda}-{name}")
-        command = build_command(name, "--record", "--root", str(root), *more, framework=framework, cuda=cuda)
-        with _one_at_a_time(f"trainworks-test-{name}-{framework}-{cuda}"):
+    """Build and test an image with an engine, the first time in this run of tests.
+
+    A failed image test fails every test that wants the image.
+
+    Args:
+        shared: The folder of that name (``tests/conftest.py``): another process reads there what the first was told.
+        name: The engine.
+        framework: As on the command line.
+        cuda: As on the command line.
+        more: Further words of the command line.
+    """
+    engine = engine_that_answers(name)
+    title = f"trainworks-test-{name}-{framework}-{cuda}"
+    root, said = shared / title, shared / f"{title}.json"
+    with _one_at_a_time(title):
+        if not said.exists():
+            # In a copy, so that the record of the build does not change this checkout.
+            shutil.rmtree(root, ignore_errors=True)
+            command = build_command(
+                name, "--record", "--root", str(copied_checkout(root)), *more, framework=framework, cuda=cuda
+            )
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1500)
-        # Not the checks that passed: the one that did not is above them.
-        said = [line for line in done.stderr.splitlines() if not line.startswith("ok  ")]
-        assert done.returncode == 0, "\n".join(said)[-6000:]
-        report = json.loads(done.stdout)
-        _BUILT[key] = BuiltByCommand(
-            engine=engine, root=root, reference=report["tags"][0], report=report, progress=done.stderr
-        )
-    return _BUILT[key]
+            # Not the checks that passed: the one that did not is above them.
+            complaints = [line for line in done.stderr.splitlines() if not line.startswith("ok  ")]
+            assert done.returncode == 0, "\n".join(complaints)[-6000:]
+            said.write_text(json.dumps({"report": json.loads(done.stdout), "progress": done.stderr}), encoding="utf-8")
+    found = json.loads(said.read_text(encoding="utf-8"))
+    return BuiltByCommand(engine=engine, root=root, reference=found["report"]["tags"][0], **found)

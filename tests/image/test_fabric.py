@@ -40,9 +40,9 @@ def mirror() -> Path:
 
 
 @pytest.fixture(scope="session")
-def cuda_image(mirror: Path) -> BuiltByCommand:
+def cuda_image(shared: Path, mirror: Path) -> BuiltByCommand:
     """Give the CUDA image with all its parts; its own promises were tested when it was built."""
-    return build_once("docker", cuda=CELL, more=("--mirror", str(mirror), "--strict"))
+    return build_once(shared, "docker", cuda=CELL, more=("--mirror", str(mirror), "--strict"))
 
 
 @pytest.fixture(scope="session")

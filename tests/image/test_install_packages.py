@@ -73,6 +73,16 @@ def steps(docker_image: BuiltByCommand, tmp_path: Path) -> Iterator[Steps]:
     shutil.rmtree(tmp_path / "cache")
 
 
+@pytest.fixture(scope="module")
+def downloaded(docker_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give a cache into which one step has downloaded; tests spoil copies of it."""
+    first = Steps(docker_image.engine.probe().program, tmp_path_factory.mktemp("downloaded"))
+    done = first.run(SMALL)
+    assert done.returncode == 0, done.stdout
+    yield first.cache
+    shutil.rmtree(first.cache)
+
+
 def test_a_step_that_unpacks_keeps_no_other_waiting(steps: Steps) -> None:
     for name in ("inside", "go-on"):
         os.mkfifo(steps.pipes / name)
@@ -118,10 +128,9 @@ def test_an_unknown_package_ends_the_step(steps: Steps) -> None:
     assert "Unable to locate package no-such-package-anywhere" in failed.stdout
 
 
-def filled(steps: Steps) -> tuple[Path, Path]:
-    """Fill the cache; return the lists and the one package that are in it."""
-    first = steps.run(SMALL)
-    assert first.returncode == 0, first.stdout
+def fill(steps: Steps, downloaded: Path) -> tuple[Path, Path]:
+    """Fill the cache with a copy; return the lists and the one package that are in it."""
+    subprocess.run(("cp", "--archive", f"{downloaded}/.", str(steps.cache)), check=True)
     (package,) = (steps.cache / "trainworks" / "packages").iterdir()
     return steps.cache / "trainworks" / "lists.tar", package
 
@@ -146,8 +155,8 @@ def spoil_inside(archive: Path) -> None:
     ],
     ids=["empty", "truncated", "something else", "zeros inside"],
 )
-def test_spoiled_lists_are_downloaded_again(steps: Steps, spoil: Callable[[Path], None]) -> None:
-    lists, _ = filled(steps)
+def test_spoiled_lists_are_downloaded_again(steps: Steps, downloaded: Path, spoil: Callable[[Path], None]) -> None:
+    lists, _ = fill(steps, downloaded)
     spoil(lists)
     healed = steps.run(SMALL)
     assert healed.returncode == 0, healed.stdout
@@ -167,8 +176,8 @@ def test_spoiled_lists_are_downloaded_again(steps: Steps, spoil: Callable[[Path]
     ],
     ids=["half", "empty", "zeros"],
 )
-def test_a_spoiled_package_is_downloaded_again(steps: Steps, spoil: Callable[[Path], None]) -> None:
-    _, package = filled(steps)
+def test_a_spoiled_package_is_downloaded_again(steps: Steps, downloaded: Path, spoil: Callable[[Path], None]) -> None:
+    _, package = fill(steps, downloaded)
     content = package.read_bytes()
     spoil(package)
     healed = steps.run(SMALL)

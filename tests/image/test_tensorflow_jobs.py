@@ -30,9 +30,9 @@ SERVERS = {"sagemaker_parameter_server_enabled": "true"}
 
 
 @pytest.fixture(scope="session")
-def tensorflow_image() -> BuiltByCommand:
+def tensorflow_image(shared: Path) -> BuiltByCommand:
     """Give TensorFlow's image as Docker built it; the first use builds and tests it."""
-    return build_once("docker", "tensorflow")
+    return build_once(shared, "docker", "tensorflow")
 
 
 def prepare(folder: Path, hyperparameters: dict[str, str], hosts: Sequence[str], host: str) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from documented import promised
-from image.support import ROOT, build_once
+from image.support import ROOT, BuiltByCommand, build_once
 from trainworks.engine.protocol import BuildRequest
 
 pytestmark = pytest.mark.engine
@@ -44,17 +44,23 @@ def command(cache: Path, *words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def base() -> str:
+def image(shared: Path) -> BuiltByCommand:
     """Give the `cpu` image of Docker."""
-    return build_once("docker").reference
+    return build_once(shared, "docker")
 
 
 @pytest.fixture(scope="module")
-def changed(base: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def base(image: BuiltByCommand) -> str:
+    """Give the reference of that image."""
+    return image.reference
+
+
+@pytest.fixture(scope="module")
+def changed(image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Give an image of known changes."""
     folder = tmp_path_factory.mktemp("context")
-    (folder / "Dockerfile").write_text(DOCKERFILE.format(base=base))
-    engine = build_once("docker").engine
+    (folder / "Dockerfile").write_text(DOCKERFILE.format(base=image.reference))
+    engine = image.engine
     engine.build(BuildRequest(name="changed", context=folder, tags=(CHANGED,)), lambda _event: None)
     try:
         yield CHANGED

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from image.support import build_once
 
 
 @pytest.fixture(scope="session")
-def image() -> str:
+def image(shared: Path) -> str:
     """Give the reference of the image."""
-    return build_once("docker").reference
+    return build_once(shared, "docker").reference
