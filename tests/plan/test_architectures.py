@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from packaging.utils import parse_wheel_filename
 
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import MACHINES, Facts
+from trainworks.plan.checks import CommandCheck
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.plan.select import request_for, select_row
@@ -50,6 +54,36 @@ def test_locked_wheels_run_on_the_targets_processors(facts: Facts) -> None:
                 assert "any" in platforms or any(each.endswith(f"_{own}") for each in platforms), package.file
                 seen.add((own, "any" in platforms))
     assert seen == {(machine, pure) for machine in MACHINES.values() for pure in (True, False)}
+
+
+PLATFORM = "nvidia-cusparselt-cu13 0.8.1 is not supported on this platform"
+MISSING = "torch 2.15.0 requires sympy, which is not installed."
+
+
+@pytest.mark.parametrize(
+    ("printed", "named"),
+    [
+        ("No broken requirements found.", ""),
+        (PLATFORM, ""),
+        (f"{PLATFORM}\n{MISSING}", MISSING),
+        (PLATFORM.replace("nvidia", "other"), PLATFORM.replace("nvidia", "other")),
+        # pip itself fails, and says so elsewhere.
+        ("", None),
+    ],
+)
+def test_of_pips_complaints_only_that_about_nvidias_word_for_the_platform_passes(
+    facts: Facts, tmp_path: Path, printed: str, named: str | None
+) -> None:
+    (check,) = (
+        each for each in make_plan(ARM, facts).checks if isinstance(each, CommandCheck) and "pip check" in str(each)
+    )
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nprintf '%s' '{printed}'\nexit {int(not printed.startswith('No broken'))}\n")
+    python.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(check.command, env={"PATH": path}, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (named == ""), done.stdout
+    assert done.stdout.strip() == (named or "")
 
 
 def test_bases_of_two_architectures_are_two_images(facts: Facts) -> None:

@@ -44,6 +44,7 @@ class Base:
         archive: Address of that archive; source packages below it may come from the build host's own mirror of it.
         pythons: Further Pythons that its packages bring: ``MAJOR.MINOR`` to the interpreter's path.
         architecture: What its programs, and the images that stand on it, run on.
+        environment: Variables that every image on it sets, for what its programs do wrong.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Base:
     archive: str = ""
     pythons: Mapping[str, str] = field(default_factory=dict)
     architecture: Architecture = "amd64"
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,11 @@ from trainworks.imagetest import imports, inventory, questions, secrets
 from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.plan import checks as kinds
 
-COMMAND_TIMEOUT = 300.0
-"""Seconds for a command or an import of a check: torch.compile takes 25 of them on two free cores, 60 on busy ones."""
+COMMAND_TIMEOUT = 1200.0
+"""Seconds for a command or an import of a check.
+
+torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than 300 where arm64 is emulated.
+"""
 
 _OUTPUT_LIMIT = 2000
 

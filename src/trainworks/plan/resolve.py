@@ -11,7 +11,6 @@ from trainworks.facts.rows import (
     Artifact,
     Base,
     Component,
-    Cuda,
     Facts,
     Recipe,
     TargetRow,
@@ -127,7 +126,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         cuda_home=CUDA_HOME if cell.version and row.image else "",
         cuda_architectures=cell.architectures,
         steps=steps,
-        environment=_environment(cell, steps, recipes, target.python),
+        environment=_environment(context, steps, recipes),
         labels=labels,
         tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, context, facts)}",),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
@@ -281,12 +280,12 @@ def _variant(components: Sequence[Component], target: TargetContext, facts: Fact
     return words if len(words) <= VARIANT_LENGTH else f"-variant-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
-def _environment(cell: Cuda, steps: Sequence[Step], recipes: Sequence[Recipe], python: str) -> dict[str, str]:
-    environment = dict(ENVIRONMENT)
-    if cell.version:
+def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]) -> dict[str, str]:
+    environment = {**ENVIRONMENT, **target.base.environment}
+    if target.cell.version:
         environment |= CUDA_ENVIRONMENT
     for step, recipe in zip(steps, recipes, strict=True):
-        known = known_versions(step, python)
+        known = known_versions(step, target.python)
         environment |= {name: filled(value, known) for name, value in recipe.environment.items()}
     folders = [folder for recipe in recipes for folder in recipe.path]
     environment["PATH"] = ":".join([environment["PATH"], *folders, "/opt/ml/code", SYSTEM_PATH])
