@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from image.libraries import Tree
-from image.support import BuiltByCommand, build_once
+from image.support import ROOT, BuiltByCommand, build_once
 from trainworks.engine import ENGINES
+
+MIRROR = "TRAINWORKS_TEST_MIRROR"
+"""Variable: a folder with the sources that only GitHub has (`build.py mirror` fills one)."""
 
 
 @pytest.fixture(scope="session", params=list(ENGINES))
@@ -25,6 +29,15 @@ def image(request: pytest.FixtureRequest, shared: Path) -> BuiltByCommand:
 def docker_image(shared: Path) -> BuiltByCommand:
     """Give the image as Docker built it, for jobs of several containers on a private network."""
     return build_once(shared, "docker")
+
+
+@pytest.fixture(scope="session")
+def mirror() -> Path:
+    """Give a mirror folder that has the plugin's source."""
+    folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
+    if not list(folder.glob("aws-ofi-nccl-*.bundle")):
+        pytest.skip(f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`")
+    return folder
 
 
 @pytest.fixture

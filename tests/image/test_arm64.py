@@ -1,17 +1,16 @@
-"""The image for arm64: built, tested, trained in. By hand: `make arm64`; on another machine it is emulated, slowly."""
+"""Images for arm64: built, tested, trained in. By hand: `make arm64`; on another machine it is emulated, slowly."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from image.jobs import assert_trained, prepare
-from image.support import ROOT, BuiltByCommand, engine_that_answers
+from image.support import ROOT, BuiltByCommand, build_command, engine_that_answers
 from trainworks.engine.protocol import Mount
 
 pytestmark = [
@@ -20,14 +19,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["docker", "buildah"])
+@pytest.fixture(scope="module", params=[("docker", "cpu"), ("docker", "cu132"), ("buildah", "cpu")], ids="-".join)
 def image(request: pytest.FixtureRequest) -> BuiltByCommand:
     """Give the image, as an engine built it."""
-    engine = engine_that_answers(request.param)
-    command = (
-        *(sys.executable, str(ROOT / "build.py"), "--framework", "pytorch", "--cuda", "cpu"),
-        *("--architecture", "arm64", "--engine", request.param, "--format", "json"),
-    )
+    name, cuda = request.param
+    engine = engine_that_answers(name)
+    more = () if cuda == "cpu" else ("--mirror", str(request.getfixturevalue("mirror")))
+    command = build_command(name, "--architecture", "arm64", *more, cuda=cuda)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=7200)
     assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-4000:]
     report = json.loads(done.stdout)

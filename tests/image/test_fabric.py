@@ -6,7 +6,6 @@ stand-in for CUDA's runtime answers for the driver that is not there. What that 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from image.support import ROOT, BuiltByCommand, build_once
+from image.support import BuiltByCommand, build_once
 from trainworks.engine.protocol import Mount
 
 pytestmark = pytest.mark.engine
@@ -25,18 +24,6 @@ CELL = "cu121"
 MEBIBYTE = 1 << 20
 MOVED = 64 * MEBIBYTE
 """What each host sends, and what it receives: the program says the same."""
-
-MIRROR = "TRAINWORKS_TEST_MIRROR"
-"""Variable: a folder with the sources that only GitHub has (`build.py mirror` fills one)."""
-
-
-@pytest.fixture(scope="session")
-def mirror() -> Path:
-    """Give a mirror folder that has the plugin's source."""
-    folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
-    if not list(folder.glob("aws-ofi-nccl-*.bundle")):
-        pytest.skip(f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`")
-    return folder
 
 
 @pytest.fixture(scope="session")
