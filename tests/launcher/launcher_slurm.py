@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from launcher_clock import start_clock
 from launcher_network import Network, need, network_of
 from launcher_support import TIME_OUT
 
@@ -98,6 +99,7 @@ class Slurm:
 def slurm_of(count: int, folder: Path, cpus: int = 2) -> Iterator[Slurm]:
     """A cluster of so many nodes, each with so many CPUs."""
     need(*PROGRAMS)
+    start_clock()
     with network_of(count) as network, contextlib.ExitStack() as stack:
         made = Slurm(network, folder)
         _configure(made, cpus)

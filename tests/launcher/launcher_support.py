@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO
 
+from launcher_clock import assert_within, start_clock
+
 from trainworks_launcher import platforms
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
@@ -154,7 +156,7 @@ class Launcher:
         self.base = base
         self.output = b""
         self.status = -1
-        self.seconds = 0.0
+        self.ended = 0.0
         env = {name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SAGEMAKER_"))}
         env.update({"SAGEMAKER_BASE_DIR": str(base), "TRAINWORKS_IMAGE_MANIFEST": ""})
         if not prefix:
@@ -164,6 +166,7 @@ class Launcher:
             env["TMPDIR"] = str(scratch)
         env.update(variables or {})
         command = [*prefix, *program, *arguments]
+        start_clock()
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True
@@ -195,8 +198,17 @@ class Launcher:
         while self._read():
             pass
         status = self.process.wait(TIME_OUT)
-        self.seconds = time.monotonic() - self.started
+        self.ended = time.monotonic()
         return status
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.ended - self.started
+
+    def assert_ended_within(self, seconds: float) -> None:
+        """Fail unless it ran no longer, on a machine without other work."""
+        assert_within(seconds, self.started, self.ended, self.text)
 
     def signal_process_one(self, number: int) -> None:
         """Signal the launcher itself where it is process 1 of a PID namespace, below ``unshare``."""
