@@ -29,6 +29,7 @@ from measure import ROOT, Figure, Section, describe, load, machine, table, write
 from start import SYSTEM_PYTHON, install_ours
 from trainworks.engine.scratch import private_folder
 
+sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "tests" / "launcher"))
 
 from launcher_network import Network, network_of

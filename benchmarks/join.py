@@ -17,6 +17,7 @@ from pathlib import Path
 from measure import ROOT, Figure, Section, describe, load, machine, write
 from trainworks.engine.scratch import private_folder
 
+sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "tests" / "launcher"))
 
 import launcher_support

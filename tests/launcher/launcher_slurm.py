@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher_clock import start_clock
 from launcher_network import Network, need, network_of
 from launcher_support import TIME_OUT
+
+from clock import start_clock
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "munged")
 START_SECONDS = 60.0

@@ -15,8 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO
 
-from launcher_clock import assert_within, start_clock
-
+from clock import assert_within, start_clock
 from trainworks_launcher import platforms
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launcher_clock import assert_within
 from launcher_network import Host, Network, call, job_on, need, network_of
+
+from clock import assert_within
 
 pytestmark = pytest.mark.engine
 

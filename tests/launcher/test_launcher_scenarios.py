@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launcher_clock import assert_within
 from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, need, network_of
 from launcher_support import TIME_OUT, Launcher, write_inputs
 
+from clock import assert_within
 from trainworks_launcher.values import Json
 
 pytestmark = pytest.mark.engine

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_clock import assert_within
 from launcher_network import PREFIX, engine_manifest, need
 from launcher_slurm import Slurm, slurm_of
 from launcher_support import LAUNCHER, REPOSITORY
 
+from clock import assert_within
 from trainworks_launcher.platforms.common import expand_nodes
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from launcher_clock import assert_within
 from launcher_support import TIME_OUT, Launcher, environment, plan, write_inputs, write_manifest
 
+from clock import assert_within
 from trainworks_launcher import names, platforms
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.platforms import PLATFORMS

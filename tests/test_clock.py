@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from launcher_clock import PRESSURE, assert_within, start_clock
+
+from clock import PRESSURE, assert_within, start_clock
 
 BUSY = (sys.executable, "-c", "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass")
 
