@@ -50,7 +50,7 @@ def _pressure() -> _Pressure | None:
 
 
 def start_clock() -> None:
-    """Begin to take samples, if nobody has."""
+    """Take samples from now on: what comes before the first one is not taken off."""
     _pressure()
 
 
