@@ -40,7 +40,7 @@ proof: setup engines  ## by hand: every source component of the vendors' recipes
 
 arm64: setup engine  ## by hand: build, test and train images for arm64, emulated on another machine; hours
 	tools/set-up-emulation
-	TRAINWORKS_ARM64=1 $(BIN)/python -m pytest -m engine tests/image/test_arm64.py
+	QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 $(BIN)/python -m pytest -m engine tests/image/test_arm64.py
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py

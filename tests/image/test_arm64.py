@@ -19,7 +19,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[("docker", "cpu"), ("docker", "cu132"), ("buildah", "cpu")], ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[("docker", "cpu"), ("docker", "cu130"), ("docker", "cu132"), ("buildah", "cpu")],
+    ids="-".join,
+)
 def image(request: pytest.FixtureRequest) -> BuiltByCommand:
     """Give the image, as an engine built it."""
     name, cuda = request.param

@@ -290,7 +290,8 @@ class BuildahEngine:
         with self._temporary_files() as (_, environment):
             for name in _PROXIES:
                 environment.pop(name, None)
-            argv = self._argv("run", "--isolation", "chroot", *options, container, "--", *wrapped)
+            emulation = (f"--env={name}={value}" for name, value in processes.emulation().items())
+            argv = self._argv("run", "--isolation", "chroot", *emulation, *options, container, "--", *wrapped)
             done = processes.run(
                 argv, timeout=timeout, environment=environment, merge=not split, strays=_with_mounts_of
             )

@@ -296,7 +296,13 @@ class DockerEngine:
         """Start an idle container for the time of the ``with`` block, whatever its entry point is."""
         # A shell that waits for input. Testinfra needs a shell anyway; not every ``sleep`` knows ``infinity``.
         with self._temporary(
-            reference, entrypoint=["/bin/sh"], command=[], stdin_open=True, tty=True, working_dir="/"
+            reference,
+            entrypoint=["/bin/sh"],
+            command=[],
+            environment=processes.emulation(),
+            stdin_open=True,
+            tty=True,
+            working_dir="/",
         ) as sdk:
             missing = again(lambda: self._start(sdk, reference))
             if missing:
@@ -320,7 +326,7 @@ class DockerEngine:
 
         options: dict[str, Any] = {
             "command": list(command) or None,
-            "environment": dict(environment or {}),
+            "environment": {**processes.emulation(), **(environment or {})},
             "mounts": [
                 SdkMount(mount.target, str(mount.source.resolve()), type="bind", read_only=mount.read_only)
                 for mount in mounts

@@ -160,6 +160,16 @@ def own_environment() -> dict[str, str]:
     return {name: value for name in os.environ if (value := os.environ.get(name)) is not None}
 
 
+def emulation() -> dict[str, str]:
+    """Return the variable that tells qemu which processor to emulate, if this machine sets it.
+
+    qemu reads it in the environment of each program that it runs (``linux-user/main.c`` of its source), so a container
+    must have it.
+    """
+    processor = os.environ.get("QEMU_CPU")
+    return {"QEMU_CPU": processor} if processor else {}
+
+
 class _OneInterrupt:
     """From the first SIGINT or SIGTERM on lets no further one through, until it is taken off.
 

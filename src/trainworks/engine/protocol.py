@@ -188,8 +188,9 @@ class Container(Protocol):
 class Engine(Protocol):
     """A program that builds and runs images.
 
-    Every method raises ``EngineUnavailableError`` if the engine does not answer. Ctrl-C ends the work in progress and
-    leaves no process, container or mount behind.
+    A container has the image's environment, and ``QEMU_CPU`` where this machine sets it. Every method raises
+    ``EngineUnavailableError`` if the engine does not answer. Ctrl-C ends the work in progress and leaves no process,
+    container or mount behind.
 
     Attributes:
         name: Its name in ``ENGINES``.

@@ -328,6 +328,20 @@ def test_run_passes_entry_point_mounts_environment_and_status(
     assert late.output.startswith("arguments: wait\n")
 
 
+def test_containers_and_jobs_get_the_processor_that_qemu_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QEMU_CPU", "neoverse-n2,pauth=off")
+    ask = ("sh", "-c", 'echo "$QEMU_CPU"')
+    with engine.container(BASE) as container:
+        assert container.run(ask).output.split() == ["neoverse-n2,pauth=off"]
+        assert Host(container.testinfra_backend()).check_output('echo "$QEMU_CPU"') == "neoverse-n2,pauth=off"
+    assert engine.run(BASE, ask).output.split() == ["neoverse-n2,pauth=off"]
+    assert engine.run(BASE, ask, environment={"QEMU_CPU": "max"}).output.split() == ["max"]
+    monkeypatch.delenv("QEMU_CPU")
+    assert engine.run(BASE, ("sh", "-c", 'echo "${QEMU_CPU-unset}"')).output.split() == ["unset"]
+
+
 def test_run_may_write_to_a_mount(engine: Engine, tmp_path: Path) -> None:
     done = engine.run(BASE, ("sh", "-c", "echo hi > /out/file"), mounts=(Mount(source=tmp_path, target="/out"),))
     assert done.status == 0
