@@ -38,7 +38,7 @@ check: setup torch  ## lint, format, types, import contracts, generated files
 proof: setup engines  ## by hand: every source component of the vendors' recipes, compiled in one build; SOURCES=a mirror
 	TRAINWORKS_PROOF=$(SOURCES) $(BIN)/python -m pytest -m engine tests/image/test_source_page.py
 
-arm64: setup engine  ## by hand: build, test and train images for arm64, emulated on another machine; hours
+arm64: setup engines  ## by hand: build, test and train images for arm64, emulated on another machine; hours
 	tools/set-up-emulation
 	QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 $(BIN)/python -m pytest -m engine tests/image/test_arm64.py
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures steps of the open smp's pipeline beside torch's own schedules, and a remote call beside torch's own RPC.
 
-Two ranks on this host with one thread each. Every step of ours is followed by one of torch's `ScheduleGPipe` or
-`Schedule1F1B` in the same processes, on the same blocks: so what else the machine does slows both. The ratio is what to
-compare. Measure on a quiet machine: two ranks need two cores.
+Two ranks on this host with one thread each. Every step of ours is followed by one of torch's `Schedule1F1B` in the same
+processes, on the same blocks: so what else the machine does slows both. The ratio is what to compare. Measure on a
+quiet machine: two ranks need two cores.
 
 `.venv/bin/python benchmarks/pipeline.py --write` runs the ranks with the Python that `make torch` installs.
 """
@@ -29,7 +29,7 @@ LIBRARY = ROOT / "smdistributed"
 
 MICROBATCHES = 8
 ACTIVE = 4
-WIDTH, ROWS, BLOCKS = 512, 256, 2
+WIDTH, ROWS, BLOCKS = 512, 512, 2
 """Blocks of a transformer's feed-forward part, half of them on each rank: about 30 ms forward for each microbatch."""
 
 STEPS = 2
@@ -44,7 +44,7 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.nn import functional
 
     import smdistributed.modelparallel.torch as smp
@@ -91,8 +91,7 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
 
     part = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)])
     stage = PipelineStage(part, rank, 2, torch.device("cpu"))
-    kind = ScheduleGPipe if schedule == "simple" else Schedule1F1B
-    theirs = kind(stage, MICROBATCHES, loss_fn=functional.mse_loss)
+    theirs = Schedule1F1B(stage, MICROBATCHES, loss_fn=functional.mse_loss)
 
     def our_step() -> None:
         train(model, data, target)
@@ -264,7 +263,7 @@ def main() -> None:
 
     facts = machine()
     figures = []
-    for schedule, limit, peer in (("simple", 1.05, "ScheduleGPipe"), ("interleaved", 1.10, "Schedule1F1B")):
+    for schedule, limit in (("simple", 1.05), ("interleaved", 1.10)):
         if options.only in (None, schedule):
             found = measure(options.python, schedule, str(options.rounds))
             ratios = [ours / theirs for ours, theirs in zip(found["ours"], found["peer"], strict=True)]
@@ -275,7 +274,7 @@ def main() -> None:
                     unit="s",
                     ours=tuple(found["ours"]),
                     peer=tuple(found["peer"]),
-                    note=f"beside `{peer}`: {ratio:.3f} times its time (median of {len(ratios)} rounds, each "
+                    note=f"beside `Schedule1F1B`: {ratio:.3f} times its time (median of {len(ratios)} rounds, each "
                     f"{', '.join(f'{r:.3f}' for r in ratios)}), promised at most {limit:g}: "
                     f"{'kept' if ratio <= limit else 'BROKEN'}; {MICROBATCHES} microbatches, a stage's forward takes "
                     f"{1000 * found['stage']:.0f} ms for each",
@@ -303,7 +302,7 @@ def main() -> None:
         title="Steps of the open smp's pipeline",
         machine={**facts, "load at the end": load()},
         figures=tuple(figures),
-        peer="the schedules of `torch.distributed.pipelining` in the same two processes with gloo, the same blocks, "
+        peer="`Schedule1F1B` of `torch.distributed.pipelining` in the same two processes with gloo, the same blocks, "
         "data and loss; each round has 2 steps of ours, then 2 of the peer's.",
     )
     if options.write:
