@@ -29,6 +29,7 @@ from trainworks_launcher.supervise.reports import (
     mpirun_daemon,
     mpirun_report,
     torchrun_report,
+    torchrun_status,
 )
 from trainworks_launcher.values import Json
 
@@ -163,6 +164,12 @@ def test_without_a_traceback_the_last_lines_are_shown() -> None:
 def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> None:
     assert torchrun_report(TORCHRUN.encode()) == (3, 42)
     assert torchrun_report(b"nothing") == (-1, 0)
+
+
+def test_torchruns_log_gives_the_status_of_a_process() -> None:
+    said = b"E1124 10:04:12 5 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary: /usr/bin/python3\n"
+    assert torchrun_status(said, 17) == -9
+    assert torchrun_status(said, 1) is None
 
 
 @pytest.mark.parametrize(

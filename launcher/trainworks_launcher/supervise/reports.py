@@ -170,6 +170,15 @@ def torchrun_report(tail: bytes) -> tuple[int, int]:
     return (int(found[-1][0]), int(found[-1][1])) if found else (-1, 0)
 
 
+def torchrun_status(tail: bytes, pid: int) -> int | None:
+    """Return the return code of the process ``pid``, which torchrun logs as soon as it has taken it.
+
+    None if it does not say so: it names only the process of its host that failed first.
+    """
+    found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
+    return int(found[1]) if found else None
+
+
 _MPIRUN_REPORTS = (
     # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes [prterun-host-77@1,2]
     re.compile(

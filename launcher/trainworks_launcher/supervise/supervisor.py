@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
 _OTHER_HOST_SECONDS = 1.0
+_LOG_SECONDS = 0.05  # between looks into the log of torchrun
 
 
 def run_plan(
@@ -471,6 +472,18 @@ class _Supervisor:
         suspect = self._verdict.of_rank(rank)
         if suspect is not None:
             self._role.suspect(suspect)
+        elif rank.status is None and self._plan.ranks_by == "torchrun" and self._command is not None:
+            self._ask_torchrun(rank, self._command.tail)
+
+    def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
+        """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
+        from trainworks_launcher.supervise import reports  # only a failure needs it
+
+        rank.status = reports.torchrun_status(tail.read(), rank.pid)
+        if rank.status is not None:
+            self._rank_ended(rank)
+        elif time.monotonic() < rank.ended_at + _OTHER_HOST_SECONDS:
+            self._loop.after(_LOG_SECONDS, lambda: self._rank_ended(rank))
 
     def _suspect(self, suspect: Suspect) -> None:
         """Some host says that a rank of it has ended."""
