@@ -23,6 +23,7 @@ from trainworks_launcher.supervise.outcome import (
     with_status,
 )
 from trainworks_launcher.supervise.reports import (
+    died_of_a_peer,
     ends_with_traceback,
     failure_text,
     find_traceback,
@@ -170,6 +171,23 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
     said = b"E1124 10:04:12 5 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 17) of binary: /usr/bin/python3\n"
     assert torchrun_status(said, 17) == -9
     assert torchrun_status(said, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("exception", "expected"),
+    [
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.77.0.2]:3012", True),
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:547] Read error [10.77.0.2]:30: Connection reset by peer", True),
+        ("DistBackendError: NCCL error\nncclRemoteError: possibly due to a remote process exiting prematurely.", True),
+        ("torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server crash?", True),
+        ("BrokenPipeError: [Errno 32] Broken pipe", True),
+        ("ValueError: shapes differ", False),
+    ],
+)
+def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(exception: str, *, expected: bool) -> None:
+    said = f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{exception}\n'
+    assert died_of_a_peer(said.encode()) is expected
+    assert not died_of_a_peer(("Connection reset by peer\n" + FIRST).encode())
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,20 @@ def ends_with_traceback(tail: bytes, *, errors_only: bool = False) -> bool:
 _LAST_BYTES = 16384
 _LINES_AFTER = 6
 
+_PEER_LEFT = re.compile(r"Connection (reset|closed|was likely closed)|Broken pipe|remote process exit", re.IGNORECASE)
+
+
+def died_of_a_peer(errors: bytes) -> bool:
+    """Return whether the exception a process died of is a broken connection: mostly another process ended before it.
+
+    The words are those of the kernel, of Gloo ("Connection closed by peer"), of NCCL ("a remote process exiting
+    prematurely") and of PyTorch's TCPStore ("Connection was likely closed").
+    """
+    if not ends_with_traceback(errors, errors_only=True):
+        return False
+    found = find_traceback(errors[-_LAST_BYTES:].decode("utf-8", "replace"), errors_only=True)
+    return found is not None and _PEER_LEFT.search("\n".join(found.exception)) is not None
+
 
 def failure_text(
     *,

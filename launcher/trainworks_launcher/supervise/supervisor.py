@@ -40,7 +40,7 @@ from trainworks_launcher.supervise.outcome import (
 )
 from trainworks_launcher.supervise.processes import Child
 from trainworks_launcher.supervise.runtime import NoRuntime, Runtime
-from trainworks_launcher.supervise.verdict import Verdict, last_words, name_of_program
+from trainworks_launcher.supervise.verdict import OTHER_HOST_SECONDS, Verdict, last_words, name_of_program
 from trainworks_launcher.values import Json
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
-_OTHER_HOST_SECONDS = 1.0
 _LOG_SECONDS = 0.05  # between looks into the log of torchrun
 
 
@@ -436,12 +435,19 @@ class _Supervisor:
             return
         tail = self._command.tail if self._command is not None else output.Tail()
         rank, _ = self._verdict.reported_rank(tail)
-        if rank < 0 or self._verdict.knows(rank) or self._stop_signal:
+        if rank < 0 or self._stop_signal:
             self._report_failure(code, tail)
-        else:
+        elif not self._verdict.knows(rank):
             # mpirun has told the leader before the rank's own host did.
             self._failed = (code, tail)
-            self._loop.after(_OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
+            self._loop.after(OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
+        elif (
+            self._plan.ranks_by == "torchrun" and self._plan.control is not None and self._verdict.died_of_a_peer(rank)
+        ):
+            # The host of the rank that broke the connection tells why; if that host is lost, nobody does.
+            self._loop.after(OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
+        else:
+            self._report_failure(code, tail)
 
     def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None
@@ -482,7 +488,7 @@ class _Supervisor:
         rank.status = reports.torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
             self._rank_ended(rank)
-        elif time.monotonic() < rank.ended_at + _OTHER_HOST_SECONDS:
+        elif time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
             self._loop.after(_LOG_SECONDS, lambda: self._rank_ended(rank))
 
     def _suspect(self, suspect: Suspect) -> None:

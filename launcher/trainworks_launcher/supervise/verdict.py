@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from trainworks_launcher.supervise.output import Tail
     from trainworks_launcher.supervise.ranks import Rank, Ranks
 
+OTHER_HOST_SECONDS = 1.0
+"""How long the words of one host may come after those of another about the same failure."""
+
 
 class Verdict:
     """Gathers what is known, and words it.
@@ -63,7 +66,21 @@ class Verdict:
             return None
         code = rank.status or 0
         found = self._failure(rank.status, rank.tail.read(), rank.tail.errors(), rank.number)
-        return Suspect(rank.began_to_fail(), found._replace(status=exit_status(code)), certain)
+        # The end of the rank that broke the connection may be seen a little later: its host may be busy.
+        later = OTHER_HOST_SECONDS if self.died_of_a_peer(rank.number) else 0.0
+        return Suspect(rank.began_to_fail() + later, found._replace(status=exit_status(code)), certain)
+
+    def died_of_a_peer(self, rank: int) -> bool:
+        """Return whether a rank of this host died of a connection that another rank broke.
+
+        False under mpirun, which knows itself which rank of all hosts was the first.
+        """
+        if self._plan.ranks_by != "torchrun":
+            return False
+        from trainworks_launcher.supervise import reports  # only a failure needs it
+
+        local = self.ranks.latest(rank) if self.ranks is not None else None
+        return local is not None and reports.died_of_a_peer(local.tail.errors())
 
     def add(self, suspect: Suspect) -> None:
         """Remember what a host, also this one, said of a rank."""
