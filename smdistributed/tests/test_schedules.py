@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -197,6 +199,54 @@ def test_contexts_carry_modes_hooks_and_values() -> None:
     assert first["steps"] == 2
     assert "Trying to backward through the graph a second time" in first["again"] or "second backward" in first["again"]
     assert "decorated" in first["outside"]
+
+
+def ends_before_the_others() -> float:
+    """Train one step; rank 2 stands still in it until rank 1 has ended its process."""
+    import os
+    import signal
+    from pathlib import Path
+
+    import torch
+
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"pipeline_parallel_degree": 3, "microbatches": 8, "auto_partition": False, "default_partition": 0})
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start, self.remote, self.unused = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            smp.set_partition(self.remote, 1)
+            smp.set_partition(self.unused, 2)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return self.start(self.remote(self.start(value)))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = smp.DistributedModel(Net())
+    pids = smp.allgather(os.getpid(), smp.WORLD)
+
+    @smp.step
+    def evaluate(model: Any, value: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if smp.rank() == 0 and value[0, 0] == 7:
+                os.kill(pids[2], signal.SIGSTOP)  # it waits for the outputs
+            return model(value).sum()  # type: ignore[no-any-return]
+
+    loss = float(evaluate(model, torch.arange(8.0)[:, None].expand(8, 4)).reduce_mean())
+    if smp.rank() == 0:
+        pause = threading.Event()
+        with contextlib.suppress(FileNotFoundError):
+            while ") Z" not in Path(f"/proc/{pids[1]}/stat").read_text(encoding="ascii"):
+                pause.wait(0.01)
+        os.kill(pids[2], signal.SIGCONT)
+    return loss
+
+
+def test_a_rank_that_has_ended_its_last_step_is_not_missed_by_slower_ones() -> None:
+    losses = run_ranks(3, ends_before_the_others)
+    assert losses == [losses[0]] * 3
 
 
 def returns_more_when(flag: bool) -> list[Any]:

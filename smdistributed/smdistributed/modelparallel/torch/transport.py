@@ -19,7 +19,6 @@ import hmac
 import ipaddress
 import os
 import pickle
-import queue
 import secrets
 import selectors
 import socket
@@ -32,6 +31,8 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from .inbox import Inbox
 
 START_SECONDS = 300.0
 """How long a rank waits for the others when a job starts."""
@@ -296,6 +297,8 @@ class Payload(Protocol):
 Item = tuple["Transport", int, Any, "list[torch.Tensor | None]"]
 """A link, the peer's rank in it, the message, its tensors."""
 
+_C: Any = torch._C  # noqa: SLF001  torch has no public names for the stacks of modes of a thread
+
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -317,7 +320,7 @@ class Transport:
         members: Sequence[int],
         connections: Mapping[int, socket.socket],
         kind: str = "pp_rank",
-        inbox: queue.SimpleQueue[Item] | None = None,
+        inbox: Inbox[Item] | None = None,
         payload: Payload | None = None,
     ) -> None:
         """Start to read from all connections.
@@ -332,17 +335,14 @@ class Transport:
         """
         self.members, self.kind = tuple(members), kind
         self.me, self.n = self.members.index(rank), len(self.members)
-        self.inbox: queue.SimpleQueue[Item] = inbox or queue.SimpleQueue()
+        # NCCL receives on threads of their own: a receive sets the thread's GPU.
+        self.inbox: Inbox[Item] = inbox or Inbox(_without_modes if payload is None else None)
         self.payload = payload
         self.bytes_sent = self.msgs_sent = 0
         self._sockets = {self.members.index(peer): connection for peer, connection in connections.items()}
-        self._closed = False
-        self._readers = [
-            threading.Thread(target=self._read, args=(peer,), name=f"smp-reader-{peer}", daemon=True)
-            for peer in self._sockets
-        ]
-        for reader in self._readers:
-            reader.start()
+        self.closed = False
+        for peer, connection in self._sockets.items():
+            self.inbox.add(_Source(self, peer, connection), f"smp-reader-{peer}")
 
     def name(self, peer: int) -> str:
         """Return words for a rank of the group."""
@@ -394,30 +394,18 @@ class Transport:
 
     def close(self) -> None:
         """End all connections and reader threads."""
-        self._closed = True
+        self.closed = True
         for connection in self._sockets.values():
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        for reader in self._readers:
-            reader.join(1)
+        self.inbox.wait_for_end({connection.fileno() for connection in self._sockets.values()}, 1)
         for connection in self._sockets.values():
             connection.close()
 
-    def _read(self, peer: int) -> None:
-        stream = _Stream(self._sockets[peer])
-        try:
-            while True:
-                message, descriptions = pickle.loads(stream.take(*_SIZES.unpack(stream.take(_SIZES.size))))  # noqa: S301  a rank of this job
-                self.inbox.put((self, peer, message, self._tensors(peer, stream, descriptions)))
-        except (EOFError, OSError) as error:
-            if not self._closed:
-                self.inbox.put((self, peer, Gone(str(error) or "the connection was closed"), []))
-        except Exception as error:  # noqa: BLE001  a reader that ends without a word would leave the step waiting
-            self.inbox.put((self, peer, Gone(f"its message cannot be read: {type(error).__name__}: {error}"), []))
-
-    def _tensors(
+    def tensors(
         self, peer: int, stream: _Stream, descriptions: Sequence[tuple[str, tuple[int, ...], bool] | None]
     ) -> list[torch.Tensor | None]:
+        """Read the tensors of a message."""
         tensors: list[torch.Tensor | None] = []
         late: list[int] = []
         for description in descriptions:
@@ -440,6 +428,44 @@ class Transport:
             for index, tensor in zip(late, received, strict=True):
                 tensors[index] = tensor
         return tensors
+
+
+def _without_modes() -> bool:
+    """Return whether this thread makes plain tensors. Those of a message may belong to other modes than its own."""
+    return (
+        not torch.is_inference_mode_enabled()
+        and _C._len_torch_function_stack() == 0  # noqa: SLF001
+        and _C._len_torch_dispatch_stack() == 0  # noqa: SLF001
+    )
+
+
+class _Source:
+    """A connection of a link, for its inbox."""
+
+    def __init__(self, link: Transport, peer: int, connection: socket.socket) -> None:
+        self.link, self.peer = link, peer
+        self.stream = _Stream(connection)
+
+    def fileno(self) -> int:
+        return self.stream.connection.fileno()
+
+    def buffered(self) -> bool:
+        return self.stream.start < self.stream.end
+
+    def read(self) -> tuple[Item | None, bool]:
+        """Read one message, or the end of the connection."""
+        link, stream = self.link, self.stream
+        try:
+            message, descriptions = pickle.loads(stream.take(*_SIZES.unpack(stream.take(_SIZES.size))))  # noqa: S301  a rank of this job
+            return (link, self.peer, message, link.tensors(self.peer, stream, descriptions)), True
+        except (EOFError, OSError) as error:
+            gone = None if link.closed else Gone(str(error) or "the connection was closed")
+        except Exception as error:  # noqa: BLE001  a reader that ends without a word would leave the step waiting
+            gone = Gone(f"its message cannot be read: {type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C in the thread that waits: the rest of the message would be taken for another
+            link.inbox.put((link, self.peer, Gone("the reading of a message was interrupted"), []))
+            raise
+        return (link, self.peer, gone, []) if gone else None, False
 
 
 class _Stream:

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from smdistributed.modelparallel.torch.inbox import Inbox
 from smdistributed.modelparallel.torch.transport import Item
 
 from .contexts import Context, Key, Seat, Worker
@@ -37,6 +38,9 @@ _SIMPLE = {RETURNED: 0, FORWARD: 1, START: 2, BACKWARD: 3}
 
 _PATIENCE = 0.05
 """Seconds after which a rank that waits for outputs starts another microbatch. Its script may meet others before."""
+
+_NEWS_SECONDS = 1.0
+"""Seconds that the others' news may come after the end of a peer, which may have been told of the step's end first."""
 
 
 class Step:
@@ -94,7 +98,7 @@ class Scheduler:
 
     def __init__(
         self,
-        inbox: queue.SimpleQueue[Item],
+        inbox: Inbox[Item],
         dispatch: Callable[[Item], None],
         on_thread_start: Callable[[], None],
         announce: Callable[[Key], None] | None,
@@ -318,8 +322,11 @@ class Scheduler:
                 if context is not None or self._over(step):
                     return context
                 if self.lost is not None:
-                    raise self.lost
-                if self.leads and step.expecting and step.started - step.finished < step.limit:
+                    try:
+                        item = inbox.get(timeout=_NEWS_SECONDS)
+                    except queue.Empty:
+                        raise self.lost from None
+                elif self.leads and step.expecting and step.started - step.finished < step.limit:
                     try:
                         item = inbox.get(timeout=_PATIENCE if step.started < step.size else None)
                     except queue.Empty:
