@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures a push of a new image to a registry on loopback, and of the same image to a second repository there.
 
-`docker push` and `skopeo copy` push images of the same sizes in the same run. Every push has an image of its own, so
-that no program remembers a layer. Half of each layer is random, the other half repeats. Needs docker, skopeo, oras and
-docker-registry (`make engines`).
+`docker push` and `skopeo copy` push the same in the same run, each to a new registry. With `--image` that is an image that
+docker has. Without, every push has an image of its own, so that no program remembers a layer; half of each layer is
+random, the other half repeats. Needs docker, skopeo, oras and docker-registry (`make engines`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def registry(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_image(program: str, folder: Path, *, layers: int, megabytes: int) -> Iterator[str]:
-    """Build an image that nothing has seen; give its name."""
+    """Build an image that nothing has seen, in an empty folder; give its name."""
+    folder.mkdir()
     name = f"trainworks-benchmark-{uuid.uuid4().hex[:12]}:1.0"
     lines = ["FROM scratch"]
     for number in range(layers):
@@ -87,17 +88,15 @@ def commands(program: str, image: str, place: str) -> dict[str, tuple[str, ...]]
     }
 
 
-def push_twice(who: str, program: str, folder: Path, *, layers: int, megabytes: int) -> list[float]:
+def push_twice(who: str, program: str, folder: Path, source: contextlib.AbstractContextManager[str]) -> list[float]:
     """Return the seconds of a push to a new registry, and to a second repository there."""
-    context = folder / "context"
-    context.mkdir()
     environment = {
         **os.environ,
         "XDG_CACHE_HOME": str(folder / "cache"),
         "PATH": f"{TOOLS}{os.pathsep}{os.environ['PATH']}",
     }
     seconds = []
-    with new_image(program, context, layers=layers, megabytes=megabytes) as image, registry(folder) as host:
+    with source as image, registry(folder) as host:
         for name in ("first", "second"):
             place = f"{host}/{name}"
             if who == "docker push":
@@ -112,6 +111,7 @@ def main() -> int:
     """Measure, print, and with `--write` record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="measurements of each (default: 3)")
+    parser.add_argument("--image", help="an image that docker has; default: a new one, of layers of one size")
     parser.add_argument("--layers", type=int, default=4, metavar="N", help="layers of the image (default: 4)")
     parser.add_argument("--megabytes", type=int, default=50, metavar="N", help="size of each layer (default: 50)")
     parser.add_argument("--write", action="store_true", help="record the figures in benchmarks/results.json and .md")
@@ -127,9 +127,10 @@ def main() -> int:
     for turn in range(options.repeat):
         for who in whose[turn % 3 :] + whose[: turn % 3]:
             with tempfile.TemporaryDirectory(prefix="trainworks-benchmark-") as folder:
-                first, second = push_twice(
-                    who, program, Path(folder), layers=options.layers, megabytes=options.megabytes
-                )
+                context = Path(folder, "context")
+                built = new_image(program, context, layers=options.layers, megabytes=options.megabytes)
+                source = contextlib.nullcontext(options.image) if options.image else built
+                first, second = push_twice(who, program, Path(folder), source)
             for when, seconds in (("cold", first), ("to a second repository", second), ("both", first + second)):
                 times.setdefault((who, when), []).append(seconds)
     figures = []
@@ -148,8 +149,9 @@ def main() -> int:
             )
         )
     words = "A second repository is promised nothing by itself: Python starts longer than `docker push` takes there."
+    what = options.image or f"an image of {options.layers} layers of {options.megabytes} MB"
     section = Section(
-        title=f"Push of an image of {options.layers} layers of {options.megabytes} MB from docker's store",
+        title=f"Push of {what} from docker's store",
         machine={**facts, "load at the end": load()},
         figures=tuple(figures),
         peer="the better of `docker push` and `skopeo copy`, in each line.",
@@ -157,7 +159,7 @@ def main() -> int:
     )
     sys.stdout.write(describe(section))
     if options.write:
-        write("pushes", section)
+        write("pushes-image" if options.image else "pushes", section)
     return 0
 
 
