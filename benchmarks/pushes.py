@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures a push of a new image to a registry on loopback, and of the same image to a second repository there.
 
-`docker push` and `skopeo copy` push the same in the same run, each to a new registry. With `--image` that is an image that
-docker has. Without, every push has an image of its own, so that no program remembers a layer; half of each layer is
-random, the other half repeats. Needs docker, skopeo, oras and docker-registry (`make engines`).
+`docker push` and `skopeo copy` push the same in the same run, each to a new registry. With `--image` that is an image
+that docker has. Without, every push has an image of its own, so that no program remembers a layer; half of each layer
+is random, the other half repeats. Needs docker, skopeo, oras and docker-registry (`make engines`).
 """
 
 from __future__ import annotations
