@@ -151,7 +151,8 @@ def _configure(made: Slurm, cpus: int) -> None:
 def _on(network: Network, host: str, command: str) -> tuple[str, ...]:
     """A daemon in a host's network, with the host's name, whose processes all end with it."""
     space = ("unshare", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c")
-    return network.inside(host, *space, f"hostname {host} && exec {command}")
+    # The shell stays process 1 and reaps orphans. slurmd does not: the group of a job with one would never be empty.
+    return network.inside(host, *space, f"hostname {host} && {command}; exit $?")
 
 
 def _start(stack: contextlib.ExitStack, words: Sequence[str]) -> None:
