@@ -2,36 +2,51 @@
 
 A promise holds for a machine on which the launcher gets a processor when it wants one. Tests run beside others, so the
 time in which something on this machine waited for a processor is taken off, as the kernel counts it (``some`` in
-``/proc/pressure/cpu``, Documentation/accounting/psi.rst). At most twice the bound is taken off: a launcher that waits
-for three times as long fails however busy the machine is.
+``/proc/pressure/cpu``, Documentation/accounting/psi.rst). How much is taken off is bounded: twice the promise, or as
+many times the promise as there are runnable threads for each processor (``procs_running`` in ``/proc/stat``, proc(5)).
+So a launcher that takes more than three times as long fails on a machine that does little else.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
+import os
 import threading
 import time
 from pathlib import Path
 
+PATIENCE = 300.0
+"""Seconds after which a test gives up on what has to come. It is not a promise: nothing takes a tenth of it."""
+
 PRESSURE = Path("/proc/pressure/cpu")
+_STATISTICS = Path("/proc/stat")
 _BETWEEN_SAMPLES = 0.1
+_AT_MOST = 2.0
+"""How many times the promise is taken off at most on a machine with no more threads to run than that per processor."""
 
 
 class _Pressure:
-    """How long something has waited for a processor, at moments of ``time.monotonic``."""
+    """How long something has waited for a processor, and how many threads wanted one, at moments of time."""
 
     def __init__(self) -> None:
         self._moments: list[float] = []
         self._stalled: list[float] = []
+        self._runnable: list[int] = []
         self._take()
         threading.Thread(target=self._take_samples, daemon=True).start()
 
-    def stalled_between(self, begin: float, end: float) -> float:
-        """Seconds of stall, of samples that lie between these moments: never too many."""
+    def between(self, begin: float, end: float) -> tuple[float, float]:
+        """Return the seconds of stall, and the threads per processor, of samples that lie between these moments.
+
+        The moments are of ``time.monotonic``. The seconds are never too many.
+        """
         moments = list(self._moments)
         first, last = bisect.bisect_left(moments, begin), bisect.bisect_right(moments, end) - 1
-        return self._stalled[last] - self._stalled[first] if first < last else 0.0
+        if first >= last:
+            return 0.0, 0.0
+        runnable = sum(self._runnable[first : last + 1]) / (last + 1 - first)
+        return self._stalled[last] - self._stalled[first], runnable / (os.cpu_count() or 1)
 
     def _take_samples(self) -> None:
         while True:
@@ -40,6 +55,9 @@ class _Pressure:
 
     def _take(self) -> None:
         stalled = float(PRESSURE.read_text("ascii").partition("total=")[2].split()[0]) / 1e6
+        # The thread that counts is one of them.
+        runnable = int(_STATISTICS.read_text("ascii").partition("procs_running ")[2].split()[0]) - 1
+        self._runnable.append(runnable)
         self._stalled.append(stalled)
         self._moments.append(time.monotonic())
 
@@ -57,6 +75,7 @@ def start_clock() -> None:
 def assert_within(seconds: float, begin: float, end: float, text: str = "") -> None:
     """Fail with ``text`` unless no more than ``seconds`` lie between two moments of ``time.monotonic``."""
     pressure = _pressure()
-    stalled = min(pressure.stalled_between(begin, end) if pressure else 0.0, 2 * seconds)
+    stalled, crowd = pressure.between(begin, end) if pressure else (0.0, 0.0)
+    stalled = min(stalled, max(_AT_MOST, crowd) * seconds)
     took = end - begin
     assert took - stalled <= seconds, f"{took:.2f} s, {stalled:.2f} of them without a processor; {text}"

@@ -19,21 +19,20 @@ def test_in_time_is_in_time() -> None:
     assert_within(1, now - 0.9, now)
 
 
-def test_three_times_the_bound_is_late_on_any_machine() -> None:
+def test_what_lies_before_the_first_sample_is_late_on_any_machine() -> None:
     start_clock()
     now = time.monotonic()
-    with pytest.raises(AssertionError, match=r"^3\.10 s, .* of them without a processor; what it printed"):
-        assert_within(1, now - 3.1, now, "what it printed")
+    with pytest.raises(AssertionError, match=r"^3600\.00 s, .* of them without a processor; what it printed"):
+        assert_within(1, now - 3600, now, "what it printed")
 
 
 @pytest.mark.skipif(not PRESSURE.exists(), reason=f"no {PRESSURE}: this kernel does not count the time")
 def test_seconds_without_a_processor_are_taken_off() -> None:
-    """More processes than processors: most of their two seconds somebody waits."""
+    """More processes than processors: most of their two seconds somebody waits, on four times the bound as well."""
     start_clock()
     began = time.monotonic()
-    processes = [subprocess.Popen(BUSY) for _ in range(3 * (os.cpu_count() or 1))]
+    processes = [subprocess.Popen(BUSY) for _ in range(6 * (os.cpu_count() or 1))]
     for process in processes:
         process.wait()
-    ended = time.monotonic()
-    assert ended - began > 1
-    assert_within(1, ended - 2, ended)
+    assert time.monotonic() - began > 2
+    assert_within(0.5, began, began + 2)

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from clock import PATIENCE
+
 # torch is imported once, by the server that each rank is forked from, and what the first optimizer imports (2 s).
 # smdistributed is not: it reads the environment.
 _FORKS = multiprocessing.get_context("forkserver")
@@ -55,7 +57,7 @@ def run_ranks(
     function: Callable[..., Any],
     *arguments: Any,
     variables: Mapping[str, str] | None = None,
-    limit: float = 60,
+    limit: float = PATIENCE,
 ) -> list[Any]:
     """Call ``function(*arguments)`` in ``count`` processes, and return what each rank returned, by rank.
 
@@ -129,7 +131,7 @@ def start_program(
     ]
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = 60) -> list[Ended]:
+def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = PATIENCE) -> list[Ended]:
     """Wait for all ranks of a program.
 
     Raises:
@@ -158,7 +160,7 @@ def run_program(
     command: Sequence[str],
     *,
     variables: Mapping[str, str] | None = None,
-    limit: float = 60,
+    limit: float = PATIENCE,
     folder: Path | None = None,
 ) -> list[Ended]:
     """Run ``python COMMAND`` as the ranks of one job, and return how each ended, by rank."""

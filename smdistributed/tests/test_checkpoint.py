@@ -379,7 +379,7 @@ def test_a_killed_save_leaves_the_one_before(where: str, victim: int, tmp_path: 
     text = f"import sys; sys.path.insert(0, {str(here)!r}); import test_checkpoint as t; t.killed(*sys.argv[1:])"
     variables = {"PYTHONPATH": f"{here.parent}:{os.environ.get('PYTHONPATH', '')}"}
     folder = tmp_path / "checkpoints"
-    ended = finish(start_program(2, ["-c", text, str(folder), where], variables=variables), limit=100)
+    ended = finish(start_program(2, ["-c", text, str(folder), where], variables=variables))
     assert ended[victim].status == -signal.SIGKILL, ended
     assert all(one.status != 0 for one in ended)
     assert (folder / "newest").read_text() == "good"

@@ -81,7 +81,7 @@ def test_the_last_rank_needs_no_threads() -> None:
 
 def test_every_thread_of_a_step_computes_with_as_many_threads_as_the_script_says() -> None:
     """torch tells a thread's first parallel loop of set_num_threads, and a product of matrices before that is none."""
-    root, _ = run_program(2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"}, limit=90)
+    root, _ = run_program(2, [str(HERE / "scripts" / "threads.py")], variables={"OMP_NUM_THREADS": "2"})
     assert root.status == 0, root.err
     found = re.search(r"before 2 in steps 1 changes of threads (\d+)$", root.out, re.MULTILINE)
     assert found is not None, root.out

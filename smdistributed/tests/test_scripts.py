@@ -44,7 +44,7 @@ def run(script: Path, *arguments: str, ranks: int = 2, smp: Mapping[str, object]
         # Transformers looks for the key `partitions`.
         variables["SM_HP_MP_PARAMETERS"] = json.dumps({"partitions": smp.get("pipeline_parallel_degree", 1), **smp})
     variables["SM_FRAMEWORK_PARAMS"] = json.dumps(framework)
-    ended = run_program(ranks, [str(script), *arguments], variables=variables, limit=240, folder=folder)
+    ended = run_program(ranks, [str(script), *arguments], variables=variables, folder=folder)
     assert [rank.status for rank in ended] == [0] * ranks, _story(ended)
     return [float(number) for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ended[0].out + ended[0].err)]
 

@@ -391,6 +391,6 @@ def test_the_trainer_and_the_accelerator_of_hugging_face(tmp_path: Path) -> None
     script = tmp_path / "trainer.py"
     script.write_text(HUGGING_FACE)
     variables = {**EMULATED, **SMDDP_JOB, "ACCELERATE_USE_SAGEMAKER": "true", "TOKENIZERS_PARALLELISM": "false"}
-    for ended in run_program(2, [str(script), str(tmp_path)], variables=variables, limit=120):
+    for ended in run_program(2, [str(script), str(tmp_path)], variables=variables):
         assert ended.status == 0, ended.err
         assert ended.out.splitlines()[-1] == "done"

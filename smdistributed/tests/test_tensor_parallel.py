@@ -546,7 +546,7 @@ def _gpt2() -> dict[str, Any]:
 
 
 def test_the_layers_of_gpt2_are_split() -> None:
-    for result in run_ranks(2, _gpt2, limit=120):
+    for result in run_ranks(2, _gpt2):
         assert result["values"]
         assert result["norm"] == pytest.approx(result["expected"], rel=1e-6)
         assert result["split"] == ["DistributedConv1D", "DistributedEmbedding", "DistributedLayerNorm"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO
 
-from clock import assert_within, start_clock
+from clock import PATIENCE, assert_within, start_clock
 from trainworks_launcher import platforms
 from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, Environment
@@ -29,8 +29,7 @@ from trainworks_launcher.values import Json
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHER = REPOSITORY / "launcher"
 GOLDEN = REPOSITORY / "tests" / "golden" / "launch"
-TIME_OUT = 60.0
-"""Seconds after which a test gives up on a process; far above what any of them takes."""
+TIME_OUT = PATIENCE
 
 PROGRAMS = {
     name: f"/usr/bin/{name}" for name in ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from testinfra.host import Host  # type: ignore[import-untyped]
 
+from clock import PATIENCE, assert_within
 from engine.helpers import BASE, request
 from trainworks.engine import processes
 from trainworks.engine.docker import DockerEngine
@@ -222,14 +223,12 @@ def test_a_build_starts_from_every_name_of_an_image(
 
 def test_a_second_build_is_cached_even_with_another_secret(engine: Engine, tmp_path: Path, tag: str) -> None:
     _, first = full_build(engine, tmp_path / "a", tag)
-    began = time.monotonic()
     events, second = full_build(engine, tmp_path / "b", tag)
     assert second.identifier == first.identifier
     assert not [event for event in events if event.state == "output" and event.component]
     assert {event.step for event in events if event.state == "cached"} >= {
         event.step for event in events if event.step.startswith(("RUN", "COPY"))
     }
-    assert time.monotonic() - began < 30
 
 
 def test_a_changed_file_rebuilds_only_the_later_steps(engine: Engine, tmp_path: Path, tag: str) -> None:
@@ -306,7 +305,7 @@ def test_a_container_runs_commands_with_status_and_output(engine: Engine, image:
         late = container.run(("sh", "-c", "echo begun; sleep 600"), timeout=2)
         assert late.status == 124
         assert "begun" in late.output
-        assert time.monotonic() - began < 60
+        assert_within(60, began, time.monotonic(), late.output)
         assert container.run(("ls", "/left")).status == 0
     with engine.container(image[0]) as container:
         assert container.run(("ls", "/left")).status != 0
@@ -401,12 +400,12 @@ def test_an_interrupted_build_leaves_nothing(engine: Engine, tmp_path: Path, num
         process.send_signal(signal.SIGINT)
         if number is signal.SIGKILL:
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert "KeyboardInterrupt" in errors
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("buildah-cache")] == []
     assert leftovers(engine) <= before
     # dockerd ends the step's processes on its own side, just after its client is gone.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while running(mark):
         assert time.monotonic() < deadline, running(mark)
         os.sched_yield()
