@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make image` builds the headline image, `make test` runs all tests.
+# Two commands on a fresh machine: `make image` builds the headline image, `make test` tries the whole product once.
 # Needed beforehand: Python 3.11 or later, git, make, and apt as root or with sudo.
 
 # Without bytecode every start of Python compiles what it imports; the tests start it thousands of times.
@@ -12,18 +12,32 @@ TORCH := ../.cache/peers/smdistributed/bin/python
 # imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: image test test-quick check proof arm64 docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all check proof arm64 docs site golden benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
 
-test: setup engines peers  ## set everything up, then run every test: without an engine first, then real builds and jobs
+test: setup engines torch  ## set up, then try everything once: a real image, jobs on one and two hosts, extend, push; 12 minutes
+	@echo "== 1 of 3: what needs no engine =="
 	$(BIN)/python -m pytest $(PARALLEL)
-	cd smdistributed && $(TORCH) -m pytest --numprocesses 2
-	$(BIN)/python -m pytest -m engine --numprocesses 2
+	@echo "== 2 of 3: the core of smdistributed, on two and four ranks =="
+	cd smdistributed && $(TORCH) -m pytest -m core --numprocesses 2
+	@echo "== 3 of 3: the cpu image is built and tested, and jobs run in it =="
+	$(BIN)/python -m pytest -m core --verbose tests/image tests/push
 
-test-quick: setup  ## the tests that need no engine
+test-quick: setup  ## the tests that need no engine; 2 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
+
+# Before a change of an engine, a recipe, the supervisor or a transport is called done. docs/status.md gets a line.
+test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; half an hour
+	tools/note-test-run begin
+	@echo "== 1 of 3: what needs no engine =="
+	$(BIN)/python -m pytest $(PARALLEL)
+	@echo "== 2 of 3: smdistributed =="
+	cd smdistributed && $(TORCH) -m pytest --numprocesses 2
+	@echo "== 3 of 3: real images, real jobs =="
+	$(BIN)/python -m pytest -m engine --numprocesses 2
+	tools/note-test-run end
 
 check: setup torch  ## lint, format, types, import contracts, generated files
 	$(BIN)/ruff check .

@@ -38,6 +38,9 @@ MEMORY = Path("/dev/shm")
 ROOM = 2 << 30
 """Bytes that the files of a whole run fit in, with much to spare; a container's own /dev/shm has 64 MB."""
 
+ENGINES = ("engine", "core")
+"""Markers of the tests that build images, as `-m` has them."""
+
 ENGINE_ROOM = 10 << 30
 """Bytes of disk below which no engine test starts: one image with the cache of its build."""
 
@@ -51,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: There is too little disk to build images: say so once, and not in each of 400 tests.
     """
-    if config.getoption("markexpr") == "engine":
+    if config.getoption("markexpr") in ENGINES:
         for folder in filter(Path.is_dir, map(Path, (tempfile.gettempdir(), "/var/lib/docker", "/var/lib/containers"))):
             if (free := shutil.disk_usage(folder).free) < ENGINE_ROOM:
                 raise pytest.UsageError(
@@ -81,7 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         config: Its ``-m`` says whether images are built.
         log: Of pytest-xdist.
     """
-    if config.getoption("markexpr") != "engine":
+    if config.getoption("markexpr") not in ENGINES:
         return None
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 

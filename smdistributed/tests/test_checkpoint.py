@@ -158,7 +158,7 @@ def _resume(path: str, config: dict[str, Any], dtype: torch.dtype) -> tuple[list
 @pytest.mark.parametrize(
     ("ranks", "config", "dtype", "more"),
     [
-        (2, SPLIT, torch.float64, []),
+        pytest.param(2, SPLIT, torch.float64, [], marks=pytest.mark.core),
         (2, TENSOR, torch.float32, []),
         (2, {**SPLIT, "fp16": True}, torch.float16, ["fp16_states_0_0_0.pt", "fp16_states_1_0_0.pt"]),
         (

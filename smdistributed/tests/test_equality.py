@@ -68,9 +68,9 @@ def _config(
 # All pairs of values are in one of these.
 PAIRS = [
     (2, 1, "interleaved", "1", False, False),
-    (2, 4, "simple", "1", False, True),
+    pytest.param(2, 4, "simple", "1", False, True, marks=pytest.mark.core),
     (2, 8, "interleaved", "cluster", True, True),
-    (2, 4, "interleaved", "spread", False, False),
+    pytest.param(2, 4, "interleaved", "spread", False, False, marks=pytest.mark.core),
     (3, 8, "simple", "1", False, True),
     (3, 4, "interleaved", "cluster", False, False),
     (3, 1, "simple", "spread", True, False),

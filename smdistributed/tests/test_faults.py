@@ -177,7 +177,13 @@ def ended(folder: Path, fault: Fault, limit: float = PATIENCE) -> list[int]:
     return [status for status in statuses if status is not None]
 
 
-@pytest.mark.parametrize("case", FAULTS)
+CORE = "exception in a remote forward"
+
+
+CASES = [pytest.param(case, marks=[pytest.mark.core] if case == CORE else []) for case in FAULTS]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_every_rank_ends_and_the_cause_is_printed_once(case: str, tmp_path: Path) -> None:
     fault = FAULTS[case]
     start_clock()

@@ -85,11 +85,13 @@ def test_a_language_model_trains_and_resumes(fp16: int, tmp_path: Path) -> None:
     assert (tmp_path / "newest").read_text() == "steps-24"
 
 
+@pytest.mark.core
 def test_a_language_model_trains_over_tensor_ranks(tmp_path: Path) -> None:
     losses = run(SCRIPTS / "language.py", "--tensor_parallel_degree", "2", smp=TENSOR, folder=tmp_path)
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.core
 def test_smddp_without_an_import(tmp_path: Path) -> None:
     model = str(tmp_path / "model.pt")
     first = run(SCRIPTS / "data_parallel.py", "--model", model, smp=None, folder=tmp_path)

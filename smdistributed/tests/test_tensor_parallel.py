@@ -123,7 +123,11 @@ def _train(config: dict[str, Any], delayed: bool = False) -> dict[str, Any]:
         (2, {"tensor_parallel_degree": 2, "prescaled_batch": True, "optimize": "speed", "microbatches": 2}),
         (4, {"tensor_parallel_degree": 2, "microbatches": 2}),
         (4, {"tensor_parallel_degree": 4, "microbatches": 2, "prescaled_batch": True}),
-        (4, {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "microbatches": 4}),
+        pytest.param(
+            4,
+            {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "microbatches": 4},
+            marks=pytest.mark.core,
+        ),
         (
             4,
             {

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from clock import PATIENCE
 from image.support import ROOT
 
 LOSS = re.compile(r"epoch (\d+) world (\d+) loss ([0-9.]+)")
@@ -38,13 +39,14 @@ def assert_trained(output: str, world: int, folder: Path) -> None:
     assert not (folder / "output" / "failure").exists()
 
 
-def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path]) -> str:
-    """Run a job in one container for each host, on a private network; assert that all end well, return what they said.
+def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path], status: int = 0) -> str:
+    """Run a job in one container for each host, on a private network; return what they said.
 
     Args:
         reference: The image.
         network: The private network.
         folders: /opt/ml of each host, by the host's name.
+        status: How each host is to end.
     """
     import docker
 
@@ -63,9 +65,9 @@ def run_on_hosts(reference: str, network: Any, folders: Mapping[str, Path]) -> s
             containers.append(container)
         for container in containers:
             container.start()
-        statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
+        statuses = [container.wait(timeout=PATIENCE)["StatusCode"] for container in containers]
         logs = [container.logs().decode(errors="replace") for container in containers]
-    assert statuses == [0] * len(folders), "\n".join(log[-3000:] for log in logs)
+    assert statuses == [status] * len(folders), "\n".join(log[-3000:] for log in logs)
     return "".join(logs)
 
 

@@ -294,6 +294,7 @@ PLUGINS = (
 
 
 @pytest.mark.engine
+@pytest.mark.core
 def test_planted_defects_are_named_and_the_image_without_them_passes(docker_image: BuiltByCommand, tree: Tree) -> None:
     engine = docker_image.engine
     root = tree.root / "root"

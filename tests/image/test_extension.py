@@ -253,6 +253,7 @@ def test_an_extension_without_a_compiler_says_so(docker_image: BuiltByCommand, p
     assert has_compiler or f"{docker_image.reference} has no C compiler" in done.stderr
 
 
+@pytest.mark.core
 def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     tag = f"trainworks-test/extended:{uuid.uuid4().hex[:12]}"
     page = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from image.jobs import assert_trained, prepare, train_on_two_hosts
+from image.jobs import assert_trained, prepare, run_on_hosts, train_on_two_hosts
 from image.support import BuiltByCommand
 from trainworks.engine.protocol import Completed, Mount
 
@@ -26,7 +26,7 @@ print(model.load_state_dict(torch.load("/opt/ml/model/model.pt")))
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("torch_distributed", marks=pytest.mark.core), *MODES[1:]])
 def test_two_processes_on_one_host_train(docker_image: BuiltByCommand, mode: str, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", mode)
     mounts = (Mount(source=folder, target="/opt/ml"),)
@@ -84,11 +84,33 @@ def test_the_plan_of_a_job_is_shown_and_nothing_is_run(image: BuiltByCommand, tm
     assert not any((folder / "model").iterdir())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*(pytest.param(mode, marks=pytest.mark.core) for mode in MODES[:2]), *MODES[2:]])
 def test_two_hosts_train_together_and_end_together(
     docker_image: BuiltByCommand, network: Any, mode: str, tmp_path: Path
 ) -> None:
     train_on_two_hosts(docker_image.reference, network, mode, tmp_path)
+
+
+FAILS_ON_THE_LAST_RANK = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+if world.rank == world.size - 1:
+    raise ValueError("no data for rank", world.rank)
+world.barrier()
+"""
+
+
+@pytest.mark.core
+def test_both_hosts_name_the_rank_that_failed_first(docker_image: BuiltByCommand, network: Any, tmp_path: Path) -> None:
+    hosts = ("algo-1", "algo-2")
+    folders = {host: prepare(tmp_path / host, "mpi", processes=1, host=host, hosts=",".join(hosts)) for host in hosts}
+    for folder in folders.values():
+        (folder / "code" / "train.py").write_text(FAILS_ON_THE_LAST_RANK, encoding="utf-8")
+    run_on_hosts(docker_image.reference, network, folders, status=1)
+    for folder in folders.values():
+        failure = (folder / "output" / "failure").read_text(encoding="utf-8")
+        assert failure.startswith("ValueError: ('no data for rank', 1)\ntrain.py on host algo-2"), failure
+        assert json.loads((folder / "output" / "failure.json").read_text(encoding="utf-8"))["rank"] == 1
 
 
 IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@example.org")

@@ -70,7 +70,10 @@ def image(name: str, tmp_path: Path) -> Iterator[str]:
     engine.remove(reference)
 
 
-@pytest.fixture(params=["docker", "docker without skopeo", "buildah"])
+WAYS = ("docker", "docker without skopeo", "buildah")
+
+
+@pytest.fixture(params=WAYS)
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """Give an engine's name; each way to push."""
     if shutil.which("oras") is None:
@@ -313,6 +316,7 @@ def test_one_tag_for_two_architectures(
             engine.remove(reference)
 
 
+@pytest.mark.parametrize("name", [pytest.param(WAYS[0], marks=pytest.mark.core), *WAYS[1:]], indirect=True)
 @pytest.mark.usefixtures("logged_in")
 def test_a_proof_is_attached_to_what_either_engine_has_pushed(
     name: str, server: RegistryServer, registries: Registries, facts: Facts, tmp_path: Path
