@@ -34,6 +34,16 @@ TIME_OUT = PATIENCE
 PROGRAMS = {
     name: f"/usr/bin/{name}" for name in ("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen")
 }
+GLOO_ENDS = """
+import atexit, time
+atexit.register(time.sleep, 0.3)
+"""
+"""How a script of a test begins that uses gloo: its end waits for gloo's threads.
+
+Without that one of a few good ranks is aborted after its last line ("terminate called without an active exception"):
+a thread of gloo still frees a tensor when Python ends (pytorch issue 190489). It is torch's fault, not the launcher's.
+"""
+
 TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
 """The words that start the launcher."""
 

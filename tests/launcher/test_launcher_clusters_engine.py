@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from launcher_network import Host, Network, engine_manifest, need, network_of
 from launcher_pods import start_pod
-from launcher_support import TRAIN
+from launcher_support import GLOO_ENDS, TRAIN
 from test_launcher_clusters import BATCH, DSTACK, PYTORCH_JOB, TRAIN_JOB, of_host
 
 pytestmark = pytest.mark.engine
 
-GLOO = """
+GLOO = (
+    GLOO_ENDS
+    + """
 import os, sys, torch
 import torch.distributed as distributed
 assert not [name for name in os.environ if name.startswith("PET_")]
@@ -32,6 +34,7 @@ if "--fail" in sys.argv and rank == 1:
 distributed.barrier()
 distributed.destroy_process_group()
 """
+)
 MPI = """
 import os
 from mpi4py import MPI

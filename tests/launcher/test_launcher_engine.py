@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from launcher_network import NAMES, Network, engine_manifest, need, two_hosts, two_namespaces
-from launcher_support import TIME_OUT, Launcher, write_inputs
+from launcher_support import GLOO_ENDS, TIME_OUT, Launcher, write_inputs
 
 from trainworks_launcher.values import Json
 
@@ -47,7 +47,9 @@ while not seen:
     signal.sigtimedwait([signal.SIGUSR1], 0.1)
 print("checkpoint", flush=True)
 """
-GLOO = """
+GLOO = (
+    GLOO_ENDS
+    + """
 import os, sys, torch
 import torch.distributed as distributed
 distributed.init_process_group("gloo")
@@ -60,6 +62,7 @@ if "--fail" in sys.argv and rank == 3:
 distributed.barrier()
 distributed.destroy_process_group()
 """
+)
 
 
 @pytest.fixture

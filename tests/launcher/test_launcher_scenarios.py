@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, need, network_of
-from launcher_support import TIME_OUT, Launcher, write_inputs
+from launcher_support import GLOO_ENDS, TIME_OUT, Launcher, write_inputs
 
 from clock import assert_within
 from trainworks_launcher.values import Json
@@ -268,7 +268,9 @@ def test_hosts_end_together_after_the_last_one(
 
 
 # --------------------------------------------------------------------------------------------- torchrun that goes on
-TRAIN = """
+TRAIN = (
+    GLOO_ENDS
+    + """
 import os, signal, sys, time
 import torch
 import torch.distributed as distributed
@@ -297,6 +299,7 @@ print("trained", host, flush=True)
 distributed.barrier()
 distributed.destroy_process_group()
 """
+)
 
 
 def elastic(folder: Path, **more: Json) -> dict[str, Json]:

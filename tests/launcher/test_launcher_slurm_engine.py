@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from launcher_network import PREFIX, engine_manifest, need
 from launcher_slurm import Slurm, slurm_of
-from launcher_support import LAUNCHER, REPOSITORY
+from launcher_support import GLOO_ENDS, LAUNCHER, REPOSITORY
 
 from clock import assert_within
 from trainworks_launcher.platforms.common import expand_nodes
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.engine
 
 TRAIN = (sys.executable, "-IS", str(LAUNCHER / "trainworks_launcher" / "__main__.py"))
 ONE_PER_NODE = ("--nodes=2", "--ntasks-per-node=1", "--overcommit")
-TORCH = """
+TORCH = (
+    GLOO_ENDS
+    + """
 import os, sys, torch
 from torch import nn
 import torch.distributed as dist
@@ -45,6 +47,7 @@ same = all(torch.equal(weights[0], other) for other in weights)
 print("trained rank", rank, "of", world, "on", os.environ["SLURMD_NODENAME"], "equal", same, "loss", float(loss) < 3.0)
 dist.destroy_process_group()
 """
+)
 MPI = """
 import os
 from mpi4py import MPI

@@ -20,15 +20,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from clock import PATIENCE
 from trainworks.host.pip import pip_configuration
 from trainworks.host.settings import read_host_settings
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 PEERS = HERE.parents[1] / ".cache" / "peers"
-
-TIME_LIMIT = 240.0
-"""Seconds for one job; the longest took 20 on two cores."""
 
 BUCKET = "trainworks-test"
 """Of the S3 server, where there is one."""
@@ -93,16 +91,20 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
         }
     isolated: tuple[str, ...] = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--map-root-user", "--net")
     with removed_afterwards(folder, environment):
-        done = subprocess.run(
-            (*(() if store else isolated), str(python), str(HERE / "clients" / f"{line}.py"), "job.json"),
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            timeout=TIME_LIMIT,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                (*(() if store else isolated), str(python), str(HERE / "clients" / f"{line}.py"), "job.json"),
+                cwd=folder,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                timeout=PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            said = (error.stdout or b"").decode(errors="replace")
+            pytest.fail(f"the client has not ended\n{said[-6000:]}\n{_where_it_is(folder, environment)}")
         output = done.stdout.decode(errors="replace")
         assert done.returncode == 0, output[-6000:]
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -118,13 +120,32 @@ def run_client(line: str, job: Mapping[str, Any], folder: Path, store: str = "")
         )
 
 
+def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
+    """Return the processes and the last lines of the containers of a job that does not end."""
+    found: list[str] = []
+
+    def ask(*words: str) -> str:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout + done.stderr
+
+    for file in _compose_files(folder):
+        for container in ask("docker-compose", "--file", str(file), "ps", "--all", "--quiet").split():
+            state = ask("docker", "inspect", "--format", "{{.Name}} {{.State.Status}} {{.State.ExitCode}}", container)
+            found += [state, ask("docker", "top", container), ask("docker", "logs", "--tail", "40", container)]
+    return "\n".join(found)
+
+
+def _compose_files(folder: Path) -> list[Path]:
+    return [*folder.glob("docker-compose.yaml"), *folder.glob("*/docker-compose.yaml")]
+
+
 @contextmanager
 def removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Remove the containers and networks of every Compose file below a folder: both clients leave them behind."""
     try:
         yield
     finally:
-        for file in (*folder.glob("docker-compose.yaml"), *folder.glob("*/docker-compose.yaml")):
+        for file in _compose_files(folder):
             down = ("docker-compose", "--file", str(file), "down", "--timeout", "1")
             subprocess.run(down, env=environment, capture_output=True, timeout=120, check=False)
 

@@ -424,10 +424,10 @@ def running(mark: str) -> list[str]:
 
 
 def leftovers(engine: Engine) -> set[str]:
-    """Return the containers of ours that the engine has; other people's come and go."""
+    """Return the containers of these tests' images that the engine has; those of others come and go."""
     information = engine.probe()
     if engine.name == "docker":
-        argv = (information.program, "ps", "--all", "--filter", "name=trainworks-", "--format", "{{.Names}}")
+        argv = (information.program, "ps", "--all", "--filter", f"ancestor={BASE}", "--format", "{{.Names}}")
         return set(processes.run(argv, timeout=60).output.decode().split())
     done = processes.run((information.program, "containers", "--json"), timeout=60)
     listed = json.loads(done.output or b"null") or []

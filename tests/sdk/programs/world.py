@@ -3,9 +3,11 @@
 MPI ranks meet through mpi4py, others through torch.distributed.
 """
 
+import atexit
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 here = {
@@ -27,6 +29,8 @@ else:
     world = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(world, here)
     torch.distributed.destroy_process_group()
+    # A thread of gloo that still works when Python ends would abort the rank.
+    atexit.register(time.sleep, 0.3)
 
 print(f"rank {rank} of {len(world)} on {here['host']}")
 if rank == 0:
