@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sdk.support import PEERS, PROGRAMS, TIME_LIMIT, removed_afterwards
+from clock import PATIENCE
+from sdk.support import PEERS, PROGRAMS, removed_afterwards
 
 pytestmark = pytest.mark.engine
 
@@ -40,7 +41,7 @@ def test_the_examples_of_the_page_on_jobs(line: str, first: str, image: str, tmp
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=TIME_LIMIT,
+            timeout=PATIENCE,
             check=False,
         )
     assert done.returncode == 0, done.stdout[-6000:]
