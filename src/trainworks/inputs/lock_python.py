@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from packaging.tags import Tag, cpython_tags
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 from uv import find_uv_bin
@@ -58,20 +58,20 @@ class _Platform:
 
 
 def _tags(platform: _Platform) -> list[Tag]:
-    """Return the wheel tags that a platform can load, best first: from its own C library down to the oldest one."""
+    """Return the wheel tags that a platform can load, in the order in which an installer there prefers them.
+
+    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too; only the levels of the C library are
+    given (PEP 600), because that function knows the running machine's alone.
+    """
     major, minor = (int(part) for part in platform.glibc.split("."))
     machine = platform.machine
     platforms = [f"manylinux_{major}_{number}_{machine}" for number in range(minor, 4, -1)]
     for number, legacy in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
         platforms.insert(platforms.index(f"manylinux_{major}_{number}_{machine}") + 1, f"{legacy}_{machine}")
+    platforms.append(f"linux_{machine}")
     version = tuple(int(part) for part in platform.python.split("."))
     interpreter = f"cp{platform.python.replace('.', '')}"
-    tags = list(cpython_tags(version, platforms=[*platforms, f"linux_{machine}"]))
-    tags.append(Tag(interpreter, "none", "any"))
-    tags += [Tag(f"py3{number}", "none", "any") for number in range(version[1], -1, -1)]
-    tags += [Tag("py3", "none", "any"), Tag("py2.py3", "none", "any")]
-    tags += [Tag("py3", "none", each) for each in platforms]
-    return tags
+    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
 
 
 def _resolve(
