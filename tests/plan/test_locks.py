@@ -12,6 +12,7 @@ from trainworks.plan.locks import check_lock, lock_problems
 from trainworks.plan.target import context_of
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
+CUDA = "pytorch-2.4.1-cu121-py311-debian12"
 NEURON = "pytorch-2.9.0-neuron-py312-ubuntu24.04-vendor"
 
 
@@ -93,6 +94,19 @@ def test_a_component_that_names_its_packages_by_a_pattern_is_looked_at_too(facts
     runtime = "nvidia-cuda-runtime-cu12"
     other = spoiled(facts, target, runtime, version="12.4.1", file=f"{runtime.replace('-', '_')}-12.4.1-py3-none.whl")
     assert problems(other, target) == ("has nvidia-cuda-runtime-cu12 12.4.1, the target's version of cuda is 12.1.105",)
+
+
+def test_a_cell_without_cuda_takes_no_lock_of_a_cuda_build(facts: Facts) -> None:
+    """The wheel of torch 2.11 and later for ARM asks for CUDA: nothing else of such a lock says so."""
+    cuda = [
+        each for each in facts.locks[CUDA].packages if each.name.startswith(("nvidia-", "cuda-")) and not each.build
+    ]
+    lock = Lock(target=CPU, packages=(*facts.locks[CPU].packages, *cuda))
+    (said,) = problems(replace(facts, locks={**facts.locks, CPU: lock}), CPU)
+    assert said == (
+        f"has {', '.join(f'{each.name} {each.version}' for each in cuda[:3])} and {len(cuda) - 3} more, packages of "
+        "CUDA; the target's cell cpu is without CUDA"
+    )
 
 
 def test_the_error_has_all_problems_and_the_command_that_mends_them(facts: Facts) -> None:

@@ -147,6 +147,7 @@ def _row_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPac
         elif wanted.range and not satisfies(locked[wanted.name], wanted.range, {}):
             yield f"has {wanted.name} {locked[wanted.name]}, its component's row asks for {wanted}"
     yield from _pattern_problems(target, packages)
+    yield from _cuda_problems(target, facts, packages)
 
 
 def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
@@ -163,6 +164,28 @@ def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]
             if version not in locked.values():
                 found = ", ".join(f"{name} {version}" for name, version in locked.items()) or f"no {pattern}"
                 yield f"has {found}, the target's version of {component.name} is {version}"
+
+
+def _cuda_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Yield the packages of CUDA in the lock of a cell without CUDA: they come with another build of its framework."""
+    if target.cell.version:
+        return
+    patterns = {
+        pattern
+        for component in facts.components
+        if component.needs_cuda
+        for pattern in python_patterns(component, target.cell)
+        if "*" in pattern
+    }
+    found = [
+        f"{each.name} {each.version}"
+        for each in packages
+        if not each.build and any(fnmatchcase(each.name, pattern) for pattern in patterns)
+    ]
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        named = f"{', '.join(found[:3])}{more}"
+        yield f"has {named}, packages of CUDA; the target's cell {target.cell.name} is without CUDA"
 
 
 def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
