@@ -24,18 +24,26 @@ from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from packaging.version import Version
-
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from trainworks.errors import LockError  # noqa: E402 - the path has to be set first
-from trainworks.facts.load import load  # noqa: E402
-from trainworks.facts.rows import Component, Cuda, Facts, Stack, TargetRow  # noqa: E402
-from trainworks.host.settings import HostSettings, read_host_settings  # noqa: E402
-from trainworks.inputs.lock_python import write_python_lock  # noqa: E402
-from trainworks.plan.shares import distribution_name, python_requirements  # noqa: E402
-from trainworks.plan.target import context_of  # noqa: E402
+try:
+    from packaging.version import Version
+
+    from trainworks.errors import LockError
+    from trainworks.facts.load import load
+    from trainworks.facts.rows import Component, Cuda, Facts, Stack, TargetRow
+    from trainworks.host.settings import HostSettings, read_host_settings
+    from trainworks.inputs.lock_python import write_python_lock
+    from trainworks.plan.locks import cuda_packages
+    from trainworks.plan.shares import distribution_name, python_requirements
+    from trainworks.plan.target import context_of
+except ModuleNotFoundError as error:
+    # Started with a Python that has not what the builder needs.
+    from build import explain
+
+    explain(error)
+    raise
 
 UNKNOWN = "?"
 """A reviewer fills it in: a fact of a CUDA version that the package index does not have."""
@@ -155,7 +163,15 @@ def propose(facts: Facts, settings: HostSettings, today: date) -> Proposal:
         except LockError as error:
             notes.append(error.message.strip())
             errors.append(error)
-            continue
+            if row.versions[name] in ("", pins.get(name, "")):
+                continue
+            # Each build of a framework has an index of its own, which may be behind the others.
+            try:
+                found = resolved(row, facts, settings, {name: row.versions[name]})
+            except LockError:
+                continue
+            notes[-1] = f"{name} {pins[name]} is not on the indexes: {row.framework} for {row.cuda} stays {row.version}"
+            errors.pop()
         found_by_row.append((row, found))
         components = context_of(row, facts).components
         cuda = facts.cuda_by_name[row.cuda]
@@ -168,6 +184,12 @@ def propose(facts: Facts, settings: HostSettings, today: date) -> Proposal:
             cuda = cell_of(found, row, facts, wheel)
             if cuda.name not in facts.cuda_by_name:
                 cudas[cuda.name] = cuda
+        elif unwanted := cuda_packages(found, facts):
+            notes.append(
+                f"{row.framework} {version} for {row.cuda} on {row.base} is not proposed: {wheel} asks for CUDA "
+                f"({', '.join(unwanted[:3])})"
+            )
+            continue
         if any((old.framework, old.cuda, old.base) == (row.framework, cuda.name, row.base) for old in facts.targets):
             notes.append(f"{row.framework} {version} for {cuda.name} on {row.base} can replace the row of that cell")
         versions = {each: version_in(found, components[each], cuda) for each in row.versions}

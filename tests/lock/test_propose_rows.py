@@ -52,15 +52,18 @@ class Index:
     def __init__(self, server: Server, facts: Facts) -> None:
         self._server = server
         self._links: dict[str, list[str]] = {}
-        (row,) = facts.targets
-        stack, cuda = facts.stack_by_name[row.stack], facts.cuda_by_name[row.cuda]
-        versions = {**stack.components, **row.versions}
-        for component in facts.components:
-            fits = component.fits(row.framework, stack.sources, cuda, row.base)
-            for number, name in enumerate(python_patterns(component, cuda) if fits else ()):
-                if "*" not in name and name != "torch":
-                    self.add(name, versions.get(component.name, "1.0") if number == 0 else "1.0")
-        self.add_torch(row.version, row.versions["cuda"])
+        for row in facts.targets:
+            stack, cuda = facts.stack_by_name[row.stack], facts.cuda_by_name[row.cuda]
+            versions = {**stack.components, **row.versions}
+            for component in facts.components:
+                fits = component.fits(row.framework, stack.sources, cuda, row.base)
+                for number, name in enumerate(python_patterns(component, cuda) if fits else ()):
+                    if "*" not in name and name != "torch" and name not in self._links:
+                        self.add(name, versions.get(component.name, "1.0") if number == 0 else "1.0")
+            if "cuda" in row.versions:
+                self.add_torch(row.version, row.versions["cuda"])
+            else:
+                self.add("torch", row.versions["torch"])
 
     @property
     def url(self) -> str:
@@ -96,21 +99,25 @@ class Index:
         self.add("torch", version, *(f"{name}=={required}" for name, required in requires))
 
 
-@pytest.fixture
-def one_row(checkout: Path) -> Path:
-    """Give a checkout with one target: the newest PyTorch with CUDA for Debian 12."""
+@pytest.fixture(params=[("debian12", (True,))], ids=["cuda"])
+def one_row(checkout: Path, request: pytest.FixtureRequest) -> Path:
+    """Give a checkout with few targets, one by default: the newest PyTorch for a base, with CUDA, without, or both."""
     facts = load(checkout)
-    rows = [
-        row
-        for row in facts.targets
-        if (row.framework, row.base, facts.sources_of(row)) == ("pytorch", "debian12", "packages")
-    ]
-    newest = max((row for row in rows if row.cuda != "cpu"), key=lambda row: Version(row.version))
+    base, kinds = request.param
     path = checkout / "images" / "pytorch.toml"
     head, *blocks = path.read_text(encoding="utf-8").split("[[target]]")
-    keys = [f'{key} = "{getattr(newest, key)}"\n' for key in ("version", "cuda", "base", "stack")]
-    (block,) = [block for block in blocks if all(key in block for key in keys)]
-    path.write_text(f"{head}[[target]]{block.partition('#')[0]}", encoding="utf-8")
+    for with_cuda in kinds:
+        rows = [
+            row
+            for row in facts.targets
+            if (row.framework, row.base, facts.sources_of(row)) == ("pytorch", base, "packages")
+            and (row.cuda != "cpu") == with_cuda
+        ]
+        newest = max(rows, key=lambda row: Version(row.version))
+        keys = [f'{key} = "{getattr(newest, key)}"\n' for key in ("version", "cuda", "base", "stack")]
+        (block,) = [block for block in blocks if all(key in block for key in keys)]
+        head += f"[[target]]{block.partition('#')[0]}"
+    path.write_text(head, encoding="utf-8")
     for name in {row.framework for row in facts.targets} - {"pytorch"}:
         (checkout / "images" / f"{name}.toml").unlink()
     (checkout / "images" / "built.toml").write_text("# None.\n", encoding="utf-8")
@@ -182,6 +189,29 @@ def test_what_the_index_does_not_know_of_a_new_cuda_is_left_to_the_reviewer(prop
     (cuda,) = propose(index.url).rows["cuda"]
     assert (cuda["name"], cuda["minimum_driver"], cuda["architectures"]) == ("cu770", "?", ["?"])
     assert "CUDA runtime 77.0.1, required by the torch 99.1.0 wheel" in cuda["source"]
+
+
+@pytest.mark.parametrize("one_row", [("debian12-arm64", (False,))], ids=["cpu"], indirect=True)
+def test_a_wheel_for_cuda_is_not_proposed_for_a_cell_without_it(propose: Propose, index: Index) -> None:
+    """From 2.11 on the index's torch for ARM asks for CUDA."""
+    index.add_torch("99.1.0", "13.9.45")
+    proposed = propose(index.url)
+    assert (proposed.status, proposed.rows) == (0, {})
+    said = "pytorch 99.1.0 for cpu on debian12-arm64 is not proposed: the torch 99.1.0 wheel asks for CUDA"
+    assert said in proposed.text
+
+
+@pytest.mark.parametrize("one_row", [("debian12", (True, False))], ids=["both"], indirect=True)
+def test_a_build_whose_index_is_behind_keeps_its_version(propose: Propose, index: Index, one_row: Path) -> None:
+    index.add_torch("99.1.0", "13.9.45")
+    index.add("mpi4py", "98.0")
+    proposed = propose(index.url)
+    (cpu,) = [row for row in load(one_row).targets if row.cuda == "cpu"]
+    assert proposed.status == 0
+    assert [row["cuda"] for row in proposed.rows["target"]] == ["cu139"]
+    assert f"torch 99.1.0+cpu is not on the indexes: pytorch for cpu stays {cpu.version}" in proposed.text
+    # And counts for the components that all targets have.
+    assert proposed.rows["stack"][0]["components"]["mpi4py"] == "98.0"
 
 
 def test_an_index_without_the_packages_is_an_error(propose: Propose, plain_server: Server) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -168,24 +168,23 @@ def _pattern_problems(target: TargetContext, packages: tuple[LockedPackage, ...]
 
 def _cuda_problems(target: TargetContext, facts: Facts, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Yield the packages of CUDA in the lock of a cell without CUDA: they come with another build of its framework."""
-    if target.cell.version:
-        return
+    versions = {each.name: each.version for each in packages if not each.build}
+    if not target.cell.version and (names := cuda_packages(versions, facts)):
+        named = ", ".join(f"{name} {versions[name]}" for name in names[:3])
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"has {named}{more}, packages of CUDA; the target's cell {target.cell.name} is without CUDA"
+
+
+def cuda_packages(names: Iterable[str], facts: Facts) -> list[str]:
+    """Return those names of distributions that components of CUDA name by a pattern, such as ``nvidia-*``; sorted."""
     patterns = {
         pattern
         for component in facts.components
         if component.needs_cuda
-        for pattern in python_patterns(component, target.cell)
+        for pattern in map(distribution_name, component.python)
         if "*" in pattern
     }
-    found = [
-        f"{each.name} {each.version}"
-        for each in packages
-        if not each.build and any(fnmatchcase(each.name, pattern) for pattern in patterns)
-    ]
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        named = f"{', '.join(found[:3])}{more}"
-        yield f"has {named}, packages of CUDA; the target's cell {target.cell.name} is without CUDA"
+    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def _gaps(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
