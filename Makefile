@@ -36,7 +36,7 @@ test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_F
 	@echo "== 2 of 3: smdistributed =="
 	cd smdistributed && $(TORCH) -m pytest --numprocesses 2
 	@echo "== 3 of 3: real images, real jobs =="
-	$(BIN)/python -m pytest -m engine --numprocesses 2
+	$(BIN)/python -m pytest -m engine --numprocesses 3
 	tools/note-test-run end
 
 check: setup torch  ## lint, format, types, import contracts, generated files

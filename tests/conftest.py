@@ -77,8 +77,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let engine tests of images and those of jobs run side by side: both wait more than they compute.
 
-    Those of images stay in one process, which builds each image once. Of the others a process takes the next folder
-    when it has ended one, those of the launcher first.
+    A process takes the next file of images, or the next folder of the others, when it has ended one: hosts of the
+    launcher's tests have names and addresses of their own within a folder only. Whoever wants an image first builds it,
+    and the others wait (``image.support.build_once``).
 
     Args:
         config: Its ``-m`` says whether images are built.
@@ -90,11 +91,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Folders(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            # These have images of their own.
-            alone = ("tests/image/test_tensorflow_jobs.py", "tests/image/test_vendor_build.py")
             file, _, _ = nodeid.partition("::")
             folder, _, _ = file.rpartition("/")
-            return file if file in alone else "images" if folder.startswith(("tests/engine", "tests/image")) else folder
+            return file if folder == "tests/image" else folder
 
     return Folders(config, log)
 

@@ -57,8 +57,10 @@ def test_a_wrong_hash_is_refused_by_name_and_nothing_is_built(image: BuiltByComm
     assert done.stdout == ""
 
 
-def test_an_index_that_does_not_answer_is_named(image: BuiltByCommand, spoiled: Path) -> None:
-    done = build(spoiled, image.engine.name, PIP_INDEX_URL=UNREACHABLE, PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS="")
+def test_an_index_that_does_not_answer_is_named(docker_image: BuiltByCommand, spoiled: Path) -> None:
+    done = build(
+        spoiled, docker_image.engine.name, PIP_INDEX_URL=UNREACHABLE, PIP_EXTRA_INDEX_URL="", PIP_FIND_LINKS=""
+    )
     assert done.returncode == BuildError.exit_status, done.stderr[-3000:]
     message = done.stderr[done.stderr.index("error: ") :]
     assert "127.0.0.1" in message

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from clock import PATIENCE
 from image.efa_installer import make_installer
-from image.support import BuiltByCommand
+from image.support import BuiltByCommand, engine_that_answers
 from image.vendor import (
     METIS,
     TARGET,
@@ -83,14 +84,13 @@ def test_an_installer_leaves_what_it_installed_and_nothing_else(vendor_image: Bu
 
 
 def test_buildah_builds_from_a_folder(checkout: Path, mirror: Path) -> None:
-    """No server, no index: everything that is downloaded lies in the folder."""
-    done = build(checkout, "buildah", "--mirror", str(mirror), "--offline")
-    if "buildah" in done.stderr and "not answer" in done.stderr:
-        pytest.skip(f"buildah does not answer here: {done.stderr[-300:]}")
+    """No server, no index: everything that is downloaded lies in the folder. Docker's image shows the promises."""
+    engine = engine_that_answers("buildah")
+    done = build(checkout, "buildah", "--mirror", str(mirror), "--offline", "--until", "build")
     assert done.returncode == 0, done.stderr[-6000:]
-    checks = json.loads(done.stdout)["checks"]
-    assert "metis" in {check["component"] for check in checks}
-    assert [check["title"] for check in checks if not check["passed"]] == []
+    (tag, *_) = json.loads(done.stdout)["tags"]
+    found = engine.run(tag, ("find", "/opt/metis", "-name", "libmetis.*"), timeout=PATIENCE)
+    assert found.output.startswith("/opt/metis/"), found.output
 
 
 @pytest.fixture
