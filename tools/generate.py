@@ -28,7 +28,6 @@ from trainworks.facts.rows import Facts  # noqa: E402
 from trainworks.inspect.listing import summary_markdown  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
 from trainworks.plan.select import request_for  # noqa: E402
-from trainworks.render.builds import current_builds  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -169,7 +168,7 @@ def main() -> int:
         "components": components(facts),
         "drivers": drivers(facts),
         "proved": proved(facts),
-        "summary": summary_markdown(facts, current_builds(facts)),
+        "summary": summary_markdown(facts),
         "instances": instances(facts),
         "properties": properties(),
         "compatibility-rules": compatibility_rules(facts),

@@ -17,18 +17,17 @@ from trainworks.facts.lockfile import rows_as_toml
 from trainworks.facts.lockfile import write as write_facts
 from trainworks.facts.rows import Built, Facts
 from trainworks.plan.model import ImagePlan
-from trainworks.render.builds import inputs_of_target
-from trainworks.render.dockerfile import Rendering
+from trainworks.render.builds import inputs_of, inputs_of_target
 
 HEADER = """\
 # Written by `python build.py ... --record`; do not edit. The last build of each target that passed all its image tests.
-# `inputs` is the digest of all that decides the image. A build counts as built for real while that is the digest of
-# today's recipe; after a change it is shown as built from an older recipe. `seconds` is with whatever was cached, and
-# absent where the engine had the image already.
+# `inputs` is the digest of all that decides the image, comments aside. A build counts as built for real while that is
+# the digest of today's recipe; after a change it is shown as built from an older recipe. `seconds` is with whatever was
+# cached, and absent where the engine had the image already.
 """
 
 
-def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Path) -> None:
+def refuse_record(plan: ImagePlan, facts: Facts, root: Path) -> None:
     """Refuse, before a build, one that cannot be recorded.
 
     Raises:
@@ -36,7 +35,7 @@ def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Pat
     """
     writable_root(root, "`--record`")
     row = next(row for row in facts.targets if facts.name_of(row) == plan.target.name)
-    if rendering.digest != inputs_of_target(row, facts):
+    if inputs_of(plan, facts) != inputs_of_target(row, facts):
         raise OutputError(
             f"--record: this image is a variant of {plan.target.name}, not the target itself",
             hint="remove --with and --without, or remove --record",
@@ -47,17 +46,12 @@ def refuse_record(plan: ImagePlan, rendering: Rendering, facts: Facts, root: Pat
 
 
 def record_result(
-    plan: ImagePlan,
-    rendering: Rendering,
-    facts: Facts,
-    result: ImageResult,
-    root: Path,
-    environment: Mapping[str, str],
+    plan: ImagePlan, facts: Facts, result: ImageResult, root: Path, environment: Mapping[str, str]
 ) -> Path:
     """Record a build whose image tests all passed; returns the file. Raises ``OutputError``."""
     built = Built(
         target=plan.target.name,
-        inputs=rendering.digest,
+        inputs=inputs_of(plan, facts),
         engine=result.engine.name,
         date=datetime.now(UTC).date().isoformat(),
         megabytes=round(result.image.size / 1_000_000),

@@ -54,7 +54,7 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
     if order.record:
         from trainworks.build.record import refuse_record
 
-        refuse_record(plan, spec.rendering, facts, session.root)
+        refuse_record(plan, facts, session.root)
     engine = _engine_that_answers(order)
     if engine is None or unchanged_image(spec, engine, order) is None:
         plan, left_out = _with_sources(request, plan, session, order)
@@ -73,7 +73,7 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
     if order.record and result.broken is None:
         from trainworks.build.record import record_result
 
-        say(f"recorded in {record_result(plan, spec.rendering, facts, result, session.root, os.environ)}")
+        say(f"recorded in {record_result(plan, facts, result, session.root, os.environ)}")
     if order.push is not None and result.broken is None:
         report["pushed"], pushed = _push(plan.tags[0], order.push, result, session.settings)
         text += pushed

@@ -45,22 +45,20 @@ def list_text(facts: Facts, current: Mapping[str, Built]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary_markdown(facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return a short table: for each framework and kind of sources its versions, its cells, and what was built."""
+def summary_markdown(facts: Facts) -> str:
+    """Return a short table: for each framework and kind of sources its versions and its cells.
+
+    It stands in committed pages, so it says nothing of builds: those depend on more than the rows.
+    """
     groups: dict[tuple[str, str], list[TargetRow]] = {}
     for row in sorted_rows(facts):
         groups.setdefault((facts.sources_of(row), row.framework), []).append(row)
-    lines = ["| sources | framework | versions | CUDA | targets | images built for real |", "|---|---|---|---|---|---|"]
+    lines = ["| sources | framework | versions | CUDA | targets |", "|---|---|---|---|---|"]
     for (sources, framework), rows in sorted(groups.items()):
         versions = list(dict.fromkeys(row.version for row in rows))
         cells = sorted({row.cuda for row in rows}, key=lambda name: (version_key(name), name))
         shown = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
-        names = {facts.name_of(row) for row in rows}
-        built, recorded = len(names & current.keys()), len(names & facts.built_by_target.keys())
-        older = f", and {recorded - built} from an older recipe" if recorded > built else ""
-        lines.append(
-            f"| {sources} | {framework} | {shown} | {', '.join(cells)} | {len(rows)} | {built or 'none'}{older} |"
-        )
+        lines.append(f"| {sources} | {framework} | {shown} | {', '.join(cells)} | {len(rows)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -239,9 +239,10 @@ def _first_use(steps: Sequence[Step], target: TargetContext, facts: Facts) -> tu
 
 
 def _missing(components: Sequence[Component], target: TargetContext, facts: Facts) -> tuple[Missing, ...]:
-    """Return what images of this framework and cell could have, from whatever sources, and this one has not.
+    """Return what images of this framework and cell have by default, from whatever sources, and this one has not.
 
-    What has the recipe of one that is in the image is the same under another name: the vendors' CUDA wheels.
+    What is added on request only is missing in no image. What has the recipe of one that is in the image is the same
+    under another name: the vendors' CUDA wheels.
     """
     row, cell = target.row, target.cell
     chosen = {component.name for component in components}
@@ -254,7 +255,7 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
     return tuple(
         Missing(component=name, cost=component.without)
         for name, component in (possible | dict(target.fitting)).items()
-        if component.without and name not in chosen and component.recipe_name not in recipes
+        if component.default and component.without and name not in chosen and component.recipe_name not in recipes
     )
 
 
