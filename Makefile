@@ -12,7 +12,7 @@ TORCH := ../.cache/peers/smdistributed/bin/python
 # imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: image test test-quick test-all check proof arm64 docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all check fix proof arm64 docs site golden benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -39,15 +39,14 @@ test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_F
 	$(BIN)/python -m pytest -m engine --numprocesses 3
 	tools/note-test-run end
 
-check: setup torch  ## lint, format, types, import contracts, generated files
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	cd smdistributed && $(TORCH) -m mypy
-	cd smdistributed && ../$(BIN)/lint-imports
-	$(BIN)/python tools/generate.py --check
-	$(BIN)/python tools/write_buildspec.py --check
+check: setup torch  ## lint, format, types, import contracts, generated and golden files; says what to run for a refusal
+	@tools/check
+
+fix: setup  ## write everything that `make check` compares: lint, format, documentation, golden files
+	$(BIN)/ruff check --fix --exit-zero .
+	$(BIN)/ruff format .
+	$(MAKE) docs
+	$(MAKE) golden
 
 proof: setup engines  ## by hand: every source component of the vendors' recipes, compiled in one build; SOURCES=a mirror
 	TRAINWORKS_PROOF=$(SOURCES) $(BIN)/python -m pytest -m engine tests/image/test_source_page.py
@@ -64,7 +63,7 @@ site: setup  ## write the documentation as a site, build/site/docs/index.html
 	$(BIN)/sphinx-build -W -b html -c docs . build/site
 
 golden: setup  ## write the golden files anew; review the difference
-	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/render tests/plan tests/launcher
+	TRAINWORKS_UPDATE_GOLDEN=1 $(BIN)/python -m pytest --quiet -k golden
 
 benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, print ratios
 	$(BIN)/python benchmarks/builds.py

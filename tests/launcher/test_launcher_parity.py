@@ -330,7 +330,7 @@ def test_what_ends_sagemaker_training_is_a_job_here(tmp_path: Path, what: str, e
     assert exported_variables(ours(tmp_path, variables))["SM_USER_ENTRY_POINT"] == "train.py"
 
 
-def test_the_documentation_has_the_table_as_it_is() -> None:
+def test_golden_table_of_the_documentation() -> None:
     path = REPOSITORY / "docs" / "environment.md"
     begin, end = "<!-- generated: differences -->\n", "<!-- end of generated -->"
     head, _, rest = path.read_text(encoding="utf-8").partition(begin)

@@ -1,7 +1,6 @@
 """Plans, shown whole: one golden file per scenario.
 
-After a wanted change run ``TRAINWORKS_UPDATE_GOLDEN=1 python -m pytest tests/launcher/test_launcher_plan.py``
-and read the diff.
+After a wanted change run ``make golden`` and read the difference.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ GOLDEN = ("sbom.cdx.json", "provenance.json")
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_the_documents_of_a_tiny_image(name: str, proven: Proven, golden: Callable[[str, str], None]) -> None:
+def test_golden_documents_of_a_tiny_image(name: str, proven: Proven, golden: Callable[[str, str], None]) -> None:
     golden(f"proof/{name}", proven.texts()[name])
 
 

@@ -90,7 +90,7 @@ def extension(proven: Proven, answer: packages.PackagesAnswer) -> Proven:
 
 
 @pytest.mark.parametrize("name", ["sbom.cdx.json", "provenance.json"])
-def test_the_documents_of_an_extension(name: str, extension: Proven, golden: Callable[[str, str], None]) -> None:
+def test_golden_documents_of_an_extension(name: str, extension: Proven, golden: Callable[[str, str], None]) -> None:
     golden(f"proof/extension/{name}", extension.texts()[name])
 
 

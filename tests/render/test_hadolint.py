@@ -1,4 +1,4 @@
-"""hadolint finds nothing in the Dockerfiles that we render."""
+"""hadolint and our own rules find nothing in the Dockerfiles that we render."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from trainworks.facts.rows import Facts
+from trainworks.plan.resolve import plan_row
+from trainworks.render.dockerfile import render
+from trainworks_lint.linter import lint
 
 NUMBER = re.compile(r"[0-9a-f]{12,}|\d[\w.]*")
 
@@ -39,12 +46,19 @@ def findings(root: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout))
 
 
+@pytest.fixture(scope="module")
+def rendered(root: Path, facts: Facts) -> Mapping[str, str]:
+    """Give the Dockerfile of every target, and those of the extensions that are golden files."""
+    targets = {facts.name_of(row): render(plan_row(row, facts), facts, check=False).dockerfile for row in facts.targets}
+    extensions = (root / "tests" / "golden" / "extend").glob("*/Dockerfile")
+    return targets | {path.parent.name: path.read_text(encoding="utf-8") for path in extensions}
+
+
 def test_hadolint_finds_nothing_in_any_instruction_that_we_render_and_what_is_wrong_beside_them(
-    root: Path, tmp_path: Path
+    root: Path, rendered: Mapping[str, str], tmp_path: Path
 ) -> None:
     """hadolint takes 0.2 s for a Dockerfile of ours, most of it for RUN."""
-    golden = (root / "tests" / "golden").rglob("Dockerfile*")
-    texts = few_with_all({path.parent.name: path.read_text(encoding="utf-8") for path in golden})
+    texts = few_with_all(rendered)
     assert len(texts) > 5
     texts["wrong"] = min(texts.values(), key=len) + "\nRUN cd /tmp && pip install numpy\n"
     for name, text in texts.items():
@@ -53,3 +67,17 @@ def test_hadolint_finds_nothing_in_any_instruction_that_we_render_and_what_is_wr
     assert {(finding["file"], finding["code"]) for finding in found} == {
         (str(tmp_path / "wrong"), code) for code in ("DL3003", "DL3013", "DL3042")
     }
+
+
+def test_our_own_rules_find_nothing(rendered: Mapping[str, str]) -> None:
+    # Targets of one framework are alike: every fourth has each kind.
+    found = {name: lint(text) for name, text in sorted(rendered.items())[::4]}
+    assert len(found) > 5
+    # An image is named by its tag alone where a user of `extend` does so, or where a vendor's base is not locked yet
+    # (and then no build is started).
+    assert [
+        (name, finding)
+        for name, findings in found.items()
+        for finding in findings
+        if finding.rule != "image-without-digest"
+    ] == []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -30,21 +33,71 @@ def renderings(plans: Mapping[str, ImagePlan], facts: Facts) -> Mapping[str, Ren
     return {name: render(plan, facts) for name, plan in plans.items()}
 
 
+WHOLE = {
+    "pytorch-2.13.0-cpu-py311-debian12": "packages without CUDA: the smallest image, which most tests build",
+    "pytorch-2.4.1-cu121-py311-debian12": "packages with CUDA: the image of the README",
+    "pytorch-2.15.0-cu132-py313-debian13": "packages of the newest CUDA, on Debian 13 with its Python",
+    "tensorflow-2.21.0-cu129-py311-debian12": "packages of another framework",
+    "pytorch-2.0.1-cu118-py310-ubuntu20.04-vendor": "vendor sources with apt: every part is compiled, Python too",
+    "pytorch-2.13.0-cu133-py312-amzn2023-vendor": "vendor sources with RPM packages, on an image of NVIDIA's",
+}
+"""The targets whose Dockerfiles are golden files, one of each kind, and why. Of the others there is a digest."""
+
+DIGESTS = "render/digests.txt"
+
+
+def packages_text(plan: ImagePlan) -> str:
+    """Return which component installs which distribution (hashes stand in the lock)."""
+    return "".join(f"{step.component}: {file.name} {file.version}\n" for step in plan.steps for file in step.python)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_golden_dockerfile_and_packages(
-    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering], golden: Callable[[str, str], None]
+    name: str,
+    plans: Mapping[str, ImagePlan],
+    renderings: Mapping[str, Rendering],
+    golden: Callable[[str, str], None],
 ) -> None:
-    """For every target its Dockerfile, and which component installs which distribution (hashes stand in the lock)."""
-    for name, rendering in renderings.items():
-        golden(f"render/{name}/Dockerfile", rendering.dockerfile)
-        lines = [
-            f"{step.component}: {file.name} {file.version}\n" for step in plans[name].steps for file in step.python
-        ]
-        golden(f"render/{name}/packages.txt", "".join(lines))
+    golden(f"render/{name}/Dockerfile", renderings[name].dockerfile)
+    golden(f"render/{name}/packages.txt", packages_text(plans[name]))
 
 
-def test_every_golden_folder_is_a_target(renderings: Mapping[str, Rendering], pytestconfig: pytest.Config) -> None:
-    folder = pytestconfig.rootpath / "tests" / "golden" / "render"
-    assert {path.name for path in folder.iterdir()} == set(renderings)
+def test_golden_digests(
+    plans: Mapping[str, ImagePlan],
+    renderings: Mapping[str, Rendering],
+    golden: Callable[[str, str], None],
+    root: Path,
+) -> None:
+    """Of every other target the same two texts, as one line each."""
+    lines = {
+        name: f"{name} Dockerfile {digest(rendering.dockerfile)} packages {digest(packages_text(plans[name]))}"
+        for name, rendering in sorted(renderings.items())
+        if name not in WHOLE
+    }
+    path = root / "tests" / "golden" / DIGESTS
+    if path.exists() and "TRAINWORKS_UPDATE_GOLDEN" not in os.environ:
+        before = set(path.read_text(encoding="utf-8").splitlines())
+        differing = [name for name, line in lines.items() if line not in before]
+        assert not differing, HOW_TO_SEE.format(differing=", ".join(differing), name=differing[0])
+    golden(DIGESTS, "".join(f"{line}\n" for line in lines.values()))
+
+
+HOW_TO_SEE = """\
+the Dockerfile or the packages of {differing} are not those of tests/golden/render/digests.txt
+to see the difference, beside the last commit:
+  git worktree add --detach /tmp/before HEAD
+  .venv/bin/python /tmp/before/build.py --root /tmp/before --only {name} --until render --output /tmp/a
+  .venv/bin/python build.py --only {name} --until render --output /tmp/b
+  diff -r /tmp/a /tmp/b
+if the change is meant: `make golden`, then read `git diff tests/golden`"""
+
+
+def test_every_golden_folder_is_a_whole_target(root: Path) -> None:
+    assert {path.name for path in (root / "tests" / "golden" / "render").iterdir()} == {*WHOLE, "digests.txt"}
 
 
 def instructions(dockerfile: str) -> list[str]:
