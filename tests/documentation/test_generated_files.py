@@ -1,0 +1,66 @@
+"""What `make check` compares follows from the rows: a change of words, or of records, leaves it as it is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WRITTEN = ("README.md", "docs", "images", "launcher", "smdistributed", "src", "templates", "tools")
+"""What `tools/generate.py` reads, runs and writes."""
+
+
+@pytest.fixture
+def copied(root: Path, tmp_path: Path) -> Path:
+    """Give a copy of the checkout."""
+    for name in WRITTEN:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(root / name, tmp_path / name)
+    return tmp_path
+
+
+def generate(copied: Path, *words: str) -> tuple[int, str]:
+    """Run `tools/generate.py`; return its exit status, and what it said."""
+    command = [sys.executable, str(copied / "tools" / "generate.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def test_words_and_records_ask_for_nothing(copied: Path) -> None:
+    append(copied / "launcher" / "trainworks_launcher" / "names.py", "# One more line.\n")
+    append(copied / "docs" / "debug.md", "\nOne more sentence.\n")
+    built = copied / "images" / "built.toml"
+    content, changes = re.subn(r'"sha256:\w+"', f'"sha256:{"0" * 64}"', built.read_text(encoding="utf-8"))
+    built.write_text(content, encoding="utf-8")
+    assert changes > 0
+    assert generate(copied, "--check") == (0, "")
+    built.unlink()
+    assert generate(copied, "--check") == (0, "")
+
+
+def test_a_component_that_no_target_has_asks_for_its_own_line(copied: Path) -> None:
+    before = (copied / "docs" / "targets.md").read_text(encoding="utf-8").splitlines()
+    append(
+        copied / "images" / "components.toml",
+        '\n[[component]]\nname = "htop"\nsummary = "htop, to look at processes"\ndebian = ["htop"]\nrpm = ["htop"]\n'
+        'without = "no htop"\nsource = "Debian archive: htop"\n',
+    )
+    (copied / "templates" / "components" / "htop.j2").write_text("{#\n#}\n", encoding="utf-8")
+    asked = "docs/targets.md is not what the facts say: run `make docs`\n"
+    assert generate(copied, "--check") == (1, asked)
+    assert generate(copied) == (0, "docs/targets.md\n")
+    after = (copied / "docs" / "targets.md").read_text(encoding="utf-8").splitlines()
+    line = "| htop | htop, to look at processes | `--with` | no htop |"
+    assert [each for each in after if each != line] == before
+    assert after.count(line) == 1

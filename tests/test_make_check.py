@@ -1,0 +1,60 @@
+"""`tools/check`, which is `make check`: all that is wrong in one run, and for each refusal what to run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("ruff", "mypy", "lint-imports", "python")
+
+
+@pytest.fixture
+def checked(root: Path, tmp_path: Path) -> Path:
+    """Give a folder with the script and programs that refuse everything if there is a file `refuse`."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(root / "tools" / "check", tmp_path / "tools" / "check")
+    (tmp_path / "smdistributed").mkdir()
+    for folder, names in ((".venv/bin", PROGRAMS), (".cache/peers/smdistributed/bin", ("python",))):
+        (tmp_path / folder).mkdir(parents=True)
+        for name in names:
+            program = tmp_path / folder / name
+            program.write_text(f'#!/bin/sh\n[ ! -e "{tmp_path}/refuse" ]\n', encoding="utf-8")
+            program.chmod(0o755)
+    return tmp_path
+
+
+def run(checked: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([checked / "tools" / "check"], capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_every_refusal_says_what_to_run(checked: Path) -> None:
+    (checked / "refuse").touch()
+    done = run(checked)
+    assert done.returncode == 1
+    commands = done.stdout.splitlines()
+    assert len(commands) == 9
+    head, *said = done.stderr.strip().splitlines()
+    assert head == "make check: 9 of its commands failed. What to run, or to do:"
+    assert [line.strip().split(": ", 1)[0] for line in said] == commands
+    advice = dict(line.strip().split(": ", 1) for line in said)
+    assert advice[".venv/bin/ruff format --check ."].startswith("make fix")
+    assert advice[".venv/bin/python tools/generate.py --check"].startswith("make docs")
+    assert advice[".venv/bin/python tools/write_buildspec.py --check"].startswith("make docs")
+    assert advice[".venv/bin/python -m pytest --quiet -k golden"].startswith("make golden")
+
+
+def test_what_finds_nothing_says_nothing(checked: Path) -> None:
+    done = run(checked)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_target_that_is_advised_is_one_of_make(root: Path) -> None:
+    """`make fix`, `make docs`, `make golden`."""
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    script = (root / "tools" / "check").read_text(encoding="utf-8")
+    for target in ("fix", "docs", "golden"):
+        assert f'"make {target}' in script
+        assert f"\n{target}:" in makefile
