@@ -74,11 +74,12 @@ def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.Captur
         ("launcher/trainworks_launcher/names.py", r"\Z", "\nONE_MORE = 1\n", set()),
         ("launcher/entrypoint/train", r"(?m)^import ", "import json\nimport ", set()),
         ("smdistributed/trainworks_smdistributed/__init__.py", r"\Z", "\nONE_MORE = 1\n", set()),
+        ("smdistributed/pyproject.toml", r"(?m)^smddprun = .*\n", "", set()),
         ("images/instances.toml", r"gpus = 1\b", "gpus = 2", set()),
         (f"images/lock/{CPU}.toml", r'sha256 = "\w+"', f'sha256 = "{"0" * 64}"', {CU121}),
         ("images/pytorch.toml", "^# ", "# What decides no image: ", {CPU, CU121}),
     ],
-    ids=["recipe", "launcher", "entry point", "smdistributed", "instance", "lock", "comment"],
+    ids=["recipe", "launcher", "entry point", "smdistributed", "its programs", "instance", "lock", "comment"],
 )
 def test_builds_of_other_inputs_do_not(
     file: str, old: str, new: str, still: set[str], built_today: Path, tmp_path_factory: pytest.TempPathFactory
@@ -106,6 +107,7 @@ def test_builds_of_other_inputs_do_not(
         ("launcher/hostname_shim/hostname.c", r"/\* ", "/* More words: "),
         ("smdistributed/trainworks_smdistributed/__init__.py", r'\A"""', '"""More words. '),
         ("smdistributed/pyproject.toml", r"\A", "# One more line.\n"),
+        ("smdistributed/pyproject.toml", r'(?m)^markers = \["', 'markers = ["one_more", "'),
         ("smdistributed/README.md", r"\Z", "One more sentence.\n"),
         ("templates/files/builder/fetch", r"\n# ", "\n# More words: "),
         ("templates/components/mpi4py.j2", r"(?m)^COPY ", "# Why.\nCOPY "),

@@ -54,7 +54,7 @@ def _reader_of(path: str, text: str) -> Callable[[str], str]:
     name = path.rsplit("/", 1)[-1]
     found = INTERPRETER.match(text)
     kind = name.rsplit(".", 1)[1] if "." in name else found[1] if found else name
-    return READERS.get(kind, str)
+    return READERS.get(name) or READERS.get(kind, str)
 
 
 def _python(text: str) -> str:
@@ -99,17 +99,27 @@ def _c(text: str) -> str:
     return re.sub(r"\s*\n", "\n", C_COMMENT.sub(lambda found: found[1] or " ", text)).lstrip()
 
 
-def _toml(text: str) -> str:
-    return json.dumps(tomllib.loads(text), default=str)
+def _pyproject(text: str) -> str:
+    """Return what a distribution is built from: the settings of linters and tests are no part of it."""
+    content = tomllib.loads(text)
+    builders = [
+        each.lower().replace("-", "_") for each in content.get("build-system", {}).get("requires", ["setuptools"])
+    ]
+    tools = {
+        name: settings
+        for name, settings in content.pop("tool", {}).items()
+        if any(builder.startswith(name.lower().replace("-", "_")) for builder in builders)
+    }
+    return json.dumps(content | {"tool": tools}, default=str)
 
 
 READERS: dict[str, Callable[[str], str]] = {
     "py": _python,
     "python": _python,
-    "toml": _toml,
+    "pyproject.toml": _pyproject,
     "c": _c,
     "sh": _lines,
     "conf": _lines,
     "Dockerfile": _lines,
 }
-"""What reads a file, by its ending, its interpreter, or its name."""
+"""What reads a file, by its name, its ending, or its interpreter."""
