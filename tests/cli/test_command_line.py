@@ -100,14 +100,15 @@ def test_list_for_programs(call: Call, facts: Facts) -> None:
 
 def test_plan_for_people(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = call("--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
+    done = call("--framework", "pytorch", "--cuda", "cu121", "--without", "curl", "--until", "plan")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(
         "pytorch-2.4.1-cu121-py311-debian12\n  image  trainworks/pytorch-training:2.4.1-cu121"
     )
     assert "  torch               2.4.1       PyTorch" in done.stdout
     assert "  aws-ofi-nccl        1.21.1      NCCL's network plugin for EFA, from its source\n" in done.stdout
-    assert "  without libgl: opencv-python does not load: libGL.so.1 is missing" in done.stdout
+    assert "  without curl: scripts that call `curl` fail\n" in done.stdout
+    assert "libgl" not in done.stdout, "no image has it by default"
     assert "checks after the build; at most 6300 MB\n" in done.stdout
     downloads = r"  downloads about [23],\d{3} MB and 2 files of unknown size, less what caches have\n"
     assert re.search(downloads + r"  image: [56],\d{3} MB when a build was last recorded\n", done.stdout)
