@@ -67,9 +67,10 @@ def _pressure() -> _Pressure | None:
     return _Pressure() if PRESSURE.exists() else None
 
 
-def start_clock() -> None:
-    """Take samples from now on: what comes before the first one is not taken off."""
+def start_clock() -> float:
+    """Return the moment, and take samples from now on: what comes before the first one is not taken off."""
     _pressure()
+    return time.monotonic()
 
 
 def assert_within(seconds: float, begin: float, end: float, text: str = "") -> None:

@@ -423,8 +423,7 @@ def _alone(config: dict[str, Any]) -> str:
         text = raised(smp.StepError, model.state_dict)
         smp.send(text, 1, smp.RankType.WORLD_RANK)
         return text
-    start_clock()
-    begin = time.monotonic()
+    begin = start_clock()
     text = smp.recv_from(0, smp.RankType.WORLD_RANK)
     assert_within(30, begin, time.monotonic(), str(text))
     return str(text)

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from clock import PATIENCE, assert_within
+from clock import PATIENCE, assert_within, start_clock
 from trainworks.engine.processes import (
     Child,
     Interruption,
@@ -59,7 +59,7 @@ def test_a_signalled_child_has_128_and_the_number() -> None:
 
 
 def test_time_is_up() -> None:
-    began = time.monotonic()
+    began = start_clock()
     done = run(python(FOREVER), timeout=0.5)
     assert done.timed_out
     assert done.status == 124
@@ -80,7 +80,7 @@ def test_stream_hands_on_lines_and_the_rest_without_newline() -> None:
 def test_stream_does_not_wait_for_a_daemon_that_keeps_the_pipe() -> None:
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True); print('done')"
     lines: list[str] = []
-    began = time.monotonic()
+    began = start_clock()
     assert stream(python(f"{code}"), lines.append) == 0
     assert lines == ["done"]
     assert_within(10, began, time.monotonic())
