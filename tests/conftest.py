@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -33,6 +34,11 @@ if shutil.which("python3") != (python := shutil.which("python3", path=f"{sys.bas
 # No deadline: a busy machine is not a defect.
 settings.register_profile("short", max_examples=50, deadline=None)
 settings.load_profile("short")
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+for number in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 MEMORY = Path("/dev/shm")
 ROOM = 2 << 30

@@ -400,7 +400,10 @@ def test_an_interrupted_build_leaves_nothing(engine: Engine, tmp_path: Path, num
         process.send_signal(signal.SIGINT)
         if number is signal.SIGKILL:
             process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE)
+        try:
+            _, errors = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
     assert "KeyboardInterrupt" in errors
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("buildah-cache")] == []
     assert leftovers(engine) <= before
