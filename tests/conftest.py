@@ -83,9 +83,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let engine tests of images and those of jobs run side by side: both wait more than they compute.
 
-    A process takes the next file of images, or the next folder of the others, when it has ended one: hosts of the
-    launcher's tests have names and addresses of their own within a folder only. Whoever wants an image first builds it,
-    and the others wait (``image.support.build_once``).
+    A process takes the next file when it has ended one, those that take longest first. Whoever wants an image first
+    builds it, and the others wait (``image.support.build_once``).
 
     Args:
         config: Its ``-m`` says whether images are built.
@@ -95,13 +94,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-    class Folders(LoadScopeScheduling):  # type: ignore[misc]
+    class Files(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file, _, _ = nodeid.partition("::")
-            folder, _, _ = file.rpartition("/")
-            return file if folder == "tests/image" else folder
+            return _scope(nodeid)
 
-    return Folders(config, log)
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+LONGEST = (
+    *("tests/image/test_fabric.py", "tests/sdk", "tests/image/test_bad_sources.py", "tests/image/test_vendor_build.py"),
+    *("tests/image/test_tensorflow_jobs.py", "tests/image/test_extension.py", "tests/image/test_many_builds.py"),
+    *("tests/launcher/test_launcher_scenarios.py", "tests/launcher/test_launcher_hang_engine.py"),
+)
+"""Scopes of engine tests that take longest: images are built in the first ones, which others use."""
+
+
+def _scope(nodeid: str) -> str:
+    """Return what stays in one process: a file, and all clients of the SDK, whose networks have one name."""
+    return "tests/sdk" if nodeid.startswith("tests/sdk/") else nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the engine tests that take longest: what is left in the end is short."""
+    if config.getoption("markexpr") in ENGINES:
+        order = {scope: number for number, scope in enumerate(LONGEST)}
+        items.sort(key=lambda item: order.get(_scope(item.nodeid), len(order)))
 
 
 def pytest_collection_finish() -> None:
