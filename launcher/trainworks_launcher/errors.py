@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Iterable, NamedTuple
 
-from trainworks_launcher import names
+from trainworks_launcher import likeness, names
 from trainworks_launcher.values import readable
 
 
@@ -58,12 +58,10 @@ class RefusalError(Exception):
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``did you mean 'x'?`` for the known word nearest to ``word``, else what is known; empty if nothing is."""
-    import difflib  # only a refusal needs it
-
     candidates = sorted(known)
-    matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
-    if matches:
-        return f"did you mean {matches[0]!r}?"
+    near = likeness.nearest(word, candidates)
+    if near:
+        return f"did you mean {near!r}?"
     if not candidates:
         return ""
     shown = ", ".join(repr(candidate) for candidate in candidates[:8])

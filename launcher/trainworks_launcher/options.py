@@ -82,8 +82,9 @@ def find_command(word: str) -> Command | None:
 
 
 def nearest_command(word: str) -> str:
-    """``did you mean 'explain'?`` for the command nearest to a word."""
-    return nearest(word, (*(command.name for command in COMMANDS), "--help", "--version"))
+    """``did you mean 'explain'?`` for the command, or the option of ``train``, nearest to a word."""
+    commands, options = (row.name for row in COMMANDS), (row.name for row in TRAIN.options)
+    return nearest(word.partition("=")[0], (*commands, *options, "--help", "--version"))
 
 
 def parse(command: Command, words: Sequence[str]) -> Parsed:

@@ -35,6 +35,11 @@ class TrainworksError(Exception):
         """Return the message, and the hint on a line of its own."""
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
+    @property
+    def line(self) -> str:
+        """The message and the hint on one line, for a list of problems."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
+
     def as_values(self) -> dict[str, object]:
         """Return it for programs, as JSON."""
         name, status = type(self).__name__, self.exit_status

@@ -342,7 +342,7 @@ def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(there: bool, roo
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
-@pytest.mark.parametrize("words", [("--list",), ("--list", "--format", "json"), ("--list", "--cuda", "x")])
+@pytest.mark.parametrize("words", [("--list",), ("--list", "--format", "json"), ("--list", "--cuda", "cpu")])
 def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
     with Path("/dev/full").open("w") as full:
         argv = [sys.executable, str(root / "build.py"), *words]

@@ -141,6 +141,9 @@ def test_the_whole_table_in_the_jobs_log_where_asked_for(tmp_path: Path) -> None
     ("words", "said"),
     [
         (("--plam",), "did you mean '--plan'?"),
+        (("--procs", "2"), "did you mean '--processes-per-host'?"),
+        (("--nproc_per_node=2",), "did you mean '--processes-per-host'?"),
+        (("--mode", "torchrun"), "did you mean 'torch_distributed'?"),
         (("train", "explian"), "did you mean 'explain'?"),
         (("explain", "--hosst", "a"), "explain has no option '--hosst'; did you mean '--host'?"),
         (("explain", "--format", "jsn"), "--format 'jsn' is not known; did you mean 'json'?"),

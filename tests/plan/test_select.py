@@ -9,7 +9,6 @@ import pytest
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.plan.model import Request
-from trainworks.plan.names import nearest
 from trainworks.plan.select import request_for, select_components, select_row, version_key
 from trainworks.plan.target import context_of
 
@@ -97,7 +96,7 @@ def test_every_row_of_the_matrix_can_be_asked_for(facts: Facts) -> None:
         pytest.param(
             replace(ask("cu121"), sources="vendor"),
             "unknown --cuda for pytorch: 'cu121'",
-            ["--sources packages has it"],
+            ["cu121 exists with --sources packages"],
             id="a cell that other sources have",
         ),
         pytest.param(
@@ -213,20 +212,6 @@ def test_components_that_cannot_be_chosen(request_: Request, said: list[str], fa
     with pytest.raises(UnknownNameError) as caught:
         chosen(request_, facts)
     assert [words for words in said if words not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "known", "expected"),
-    [
-        ("cu122", ["cpu", "cu121", "cu132"], "cu121"),
-        ("CU121", ["cpu", "cu121"], "cu121"),
-        ("pytorh", ["pytorch", "tensorflow"], "pytorch"),
-        ("xyz", ["pytorch"], ""),
-        ("anything", [], ""),
-    ],
-)
-def test_nearest_name(name: str, known: list[str], expected: str) -> None:
-    assert nearest(name, known) == expected
 
 
 def test_versions_are_ordered_by_number() -> None:

@@ -92,5 +92,6 @@ def _values(key: str, given: Namespace, root: Path) -> list[str]:
     from trainworks.inspect.listing import list_json
 
     wanted = {row_key: getattr(given, option, None) for option, row_key in GIVEN.items() if row_key != key}
-    rows = json.loads(list_json(load(root), {}))
+    facts = load(root)
+    rows = json.loads(list_json(facts.targets, facts, {}))
     return sorted({row[key] for row in rows if all(value in (None, row[each]) for each, value in wanted.items())})

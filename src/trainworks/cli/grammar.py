@@ -10,7 +10,7 @@ import argparse
 import shlex
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -28,7 +28,8 @@ from trainworks.errors import (
     TrainworksError,
     UnknownNameError,
 )
-from trainworks.plan.names import nearest, suggestion
+from trainworks.likeness import nearest
+from trainworks.plan.names import suggestion, together
 from trainworks.terminal.output import put
 
 WIDTH = 100
@@ -86,6 +87,14 @@ IMAGE_ERRORS = (EngineError, EngineUnavailableError, ImageTestError)
 """The errors of every command that runs something in an image."""
 
 
+Check = Callable[[argparse.Namespace, Path], Sequence[str | UnknownNameError]]
+"""Returns what is wrong with parsed words, given the checkout: words that do not go together, and unknown names."""
+
+
+def _nothing(_options: argparse.Namespace, _root: Path) -> Sequence[str | UnknownNameError]:
+    return ()
+
+
 class Grammar(argparse.ArgumentParser):
     """The command line of one command.
 
@@ -101,6 +110,7 @@ class Grammar(argparse.ArgumentParser):
         see_also: Commands (``push``) and pages (``docs/push.md``).
         usage: The usage line; default: the required words and ``[options]``.
         program: How the command is called; default: ``build.py COMMAND``.
+        check: Looks at the values of the words.
     """
 
     def __init__(
@@ -117,6 +127,7 @@ class Grammar(argparse.ArgumentParser):
         see_also: Sequence[str] = (),
         usage: str | None = None,
         program: str = "",
+        check: Check = _nothing,
     ) -> None:
         """Make a grammar with ``--help`` and ``--root``."""
         super().__init__(
@@ -134,7 +145,10 @@ class Grammar(argparse.ArgumentParser):
         self.exit_statuses = _exit_statuses(done, fails)
         self.reads = tuple(reads)
         self.see_also = tuple(see_also)
+        self._check = check
         self._problems: list[str] = []
+        self._parsed: argparse.Namespace | None = None
+        self._given: dict[str, str] = {}
         general = self.add_argument_group("general")
         general.add_argument("-h", "--help", action="help", help="show this help")
         general.add_argument(
@@ -203,10 +217,51 @@ class Grammar(argparse.ArgumentParser):
 
     # Errors: all problems at once, each with a suggestion.
 
+    def read(self, words: Sequence[str], root: Path) -> argparse.Namespace:
+        """Parse words and check their values; one error has all their problems.
+
+        Args:
+            words: Those after the command.
+            root: The checkout, if the words name no other.
+
+        Raises:
+            CommandLineError: The words are wrong; unknown names among them are problems too.
+            UnknownNameError: Nothing but names is wrong.
+        """
+        problems: tuple[str, ...] = ()
+        try:
+            options: argparse.Namespace | None = self.parse_args(words)
+        except CommandLineError as error:
+            problems, options = error.problems, self._parsed
+        found: Sequence[str | UnknownNameError] = ()
+        if options is not None:
+            try:
+                found = self._check(options, options.root or root)
+            except TrainworksError:
+                if not problems:
+                    raise
+        unknown = [each for each in found if isinstance(each, UnknownNameError)]
+        self._problems = [*problems, *(each for each in found if isinstance(each, str))]
+        if self._problems or options is None:
+            self._problems += [each.line for each in unknown]
+            self._fail()
+        if unknown:
+            raise together(unknown)
+        return options
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words; one ``CommandLineError`` has all their problems."""
-        self._problems = []
+        """Parse words; one ``CommandLineError`` has all their problems.
+
+        What it returns has ``given``, too: the options that are among the words, by the names of their values. A value
+        that is none of an option's choices is the default there.
+        """
+        self._problems, self._parsed = [], None
         parsed = super().parse_known_args(self._with_known_options(args or ()), namespace)
+        self._parsed = parsed[0]
+        self._parsed.given = dict(self._given)
+        for action in self._actions:
+            if action.choices and action.nargs is None and getattr(self._parsed, action.dest) not in action.choices:
+                setattr(self._parsed, action.dest, action.default)
         if self._problems:
             self._fail()
         return parsed
@@ -224,17 +279,20 @@ class Grammar(argparse.ArgumentParser):
         """Note unknown options, and replace each by the closest known one, so that the other words are checked too."""
         result: list[str] = []
         known = self._option_string_actions
-        given: set[str] = set()
+        given = self._given = {}
         for number, word in enumerate(words):
             if word == "--":
                 return [*result, *words[number:]]
             name, equals, value = word.partition("=")
             option = known.get(name)
+            if option is None and not name.startswith("--"):
+                option = known.get(name[:2])
             # argparse would silently take the last of two values.
-            if option is not None and option.nargs is None and not isinstance(option.default, list):
-                if option.dest in given:
+            once = option is not None and option.nargs is None and not isinstance(option.default, list)
+            if option is not None:
+                if once and option.dest in given:
                     self._problems.append(f"{name} is given twice; it takes one value")
-                given.add(option.dest)
+                given[option.dest] = option.option_strings[-1]
             if not word.startswith("-") or word == "-" or " " in name or {name, name[:2]} & known.keys():
                 result.append(word)
                 continue
@@ -242,6 +300,7 @@ class Grammar(argparse.ArgumentParser):
             near = nearest(name, (option for option in known if option.startswith("--"))) if len(name) > 2 else ""
             self._problems.append(f"unknown option {name}" + (f"; did you mean {near}?" if near else ""))
             if near and near != "--help" and bool(equals) <= (known[near].nargs != 0):
+                given[known[near].dest] = near
                 result.append(f"{near}{equals}{value}")
         return result
 

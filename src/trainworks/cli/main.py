@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainworks.cli.commands import BUILD, COMMANDS, command_named
+from trainworks.cli.commands import BUILD, COMMANDS, command_named, grammar_of
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.facts.data import default_root
-from trainworks.plan.names import nearest
+from trainworks.likeness import nearest
 from trainworks.terminal.output import put_json, silence
 from trainworks.terminal.progress import DISPLAY
 
@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     try:
         name, words = _command(words)
         command = command_named(name)
-        options = command.parser().parse_args(words)
-        return int(command.run(options, options.root or root or default_root(Path.cwd())))
+        checkout = root or default_root(Path.cwd())
+        options = command.parser().read(words, checkout)
+        return int(command.run(options, options.root or checkout))
     except TrainworksError as error:
         _say_error(error, as_json=as_json)
         return error.exit_status
@@ -74,11 +75,11 @@ def _command(words: Sequence[str]) -> tuple[str, list[str]]:
         return first, others
     if first.startswith("-") or not first:
         return BUILD, list(words)
-    near = nearest(first, COMMANDS)
+    options = [name for argument in grammar_of(BUILD).arguments() for name in argument["names"]]
+    near = nearest(first, (*COMMANDS, *options))
     did_you_mean = f"did you mean {near}? " if near else ""
-    raise CommandLineError(
-        [f"unknown command {first!r}"], hint=f"{did_you_mean}`python build.py help` lists all commands"
-    )
+    hint = f"{did_you_mean}`python build.py help` lists all commands; --framework and --cuda build an image"
+    raise CommandLineError([f"unknown command {first!r}"], hint=hint)
 
 
 def _wants_json(words: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from trainworks.extend.requirements import ExtendedBase, Wheel
 from trainworks.facts.rows import SourceFile
+from trainworks.likeness import nearest
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
@@ -22,7 +23,6 @@ from trainworks.plan.checks import (
     PythonImportsCheck,
     SecretsCheck,
 )
-from trainworks.plan.names import nearest
 
 CODE_FOLDER = "/opt/ml/code"
 """Where the platform and both launchers look for the user's code."""

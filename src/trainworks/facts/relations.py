@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 
 from trainworks.facts.patterns import FILE
 from trainworks.facts.ranges import PROPERTIES, problem_of, references
 from trainworks.facts.rows import TABLES, Component, Facts
 from trainworks.facts.shapes import short
+from trainworks.likeness import nearest
 
 
 def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -> None:
@@ -139,8 +139,8 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
         for name, allowed in written.items():
             for asked in (name, *references(allowed)):
                 if asked not in known:
-                    near = get_close_matches(asked, sorted(known), n=1)
-                    advice = f"; did you mean {near[0]}?" if near else ""
+                    near = nearest(asked, sorted(known))
+                    advice = f"; did you mean {near}?" if near else ""
                     problems.append(f"{where}: unknown property {asked!r}{advice}")
             if problem := problem_of(allowed):
                 problems.append(f"{where}: {name}: {problem}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
-from trainworks.plan.select import sorted_rows, version_key
+from trainworks.plan.select import in_order, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
@@ -37,9 +37,15 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
     return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
 
 
-def list_text(facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return the table for people; ``current`` are the recorded builds of today's recipes, by the target's name."""
-    table = [COLUMNS, *(_cells(row, facts, current) for row in sorted_rows(facts))]
+def list_text(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
+    """Return the table for people.
+
+    Args:
+        rows: The targets to show.
+        facts: All facts.
+        current: The recorded builds of today's recipes, by the target's name.
+    """
+    table = [COLUMNS, *(_cells(row, facts, current) for row in in_order(rows))]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
     return "\n".join(lines) + "\n"
@@ -62,12 +68,12 @@ def summary_markdown(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_json(facts: Facts, current: Mapping[str, Built]) -> str:
+def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
     """Return the table for programs: one object for each target, with its name, its versions, and its last build.
 
     ``built`` is the recorded build, and whether it is ``current``: of today's recipe. Arguments as for ``list_text``.
     """
-    rows = [
+    shown = [
         {
             "name": facts.name_of(row),
             "framework": row.framework,
@@ -81,7 +87,7 @@ def list_json(facts: Facts, current: Mapping[str, Built]) -> str:
             "versions": context_of(row, facts).versions,
             "built": asdict(built) | {"current": built.target in current} if built else None,
         }
-        for row in sorted_rows(facts)
+        for row in in_order(rows)
         for built in (facts.built_by_target.get(facts.name_of(row)),)
     ]
-    return json.dumps(rows, indent=2) + "\n"
+    return json.dumps(shown, indent=2) + "\n"

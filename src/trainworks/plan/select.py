@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import get_args
 
 from trainworks.errors import UnknownNameError
 from trainworks.facts.ranges import PRESENT
-from trainworks.facts.rows import Component, Facts, Source, TargetRow
+from trainworks.facts.rows import Component, Facts, TargetRow
+from trainworks.likeness import fits, nearest
 from trainworks.plan.model import Request
-from trainworks.plan.names import unknown
+from trainworks.plan.names import LIST, together, unknown
 from trainworks.plan.target import TargetContext, context_of
+
+COLUMNS: Mapping[str, tuple[str, Callable[[TargetRow, Facts], str]]] = {
+    "framework": ("framework", lambda row, _: row.framework),
+    "sources": ("--sources", lambda row, facts: facts.sources_of(row)),
+    "architecture": ("--architecture", lambda row, facts: facts.architecture_of(row)),
+    "cuda": ("--cuda", lambda row, _: row.cuda),
+    "version": ("--framework-version", lambda row, _: row.version),
+    "python": ("--python", lambda row, facts: facts.python_of(row)),
+}
+"""What rows are chosen by, in this order: a field of ``Request``, its option, and the value of a row."""
+
+GLOB = "`*` stands for anything in a name"
 
 
 def request_for(row: TargetRow, facts: Facts, like: Request | None = None) -> Request:
@@ -36,6 +47,11 @@ def version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
+def values_of(request: Request) -> dict[str, str]:
+    """Return what rows are chosen by in a request: its fields of ``COLUMNS``; ``""`` was not given."""
+    return {name: value for name in COLUMNS if (value := getattr(request, name))}
+
+
 def select_row(request: Request, facts: Facts) -> TargetRow:
     """Return the row that a request means.
 
@@ -43,59 +59,120 @@ def select_row(request: Request, facts: Facts) -> TargetRow:
     the one with the most wheels for a user to add.
 
     Raises:
-        UnknownNameError: When a value is unknown, or known but not together with the others; the hint has the nearest
-            value and everything that exists.
+        UnknownNameError: Values are unknown, or known but not together with the others; the hint has the nearest value
+            and everything that exists.
     """
-    try:
-        return _select_row(request, facts)
-    except UnknownNameError as error:
-        for sources in get_args(Source):
-            if sources != request.sources and _exists(replace(request, sources=sources), facts):
-                raise UnknownNameError(error.message, hint=f"--sources {sources} has it; {error.hint}") from None
-        raise
+    rows, problems = matching_rows(values_of(request), facts.targets, facts)
+    if problems:
+        raise together(problems, LIST)
+    return _best(rows, facts)
 
 
-def _exists(request: Request, facts: Facts) -> bool:
-    with suppress(UnknownNameError):
-        _select_row(request, facts)
-        return True
-    return False
-
-
-def _select_row(request: Request, facts: Facts) -> TargetRow:
-    rows = list(facts.targets)
-    rows = _narrow(rows, "framework", request.framework, lambda row: row.framework, "")
-    rows = _narrow(rows, "--sources", request.sources, facts.sources_of, "")
-    described = request.framework
-    rows = _narrow(rows, "--architecture", request.architecture, facts.architecture_of, described)
-    if request.architecture != "amd64":
-        described += f" on {request.architecture}"
-    rows = _narrow(rows, "--cuda", request.cuda, lambda row: row.cuda, described)
-    described += f" with {request.cuda}"
-    if request.version is not None:
-        rows = _narrow(rows, "--framework-version", request.version, lambda row: row.version, described)
-        described += f" {request.version}"
-    if request.python is not None:
-        rows = _narrow(rows, "--python", request.python, facts.python_of, described)
+def _best(rows: Sequence[TargetRow], facts: Facts) -> TargetRow:
     newest = max(version_key(row.version) for row in rows)
     rows = [row for row in rows if version_key(row.version) == newest]
     return min(rows, key=lambda row: version_key(facts.python_of(row)))
 
 
-def _narrow(
-    rows: Sequence[TargetRow], kind: str, wanted: str, value_of: Callable[[TargetRow], str], described: str
-) -> list[TargetRow]:
-    found = [row for row in rows if value_of(row) == wanted]
-    if not found:
-        known = sorted({value_of(row) for row in rows}, key=lambda name: (version_key(name), name))
-        label = f"{kind} for {described}:" if described else kind
-        raise unknown(label, wanted, known, more="`python build.py --list` shows every target")
-    return found
+def unknown_names(request: Request, facts: Facts) -> list[UnknownNameError]:
+    """Return what is unknown in a request, all at once: values of rows and components."""
+    rows, problems = matching_rows(values_of(request), facts.targets, facts)
+    if problems or not (request.framework and request.cuda):
+        known = [component.name for component in facts.components]
+        names = (("--with", request.with_components), ("--without", request.without_components))
+        problems += [
+            unknown(f"component in {flag}:", name, known) for flag, all_ in names for name in all_ if name not in known
+        ]
+        return problems
+    try:
+        select_components(request, context_of(_best(rows, facts), facts), facts)
+    except UnknownNameError as error:
+        return [error]
+    return []
+
+
+def matching_rows(
+    wanted: Mapping[str, str], rows: Iterable[TargetRow], facts: Facts
+) -> tuple[list[TargetRow], list[UnknownNameError]]:
+    """Return the rows that have these values, and what is wrong with the values, all at once.
+
+    Args:
+        wanted: Fields of a ``Request`` with their values; the others may be anything.
+        rows: The rows to choose from.
+        facts: All facts.
+    """
+    rows = of_framework = list(rows)
+    described, problems = "", []
+    for field, (label, value_of) in COLUMNS.items():
+        value = wanted.get(field)
+        if value is None:
+            continue
+        found = [row for row in rows if value_of(row, facts) == value]
+        if not found:
+            kind = f"{label} for {described}:" if described else label
+            problems.append(_unknown_value(kind, field, wanted, rows, of_framework, facts))
+            # The other values are held against the nearest.
+            value = nearest(value, [value_of(row, facts) for row in rows])
+            found = [row for row in rows if value_of(row, facts) == value] or rows
+        rows = found
+        if field == "framework":
+            of_framework, described = found, value
+        elif described and field in ("cuda", "version"):
+            described += f"{' with' if field == 'cuda' else ''} {value}"
+        elif described and field == "architecture" and value != "amd64":
+            described += f" on {value}"
+    return rows, problems
+
+
+def _unknown_value(
+    kind: str,
+    field: str,
+    wanted: Mapping[str, str],
+    rows: Sequence[TargetRow],
+    of_framework: Sequence[TargetRow],
+    facts: Facts,
+) -> UnknownNameError:
+    """Return the error for a value that no row has beside the earlier ones, with the nearest that there is.
+
+    Args:
+        kind: What was named, for people.
+        field: Of ``COLUMNS``.
+        wanted: All values that are asked for.
+        rows: Those that have the earlier values.
+        of_framework: All rows of the framework; the nearest value may be one that needs other earlier values.
+        facts: All facts.
+    """
+    value, value_of = wanted[field], COLUMNS[field][1]
+    known = sorted({value_of(row, facts) for row in rows}, key=lambda name: (version_key(name), name))
+    near = nearest(value, [*known, *(value_of(row, facts) for row in of_framework)])
+    if not near or near in known or not fits(value, near):
+        return unknown(kind, value, known)
+    others = _others([row for row in of_framework if value_of(row, facts) == near], field, wanted, facts)
+    if near == value:
+        return unknown(kind, value, known, more=f"{near} exists with {others}")
+    return unknown(kind, value, known, near=f"{near} with {others}")
+
+
+def _others(rows: Sequence[TargetRow], field: str, wanted: Mapping[str, str], facts: Facts) -> str:
+    """Return the options that these rows have otherwise than asked, before this field; of those with the fewest."""
+    earlier = list(COLUMNS)[: list(COLUMNS).index(field)]
+    differing = [
+        {name: COLUMNS[name][1](row, facts) for name in earlier if wanted.get(name, "") != COLUMNS[name][1](row, facts)}
+        for row in rows
+    ]
+    fewest = min(({name: value for name, value in each.items() if name in wanted} for each in differing), key=len)
+    alike = [each for each in differing if each.keys() & wanted.keys() == fewest.keys()]
+    return " ".join(f"{COLUMNS[name][0]} {', '.join(dict.fromkeys(each[name] for each in alike))}" for name in fewest)
 
 
 def sorted_rows(facts: Facts) -> list[TargetRow]:
     """Return all targets, by framework, version, cell and base."""
-    return sorted(facts.targets, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
+    return in_order(facts.targets)
+
+
+def in_order(rows: Iterable[TargetRow]) -> list[TargetRow]:
+    """Return targets by framework, version, cell and base."""
+    return sorted(rows, key=lambda row: (row.framework, version_key(row.version), row.cuda, row.base))
 
 
 def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
@@ -105,10 +182,23 @@ def rows_like(patterns: Sequence[str], facts: Facts) -> list[TargetRow]:
         UnknownNameError: A pattern fits no target.
     """
     rows = {facts.name_of(row): row for row in sorted_rows(facts)}
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in rows):
-            raise unknown("target for --only", pattern, rows, more="`*` stands for anything in a name")
+    if wrong := [each for each in patterns if not any(fnmatchcase(name, each) for name in rows)]:
+        raise together([_unknown_pattern(pattern, rows) for pattern in wrong], GLOB)
     return [row for name, row in rows.items() if not patterns or any(fnmatchcase(name, each) for each in patterns)]
+
+
+def _unknown_pattern(pattern: str, rows: Mapping[str, TargetRow]) -> UnknownNameError:
+    """Return the error for a pattern that fits no target: with the target or the pattern that was meant."""
+    part = pattern.strip("*-")
+    words = dict.fromkeys(word for row in rows.values() for word in (row.framework, row.cuda, row.version))
+    word = nearest(part, words)
+    patterns = (f"{part}-*", f"*-{part}-*", f"{part}*", *((f"{word}-*", f"*-{word}-*") if word else ()), f"*{part}*")
+    for meant in patterns:
+        fitting = [name for name in rows if fnmatchcase(name, meant)]
+        if fitting:
+            near = fitting[0] if len(fitting) == 1 else f"'{meant}'"
+            return unknown("target for --only", pattern, rows, near=near)
+    return unknown("target for --only", pattern, rows)
 
 
 def row_named(name: str, facts: Facts) -> TargetRow:
@@ -156,10 +246,8 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
                         hint=f"add --with {need}, or {' '.join(f'--without {other}' for other in others)}",
                     )
                 )
-    if len(problems) == 1:
-        raise problems[0]
     if problems:
-        raise UnknownNameError("\n".join(str(problem) for problem in problems))
+        raise together(problems)
     built_with = {other for name in chosen for other in available[name].builds_with}
     return tuple(
         component

@@ -25,12 +25,13 @@ from trainworks.cli.grammar import (
     add_repositories,
     add_until,
 )
-from trainworks.errors import BuildError, HostError, InterruptionError, RecipeError, RegistryError
+from trainworks.errors import BuildError, HostError, InterruptionError, RecipeError, RegistryError, UnknownNameError
 from trainworks.terminal.output import put, put_result
 
 if TYPE_CHECKING:
     from trainworks.build.order import BuildOrder
     from trainworks.build.session import BuildSession
+    from trainworks.facts.rows import Facts, TargetRow
     from trainworks.plan.model import Request
 
 STAGES = ("plan", "render", "build", "test")
@@ -55,6 +56,7 @@ def parser() -> Grammar:
         "shows what the image is made of without building it.",
         examples=(
             Example("--list", "list the targets, and which were built"),
+            Example("--list --framework pytorch --cuda cu121", "list those of one framework and CUDA release"),
             Example(
                 "--framework pytorch --cuda cu121 --until plan",
                 "show the components, and what would be rebuilt and why",
@@ -71,6 +73,7 @@ def parser() -> Grammar:
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, BuildError, HostError, RegistryError),
         reads=(FACTS, HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST, MEMORY),
         see_also=("check", "extend", "push", "docs/targets.md"),
+        check=check,
     )
     what = grammar.add_argument_group("what to build")
     what.add_argument("--framework", metavar="FRAMEWORK", help="choose a framework, such as pytorch")
@@ -100,7 +103,7 @@ def parser() -> Grammar:
     many.add_argument("-j", "--jobs", type=_count, default=1, metavar="N", help="build N targets at once (default: 1)")
     many.add_argument("--bake", action="store_true", help="write docker-bake.json for `docker buildx bake` to --output")
     how = grammar.add_argument_group("how")
-    how.add_argument("--list", action="store_true", help="list every target, and which were built")
+    how.add_argument("--list", action="store_true", help="list the targets of these values, and which were built")
     add_until(how, STAGES)
     add_engine(how)
     add_format(how)
@@ -130,34 +133,24 @@ def run(options: Namespace, root: Path) -> int:
     """Build a target, as far as ``--until`` says; or many; or list them all."""
     from trainworks.facts.load import load
 
-    _check_words(options)
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
         from trainworks.inspect.current import remembered_builds
         from trainworks.inspect.listing import list_json, list_text
 
         facts = load(root)
+        rows, _ = _listed(options, facts)
         current = remembered_builds(facts, root, os.environ)
-        put(list_json(facts, current) if options.format == "json" else list_text(facts, current))
+        put(list_json(rows, facts, current) if options.format == "json" else list_text(rows, facts, current))
         return 0
     from trainworks.build.run import run_target
     from trainworks.build.session import BuildSession
     from trainworks.inputs.mirror import read_mirror
-    from trainworks.plan.model import Request
     from trainworks.plan.resolve import make_plan
 
     order = _order(options)
     session = BuildSession(root=root, facts=load(root), mirror=read_mirror(options.mirror, offline=options.offline))
-    request = Request(
-        framework=options.framework or "",
-        cuda=options.cuda or "",
-        version=options.framework_version,
-        python=options.python,
-        sources=options.sources,
-        architecture=options.architecture,
-        with_components=tuple(options.with_components),
-        without_components=tuple(options.without_components),
-    )
+    request = _request(options)
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
     if options.trust_first_use:
@@ -171,8 +164,76 @@ def run(options: Namespace, root: Path) -> int:
     return 0
 
 
-def _check_words(options: Namespace) -> None:
-    """Refuse options that do not go together. Raises ``CommandLineError``."""
+FILTERS = {
+    "framework": "framework",
+    "framework_version": "version",
+    "cuda": "cuda",
+    "python": "python",
+    "sources": "sources",
+    "architecture": "architecture",
+}
+"""The options that choose rows, each with its field of a ``Request``."""
+
+
+def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
+    """Return everything that is wrong with the options: those that do not go together, and unknown names."""
+    from trainworks.facts.load import load
+
+    facts = load(root)
+    if options.list:
+        return [*_not_for_list(options), *_listed(options, facts)[1]]
+    return [*_wrong_together(options), *_unknown_names(options, facts)]
+
+
+def _not_for_list(options: Namespace) -> list[str]:
+    others = [flag for name, flag in options.given.items() if name not in (*FILTERS, "only", "list", "format", "root")]
+    filters = ", ".join(f"--{name.replace('_', '-')}" for name in FILTERS)
+    return [f"{' and '.join(others)}: --list takes {filters} and --only, nothing else"] if others else []
+
+
+def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[UnknownNameError]]:
+    """Return the rows that ``--list`` shows, and unknown names among the values that choose them."""
+    from trainworks.plan.select import matching_rows, rows_like
+
+    wanted = {field: getattr(options, name) for name, field in FILTERS.items() if name in options.given}
+    rows, problems = list(facts.targets), []
+    try:
+        rows = rows_like(options.only, facts)
+    except UnknownNameError as error:
+        problems.append(error)
+    rows, unknown = matching_rows(wanted, rows, facts)
+    return rows, [*problems, *unknown]
+
+
+def _unknown_names(options: Namespace, facts: Facts) -> list[UnknownNameError]:
+    """Return what is unknown among the names that a build is given."""
+    from trainworks.engine import ENGINES
+    from trainworks.plan.names import unknown
+    from trainworks.plan.select import unknown_names
+
+    problems = [] if options.all or options.only or options.bake else unknown_names(_request(options), facts)
+    if options.engine and options.engine not in ENGINES:
+        problems.append(unknown("engine", options.engine, ENGINES))
+    return problems
+
+
+def _request(options: Namespace) -> Request:
+    from trainworks.plan.model import Request
+
+    return Request(
+        framework=options.framework or "",
+        cuda=options.cuda or "",
+        version=options.framework_version,
+        python=options.python,
+        sources=options.sources,
+        architecture=options.architecture,
+        with_components=tuple(options.with_components),
+        without_components=tuple(options.without_components),
+    )
+
+
+def _wrong_together(options: Namespace) -> list[str]:
+    """Return what is wrong with options that do not go together."""
     many = options.all or options.only or options.bake
     chosen = {
         "--framework": options.framework,
@@ -197,10 +258,7 @@ def _check_words(options: Namespace) -> None:
         "--bake needs --output DIR, a folder for the file and the contexts": options.bake and not options.output,
         f"{' and '.join(missing)} must be given; --list shows the targets": not many and missing,
     }
-    if not options.list:
-        for message, wrong in refused.items():
-            if wrong:
-                parser().error(message)
+    return [message for message, wrong in refused.items() if wrong]
 
 
 def _order(options: Namespace) -> BuildOrder:
