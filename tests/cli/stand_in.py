@@ -31,7 +31,7 @@ def write(name, text):
 
 
 def image(reference):
-    return "images/" + reference.replace("/", "_")
+    return "images/" + reference.replace("/", "%")
 
 
 def describe(labels):
@@ -45,6 +45,10 @@ if words[0] == "--version":
     print("buildah version 1.33.0")
 elif words[0] == "info":
     print('{{"store": {{"GraphRoot": "%s", "GraphDriverName": "vfs"}}}}' % folder)
+elif words[0] == "images":
+    import json
+
+    print(json.dumps([dict(names=["localhost/" + name.replace("%", "/")]) for name in os.listdir(folder + "/images")]))
 elif words[0] == "inspect":
     if words[-1].startswith("trainworks/base:"):
         print(describe(dict()))

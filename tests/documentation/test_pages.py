@@ -40,6 +40,7 @@ def test_the_failing_job_of_the_page_on_debugging(root: Path, tmp_path: Path) ->
 def commands(path: Path) -> list[tuple[str, ...]]:
     """Return the words of every line of a page that calls build.py, without comments, pipes and redirections."""
     text = re.sub(r"<!-- generated: .*?<!-- end of generated -->", "", path.read_text("utf-8"), flags=re.DOTALL)
+    text = re.sub(r"^image=\$\((.*)\)", r"\1", text, flags=re.MULTILINE)
     lines = re.findall(r"^python build\.py .*$", text.replace("\\\n", " "), re.MULTILINE)
     return [tuple(shlex.split(re.split(r" [|>] ", line)[0], comments=True)[2:]) for line in lines]
 

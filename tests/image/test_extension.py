@@ -260,7 +260,7 @@ def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) 
     (block,) = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for text, own in (
         ("python build.py extend", f"{sys.executable} {ROOT / 'build.py'} extend --engine docker"),
-        ("trainworks/pytorch-training:2.13.0-cpu-py311-debian12", docker_image.reference),
+        ("$(python build.py --framework pytorch --cuda cpu)", docker_image.reference),
         ("my/train:1", tag),
     ):
         assert text in block

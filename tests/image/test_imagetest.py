@@ -458,6 +458,9 @@ class LocalEngine:
     def inspect(self, reference: str) -> BuiltImage | None:
         raise NotImplementedError
 
+    def names(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
     def load(self, archive: Path) -> None:
         raise NotImplementedError
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainworks.build.order import BuildOrder
 from trainworks.build.session import BuildReport, BuildSession
+from trainworks.inputs.source_code import names_without
 from trainworks.inputs.sources import Places, missing_sources, sources_folder
 from trainworks.inspect.plan import describe_plan, describe_sources
 from trainworks.plan.model import ImagePlan, Request
@@ -29,7 +30,7 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
         TrainworksError: See ``build.target.build_target``.
     """
     if order.until == "plan":
-        return _show_plan(plan, session)
+        return _show_plan(request, plan, session, order)
     if order.until == "render":
         return _write_rendering(plan, session, order.output)
     # Only here: a plan needs no engine's libraries.
@@ -38,12 +39,14 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
     return build_target(request, plan, session, order)
 
 
-def _show_plan(plan: ImagePlan, session: BuildSession) -> BuildReport:
+def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: BuildOrder) -> BuildReport:
     facts = session.facts
     missing = missing_sources(plan, Places(folders=session.mirror.folders(sources_folder(os.environ))))
+    # A strict build fails where a source cannot be downloaded.
+    names = {} if order.strict or order.record else names_without(request, missing, facts)
     return BuildReport(
-        report=json.loads(plan.as_json()),
-        text=describe_plan(plan, facts.built_by_target.get(plan.target.name), facts.components)
+        report={**json.loads(plan.as_json()), "name_without": names},
+        text=describe_plan(plan, facts.built_by_target.get(plan.target.name), facts.components, names)
         + describe_sources(missing),
     )
 

@@ -122,6 +122,11 @@ class BuildahEngine:
         description = self._describe(reference)
         return None if description is None else self._built(reference, description)
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all images in the store."""
+        found = json.loads(self._do("listing images", "images", "--json"))
+        return tuple(name.removeprefix("localhost/") for image in found or () for name in image["names"] or ())
+
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
         for number, names in enumerate(images_in(archive)):

@@ -138,6 +138,13 @@ class DockerEngine:
         # It has a digest for every name, also of an image that no registry has: no build could start from that.
         return dataclasses.replace(built, size=sum(int(entry["Size"]) for entry in steps), digests=())
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all images in the store."""
+        with self._asking("listing images"):
+            # Not the SDK's objects: it asks the daemon about each image again.
+            found = cast("list[dict[str, Any]]", self._client().api.images())
+        return tuple(name for image in found for name in image["RepoTags"] or () if "<none>" not in name)
+
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive."""
         try:

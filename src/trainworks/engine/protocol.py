@@ -204,6 +204,9 @@ class Engine(Protocol):
     def inspect(self, reference: str) -> BuiltImage | None:
         """Return the image, or ``None`` if the store has none of that name."""
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all images in the store, ``REPOSITORY:TAG``, in any order."""
+
     def load(self, archive: Path) -> None:
         """Load images from a ``docker save`` archive into the store, under the names in the archive.
 

@@ -34,6 +34,7 @@ from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
+from trainworks.inspect.targets import find_image
 from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
 
@@ -112,7 +113,7 @@ def plan_extension(
     for text in notes(request, inputs) if resolving else ():
         say(text)
     engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
-    image, base = find_base(request.base, engine)
+    image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine)
     check_fit(base, inputs)
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
     sources, commits = find_sources(

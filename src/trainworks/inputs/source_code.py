@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import urlsplit
 
-from trainworks.errors import HostError
-from trainworks.facts.rows import Facts
+from trainworks.errors import HostError, UnknownNameError
+from trainworks.facts.rows import Artifact, Facts
 from trainworks.host.settings import HostSettings
 from trainworks.inputs.sources import Places, Unreachable, download_sources, drop_spoiled, missing_sources
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import dependents_of, leave_out, select_components, select_row
-from trainworks.plan.target import context_of
+from trainworks.plan.target import TargetContext, context_of
 from trainworks.terminal.output import say
 
 TO_GET_IT = "run `python build.py mirror DIR` on a connected machine, then build with `--mirror DIR`"
@@ -41,8 +43,8 @@ def reachable_plan(
     """
     row = select_row(request, facts)
     target = context_of(row, facts)
-    needed = {component.name for component in target.fitting.values() if component.required or strict}
-    left_out = download_missing(plan, places, settings, needed={*needed, *request.with_components}, mirror=mirror)
+    needed = _needed(request, target) if not strict else set(target.fitting)
+    left_out = download_missing(plan, places, settings, needed=needed, mirror=mirror)
     if not left_out:
         return plan, ()
     names = dict.fromkeys(each.component for each in left_out)
@@ -51,6 +53,36 @@ def reachable_plan(
     implied = {name for name in names if name in dependents_of([each for each in names if each != name], chosen)}
     marked = (replace(each, implied=each.component in implied) for each in left_out)
     return less, tuple(sorted(marked, key=lambda each: each.implied))
+
+
+def names_without(request: Request, missing: Iterable[tuple[str, Artifact]], facts: Facts) -> dict[str, str]:
+    """Return the name that an image gets if a host cannot be reached, by the host.
+
+    Args:
+        request: What is asked for.
+        missing: The sources that this machine lacks, each with its component.
+        facts: All facts.
+
+    Returns:
+        Nothing of a host that the image cannot be built without.
+    """
+    row = select_row(request, facts)
+    needed = _needed(request, context_of(row, facts))
+    hosts: dict[str, list[str]] = {}
+    for component, artifact in missing:
+        hosts.setdefault(urlsplit(artifact.git or artifact.url).hostname or "", []).append(component)
+    found = {}
+    for host, names in hosts.items():
+        if needed.isdisjoint(names):
+            # What was asked for by name may need what is left out.
+            with suppress(UnknownNameError):
+                found[host] = make_plan(leave_out(request, names, row, facts), facts).tags[0]
+    return found
+
+
+def _needed(request: Request, target: TargetContext) -> set[str]:
+    """Return the components that an image cannot be built without: required ones, and those asked for by name."""
+    return {*request.with_components, *(each.name for each in target.fitting.values() if each.required)}
 
 
 def download_missing(

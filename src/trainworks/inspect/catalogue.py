@@ -13,9 +13,10 @@ from jinja2 import Environment, StrictUndefined
 
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Built, Facts, TargetRow
+from trainworks.inspect.targets import build_command
 from trainworks.plan.model import ImagePlan, Missing
 from trainworks.plan.resolve import plan_row
-from trainworks.plan.select import sorted_rows, version_key
+from trainworks.plan.select import request_for, sorted_rows, version_key
 from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
 
@@ -107,9 +108,6 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
     steps = [step for step in plan.steps if step.in_image] if plan else []
     inside = {step.component for step in steps}
     possible = context_of(row, facts).components.values()
-    more = " --sources vendor" if sources == "vendor" else ""
-    architecture = facts.architecture_of(row)
-    more += f" --architecture {architecture}" if architecture != "amd64" else ""
     return Entry(
         name=facts.name_of(row),
         framework=row.framework,
@@ -136,10 +134,7 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
         advice=plan.advice if plan else (),
         unlocked=len(plan.unlocked) if plan else 0,
         problem=problem,
-        command=(
-            f"python build.py --framework {row.framework} --cuda {row.cuda} --framework-version {row.version}"
-            f" --python {python}{more}"
-        ),
+        command=build_command(request_for(row, facts)),
     )
 
 

@@ -10,9 +10,10 @@ from trainworks.errors import CompatibilityError, LockError, UnknownNameError
 from trainworks.facts.rows import Facts, TargetRow
 from trainworks.plan.compatibility import Conflict
 from trainworks.plan.parts import parts_of
-from trainworks.plan.resolve import assemble, usual_components
+from trainworks.plan.resolve import assemble
 from trainworks.plan.select import rows_like
 from trainworks.plan.target import context_of
+from trainworks.plan.variants import usual_components
 from trainworks.render.builds import current_builds
 
 

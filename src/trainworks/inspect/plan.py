@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trainworks.facts.rows import Artifact, Built, Component
 from trainworks.plan.model import ImagePlan
 
 
-def describe_plan(plan: ImagePlan, recorded: Built | None, components: Iterable[Component]) -> str:
+def describe_plan(
+    plan: ImagePlan, recorded: Built | None, components: Iterable[Component], name_without: Mapping[str, str]
+) -> str:
     """Return a plan for people: target, components with their versions, what is missing and what that costs.
 
     Args:
         plan: The plan.
         recorded: The target's last recorded build.
         components: All rows.
+        name_without: The image's name if a host cannot be reached, by the host.
     """
-    lines = [plan.target.name, f"  image  {plan.tags[0]}", f"  base   {plan.image}, Python {plan.target.python}"]
+    lines = [plan.target.name, f"  image  {plan.tags[0]}"]
+    lines += [f"  or     {name}, if {host} cannot be reached" for host, name in name_without.items()]
+    lines.append(f"  base   {plan.image}, Python {plan.target.python}")
     width = max(len(step.component) for step in plan.steps)
     lines += [f"  {step.component:<{width}}  {step.version or '-':<10}  {step.summary}" for step in plan.steps]
     lines += [f"  without {missing.component}: {missing.cost}" for missing in plan.missing]

@@ -17,7 +17,7 @@ from trainworks.errors import ImageTestError, OutputError, UnknownNameError
 from trainworks.facts.rows import Facts
 from trainworks.host.apt import AptSource, parse_deb822, parse_one_line
 from trainworks.imagetest.questions import list_packages
-from trainworks.inspect.targets import reference_of
+from trainworks.inspect.targets import find_image
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
 
@@ -98,7 +98,7 @@ def read_system_packages(name: str, engine_name: str | None, facts: Facts) -> Sy
     if name.endswith(".json"):
         raise OutputError(f"{name}: no such file", hint="`build.py prove TARGET --output DIR` writes sbom.cdx.json")
     engine = choose(engine_name, report=say)
-    reference = reference_of(name, facts)
+    reference = find_image(name, engine, facts)
     image = image_in(engine, reference)
     say(f"reading the packages of {reference}")
     with DISPLAY.task("reading", log=False), engine.container(image.reference) as container:

@@ -20,7 +20,7 @@ from trainworks.plan.locks import check_lock
 from trainworks.plan.model import FabricVariable, ImagePlan, InstanceShape, Missing, Request, Step, Target
 from trainworks.plan.parts import Parts, parts_of
 from trainworks.plan.promises import declared_checks, file_checks, filled, image_checks, known_versions
-from trainworks.plan.select import dependents_of, select_components, select_row
+from trainworks.plan.select import select_components, select_row
 from trainworks.plan.shares import (
     BUILDER,
     companion_distributions,
@@ -29,6 +29,7 @@ from trainworks.plan.shares import (
     share_packages,
 )
 from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
+from trainworks.plan.variants import reference_of, usual_components, variant_of
 
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/opt/trainworks/bin:/opt/venv/bin",
@@ -49,9 +50,6 @@ CUDA_HOME = "/usr/local/cuda"
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The end of every image's PATH."""
-
-VARIANT_LENGTH = 80
-"""Longer than this a variant is named by a hash: registries take tags of at most 128 characters."""
 
 BOOTSTRAP_REVISION = 2
 """To be raised when ``host.bootstrap`` makes other bytes from the same row."""
@@ -74,11 +72,6 @@ def plan_row(row: TargetRow, facts: Facts) -> ImagePlan:
     """Return the plan of one row of the matrix with its default components; raises as ``make_plan`` does."""
     target = context_of(row, facts)
     return plan_target(target, usual_components(target, facts), facts)
-
-
-def usual_components(target: TargetContext, facts: Facts) -> tuple[Component, ...]:
-    """Return the components of a target's own image, the one without ``--with`` and ``--without``."""
-    return select_components(Request(framework=target.row.framework, cuda=target.row.cuda), target, facts)
 
 
 def plan_target(target: TargetContext, components: Sequence[Component], facts: Facts) -> ImagePlan:
@@ -128,7 +121,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         steps=steps,
         environment=_environment(context, steps, recipes),
         labels=labels,
-        tags=(f"trainworks/{row.framework}-training:{_tag(target)}{_variant(components, context, facts)}",),
+        tags=(reference_of(row, facts, variant_of(components, context, facts)),),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
         missing=_missing(components, context, facts),
@@ -257,28 +250,6 @@ def _missing(components: Sequence[Component], target: TargetContext, facts: Fact
         for name, component in (possible | dict(target.fitting)).items()
         if component.default and component.without and name not in chosen and component.recipe_name not in recipes
     )
-
-
-def _tag(target: Target) -> str:
-    return target.name.removeprefix(f"{target.framework}-")
-
-
-def _variant(components: Sequence[Component], target: TargetContext, facts: Facts) -> str:
-    """Return what sets an image apart from its target's usual one, for its tag: two contents never share a name."""
-    by_default = usual_components(target, facts)
-    # Of what only builds nothing is in the image: what it built says it.
-    usual = {component.name: component for component in by_default if not component.build_only}
-    chosen = {component.name for component in components if not component.build_only}
-    missing = usual.keys() - chosen
-    named = {usual[name].variant: name for name in sorted(missing) if usual[name].variant}
-    # Parts that need a missing part are missing too; the name leaves them out.
-    unsaid = {*named.values(), *dependents_of(named.values(), usual.values())}
-    words = "".join(
-        [f"-{word}" for word in named]
-        + [f"-with-{name}" for name in sorted(chosen - usual.keys())]
-        + [f"-without-{name}" for name in sorted(missing - unsaid)]
-    )
-    return words if len(words) <= VARIANT_LENGTH else f"-variant-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
 
 def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence[Recipe]) -> dict[str, str]:

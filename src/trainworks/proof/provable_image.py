@@ -12,16 +12,19 @@ from pathlib import Path
 from trainworks.engine import choose, image_in
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
-from trainworks.errors import OutputError, ProofError
+from trainworks.errors import OutputError, ProofError, UnknownNameError
 from trainworks.extend.image import TITLE_LABEL, plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
 from trainworks.facts.load import BUILT, load
 from trainworks.imagetest.packages import PackagesAnswer
 from trainworks.imagetest.questions import list_packages
+from trainworks.inspect.targets import build_command, find_image
 from trainworks.plan.model import ImagePlan
+from trainworks.plan.names import unknown
 from trainworks.plan.resolve import make_plan
-from trainworks.plan.select import request_for, row_named
+from trainworks.plan.select import request_for
+from trainworks.plan.variants import image_named, request_of
 from trainworks.proof.components import (
     BillOfMaterials,
     ListedComponent,
@@ -69,15 +72,28 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
         ProofError: The image was built from something else than this checkout.
     """
     facts = load(root)
+    named = image_named(request.target, facts)
+    if named is None:
+        raise unknown("target", request.target, map(facts.name_of, facts.targets))
     build_request = replace(
-        request_for(row_named(request.target, facts), facts),
+        request_for(named.row, facts),
         with_components=request.with_components,
         without_components=request.without_components,
     )
+    # Planned before an engine is asked: what is wrong with the components is said first.
     plan = make_plan(build_request, facts)
-    rendering = render(plan, facts)
     engine = choose(request.engine, report=say)
-    image = _built(engine, plan.tags[0], rendering, "build.py")
+    if not (request.with_components or request.without_components):
+        reference = find_image(request.target, engine, facts)
+        found = request_of(named.row, reference.removeprefix(plan.tags[0]), facts)
+        if found is None:
+            raise UnknownNameError(
+                f"the name {reference} does not say which components the image has",
+                hint="give the --with and --without of its build",
+            )
+        build_request, plan = found, make_plan(found, facts)
+    rendering = render(plan, facts)
+    image = _built(engine, plan.tags[0], rendering, f"`{build_command(build_request)}`")
 
     def list_contents() -> BillOfMaterials:
         return _target_bill(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
@@ -102,7 +118,7 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
     """
     extension = plan_extension(request, root, environment)
     engine, plan, rendering = extension.engine, extension.plan, extension.rendering
-    image = _built(engine, plan.tag, rendering, "build.py extend")
+    image = _built(engine, plan.tag, rendering, "`python build.py extend` with the same options")
 
     def list_contents() -> BillOfMaterials:
         inherited = _base_components(plan.base.reference, extension.image, engine, root)
@@ -116,7 +132,7 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
 
 
 def _built(engine: Engine, reference: str, rendering: Rendering, command: str) -> BuiltImage:
-    again = f"build it again: `python {command}` with the same options"
+    again = f"build it again: {command}"
     image = image_in(engine, reference, hint=again)
     if image.labels.get(INPUTS_LABEL) != rendering.digest:
         raise ProofError(

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from trainworks.engine import choose, image_in
 from trainworks.errors import ProofError
+from trainworks.facts.rows import Facts
 from trainworks.host.settings import read_host_settings
+from trainworks.inspect.targets import find_image
 from trainworks.proof.attach import attached, find_pushed
 from trainworks.proof.keys import verifying_key
 from trainworks.proof.requests import VerifyRequest
@@ -18,11 +20,13 @@ from trainworks.registry.tools import Registries
 from trainworks.terminal.output import say
 
 
-def verify_image(request: VerifyRequest, environment: Mapping[str, str]) -> Verified:
+def verify_image(request: VerifyRequest, facts: Facts, environment: Mapping[str, str]) -> Verified:
     """Check the proof of an image; return what it proves.
 
     Args:
         request: Which image, whose key, and where the proof is.
+        facts: The targets, whose names are images too.
+        environment: The process's environment.
 
     Raises:
         UnknownNameError: The engine does not have the image.
@@ -37,19 +41,19 @@ def verify_image(request: VerifyRequest, environment: Mapping[str, str]) -> Veri
         if not envelopes:
             raise ProofError([f"{pushed.address}: no signed proof is attached to it"])
         return verify(envelopes, key, pushed.sha256, {}, request.policy)
-    sha256 = _image_digest(request.image, request.engine)
+    sha256 = _image_digest(request.image, request.engine, facts)
     files = {name: _read(request.proof / name) for name in (ATTESTATIONS_FILE, *DOCUMENTS.values())}
     lines = _decoded(ATTESTATIONS_FILE, files.pop(ATTESTATIONS_FILE)).splitlines()
     documents = {name: _json(name, content) for name, content in files.items()}
     return verify(lines, key, sha256, documents, request.policy)
 
 
-def _image_digest(image: str, engine_name: str | None) -> str:
+def _image_digest(image: str, engine_name: str | None, facts: Facts) -> str:
     """Return the hash of an image: the one in its name, or that of the configuration that an engine has."""
     if match := re.fullmatch(r"(?:\S+@)?sha256:([0-9a-f]{64})", image):
         return match[1]
     engine = choose(engine_name, report=say)
-    found = image_in(engine, image, hint="name an image that the engine has, or sha256:... itself")
+    found = image_in(engine, find_image(image, engine, facts))
     return found.identifier.removeprefix("sha256:")
 
 

@@ -146,8 +146,10 @@ def test_tag_and_remove(engine: Engine, tag: str) -> None:
     assert tagged is not None
     assert base is not None
     assert tagged.identifier == base.identifier
+    assert {tag, BASE} <= set(engine.names())
     engine.remove(tag)
     assert engine.inspect(tag) is None
+    assert tag not in engine.names()
     assert engine.inspect(BASE) is not None
 
 

@@ -53,13 +53,13 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
     from trainworks.inspect.image_difference import as_text, difference
     from trainworks.inspect.inspected_image import inspect_image
-    from trainworks.inspect.targets import reference_of
+    from trainworks.inspect.targets import find_image
 
     facts = load(root)
     engine = choose(options.engine, report=say)
     found = difference(
-        inspect_image(engine, reference_of(options.before, facts), facts, digests=True),
-        inspect_image(engine, reference_of(options.after, facts), facts, digests=True),
+        inspect_image(engine, find_image(options.before, engine, facts), facts, digests=True),
+        inspect_image(engine, find_image(options.after, engine, facts), facts, digests=True),
     )
     put_result(options.format, found.as_values(), as_text(found))
     return 0

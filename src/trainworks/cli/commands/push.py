@@ -78,27 +78,26 @@ def parser() -> Grammar:
 def run(options: Namespace, root: Path) -> int:
     """Push an image."""
     from trainworks.engine import choose
+    from trainworks.facts.load import load
     from trainworks.host.settings import read_host_settings
-    from trainworks.registry.names import tags_for
+    from trainworks.inspect.targets import find_image
+    from trainworks.plan.names import unknown
+    from trainworks.plan.variants import image_named
+    from trainworks.registry.names import check_tags, tags_for
     from trainworks.registry.push import push_image, report_of, text_of
     from trainworks.registry.tools import Registries
     from trainworks.terminal.output import say
 
-    is_target = not set(":/") & set(options.image)
-    reference = _image_of_target(options.image, root) if is_target else options.image
-    tags = tags_for(reference, options.fixed_tags, options.moving_tags, options.shared_tags)
+    facts = load(root)
+    check_tags(options.fixed_tags, options.moving_tags)
+    # Before an engine is asked: a word that is not a reference is a target.
+    if not set(":/") & set(options.image) and image_named(options.image, facts) is None:
+        raise unknown("target", options.image, map(facts.name_of, facts.targets))
     engine = choose(options.engine, report=say)
+    reference = find_image(options.image, engine, facts)
+    tags = tags_for(reference, options.fixed_tags, options.moving_tags, options.shared_tags)
     with Registries(read_host_settings(os.environ), report=say) as registries:
         done = push_image(engine, reference, options.repository, tags, registries, os.environ)
     report = {"image": reference, "pushed": report_of(done)}
     put_result(options.format, report, text_of(done))
     return 0
-
-
-def _image_of_target(name: str, root: Path) -> str:
-    from trainworks.facts.load import load
-    from trainworks.plan.resolve import make_plan
-    from trainworks.plan.select import request_for, row_named
-
-    facts = load(root)
-    return make_plan(request_for(row_named(name, facts), facts), facts).tags[0]

@@ -50,13 +50,13 @@ def run(options: Namespace, root: Path) -> int:
     from trainworks.facts.load import load
     from trainworks.inspect.inspected_image import inspect_image
     from trainworks.inspect.size_report import SizeReport, as_text, growth_of, size_report
-    from trainworks.inspect.targets import plan_of_target, reference_of
+    from trainworks.inspect.targets import find_image, plan_of_target
 
     facts = load(root)
     engine = choose(options.engine, report=say)
 
     def size(name: str) -> SizeReport:
-        contents = inspect_image(engine, reference_of(name, facts), facts)
+        contents = inspect_image(engine, find_image(name, engine, facts), facts)
         return size_report(contents, plan_of_target(contents.name, facts), facts)
 
     report = size(options.image)

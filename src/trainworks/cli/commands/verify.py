@@ -51,7 +51,9 @@ def parser() -> Grammar:
         see_also=("prove", "docs/proof.md"),
     )
     grammar.add_argument(
-        "image", metavar="IMAGE|ADDRESS", help="check this image: a name, sha256:..., or HOST/NAME@sha256:..."
+        "image",
+        metavar="IMAGE|TARGET|ADDRESS",
+        help="check this image: a name, sha256:..., or HOST/NAME@sha256:...",
     )
     grammar.add_argument(
         "--proof",
@@ -68,8 +70,9 @@ def parser() -> Grammar:
     return grammar
 
 
-def run(options: Namespace, _root: Path) -> int:
+def run(options: Namespace, root: Path) -> int:
     """Check a proof, and print what it proves."""
+    from trainworks.facts.load import load
     from trainworks.proof.requests import VerifyRequest
     from trainworks.proof.verify import Policy
     from trainworks.proof.verify_image import describe, verify_image
@@ -80,7 +83,7 @@ def run(options: Namespace, _root: Path) -> int:
     request = VerifyRequest(
         image=options.image, key=options.key, proof=options.proof, engine=options.engine, policy=policy
     )
-    proven = verify_image(request, os.environ)
+    proven = verify_image(request, load(root), os.environ)
     content = {"image": options.image, **asdict(proven)}
     put_result(options.format, content, describe(options.image, proven))
     return 0
