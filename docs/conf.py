@@ -12,3 +12,4 @@ nitpicky = True
 smartquotes = False
 html_theme = "furo"
 html_title = project
+html_show_copyright = False

@@ -110,6 +110,6 @@ def describe(job: Job) -> str:
     if part < hosts:
         place += f", {hosts} in the job"
     count = placement.processes_per_host
-    total = f" of {placement.processes}" if placement.takes_part and placement.processes > count else ""
-    name = job.program.entry.name
-    return f"mode {placement.mode}, host {placement.host} ({place}), {count}{total} process(es) on this host, {name}"
+    total = f", {placement.processes} in all" if placement.takes_part and placement.processes > count else ""
+    processes = f"{count} process{'' if count == 1 else 'es'} on this host{total}"
+    return f"mode {placement.mode}, host {placement.host} ({place}), {processes}, {job.program.entry.name}"

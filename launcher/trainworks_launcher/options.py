@@ -155,11 +155,16 @@ def read(words: Sequence[str], program: Sequence[str]) -> tuple[Command, Parsed,
 
 
 def options_help(commands: Sequence[Command] = (TRAIN, *COMMANDS)) -> str:
-    """Return the options of commands, for the help: aligned, at most 120 columns."""
-    lines: list[str] = []
+    """Return the options of commands, for the help: each once, with all commands that have it; at most 120 columns."""
+    having: dict[Option, list[str]] = {}
     for command in commands:
-        lines.append(f"Options of {command.name}:")
         for option in command.options:
+            having.setdefault(option, []).append(command.name)
+    lines: list[str] = []
+    for names in dict.fromkeys(map(tuple, having.values())):
+        *others, last = names
+        lines.append(f"Options of {', '.join(others)} and {last}:" if others else f"Options of {last}:")
+        for option in (option for option, found in having.items() if tuple(found) == names):
             word = f"{option.name} {option.value}".rstrip()
             lines.append(f"  {word:<30}{option.text}{' (needed)' if option.needed else ''}")
     return "\n".join(lines) + "\n"

@@ -260,6 +260,8 @@ def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
     if len(job.placement.hosts) > 1:
         fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
         lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
+    if job.environment.resume_from:
+        lines.append(f"goes on from the checkpoint {job.environment.resume_from}")
     return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
 
 

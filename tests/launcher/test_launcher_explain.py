@@ -88,13 +88,18 @@ def test_the_table_as_json_says_the_same() -> None:
 def test_the_first_lines_say_mode_hosts_processes_network_and_warnings() -> None:
     job = make_job(environment(MPI, hosts=TWO, instance_type="ml.fabric.xlarge"))
     lines = first_lines(plan_host(job), job)
-    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 of 4 process(es) on this host, train.py"
+    assert lines[0] == "mode mpi, host algo-1 (1 of 2), 2 processes on this host, 4 in all, train.py"
     assert lines[1].startswith("between hosts: TCP")
     assert any(line.startswith("warning: ") for line in lines[2:])
     alone = make_job(environment())
     assert first_lines(plan_host(alone), alone) == (
-        "mode none, host algo-1 (1 of 1), 1 process(es) on this host, train.py",
+        "mode none, host algo-1 (1 of 1), 1 process on this host, train.py",
     )
+
+
+def test_a_job_that_goes_on_says_from_where(tmp_path: Path) -> None:
+    job = make_job(environment()._replace(resume_from=str(tmp_path / "checkpoint-16")))
+    assert f"goes on from the checkpoint {tmp_path / 'checkpoint-16'}" in first_lines(plan_host(job), job)
 
 
 def write_secret_inputs(base: Path) -> dict[str, str]:
@@ -167,7 +172,9 @@ def test_the_help_has_every_command_option_and_mode(tmp_path: Path, words: tuple
     assert [switch for switch in SWITCHES if switch not in made.text] == []
     for command in COMMANDS:
         assert f"train {command.name}" in made.text
-        assert [option.name for option in command.options if f"  {option.name}" not in made.text] == []
+        shown = {option.name: made.text.count(f"\n  {option.name} ") for option in command.options}
+        assert shown == dict.fromkeys(shown, 1)
+    assert "Options of check" not in made.text, "it has none"
 
 
 GROUPS: Json = [

@@ -84,7 +84,7 @@ class Entry:
 
 
 def catalogue_of(facts: Facts) -> tuple[Entry, ...]:
-    """Return every target: built ones first, then by framework, the newest version first.
+    """Return every target: built ones first, then those of an older recipe; by framework, the newest version first.
 
     Raises:
         FactsError: A check in a recipe's front matter is malformed.
@@ -93,7 +93,7 @@ def catalogue_of(facts: Facts) -> tuple[Entry, ...]:
         row for _, group in groupby(sorted_rows(facts), key=lambda row: row.framework) for row in reversed(list(group))
     ]
     current = current_builds(facts)
-    rows.sort(key=lambda row: facts.name_of(row) not in current)
+    rows.sort(key=lambda row: (facts.name_of(row) not in current, facts.name_of(row) not in facts.built_by_target))
     return tuple(_entry(row, facts, current.get(facts.name_of(row))) for row in rows)
 
 
@@ -178,6 +178,7 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
         summaries={part.name: part.summary for entry in entries for part in entry.parts},
         data=data,
         built=sum(entry.built is not None for entry in entries),
+        older=sum(bool(entry.older) for entry in entries),
     )
 
 
