@@ -27,7 +27,7 @@ from trainworks.facts.ranges import PROPERTIES  # noqa: E402
 from trainworks.facts.rows import Facts  # noqa: E402
 from trainworks.inspect.listing import summary_markdown  # noqa: E402
 from trainworks.plan.resolve import make_plan  # noqa: E402
-from trainworks.plan.select import request_for  # noqa: E402
+from trainworks.plan.select import request_for, version_key  # noqa: E402
 
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n)(.*?)(<!-- end of generated -->)", re.DOTALL)
 
@@ -112,7 +112,12 @@ def compatibility_rules(facts: Facts) -> str:
 
 
 def launcher_facts(facts: Facts) -> str:
-    """Return what `trainworks-preflight` knows of instance types and file systems, as JSON, one row per line."""
+    """Return what `trainworks-preflight` knows: instance types, file systems, the newest image; one row per line."""
+    rows_of_packages = [row for row in facts.targets if row.framework == "pytorch" and not row.image]
+    newest = max(rows_of_packages, key=lambda row: (version_key(row.version), facts.cuda_by_name[row.cuda].version))
+    plan = make_plan(request_for(newest, facts), facts)
+    open_mpi = next(step.version for step in plan.steps if step.component == "open-mpi")
+    image = {"name": plan.target.name, "open_mpi": open_mpi, "programs": dict(plan.programs)}
     instances = {
         row.name: {key: value for key, value in asdict(row).items() if key not in ("name", "source")}
         for row in facts.instances
@@ -122,7 +127,7 @@ def launcher_facts(facts: Facts) -> str:
     families = json.dumps([row.name for row in facts.families])
     return (
         f'{{\n  "generated": "by tools/generate.py from images/",\n  "instances": {{\n{rows}\n  }},\n'
-        f'  "families": {families},\n  "storages": {json.dumps(storages)}\n}}\n'
+        f'  "families": {families},\n  "storages": {json.dumps(storages)},\n  "image": {json.dumps(image)}\n}}\n'
     )
 
 

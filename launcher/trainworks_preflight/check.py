@@ -33,7 +33,7 @@ from trainworks_preflight.advice import CUDA_COMPONENTS, OPEN_LIBRARY, Advice, D
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
-from trainworks_preflight.script import Finding, check_compiler, check_script, read_script
+from trainworks_preflight.script import Finding, check_compiler, check_devices, check_script, read_script
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
 _LOADS_BACKENDS = (2, 5)
@@ -103,7 +103,7 @@ def check(parsed: Parsed) -> Result:
         problems=(*problems, *result.problems),
         warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
-        assumptions=_assumptions(parsed, environment),
+        assumptions=_assumptions(parsed, environment, inputs.facts),
     )
 
 
@@ -170,6 +170,8 @@ def _plan(
             tuple(user),
             backend_known=situation.open_library and version_of(environment, "torch") >= _LOADS_BACKENDS,
         )
+        if placement.mode.startswith("smdistributed.") and not row.instance.gpus:
+            findings += check_devices(parsed, placement.instance_type)
         for missing in environment.manifest.missing:
             if missing.component == _COMPILER:
                 findings += check_compiler(parsed, missing.cost)
@@ -253,7 +255,7 @@ def _environment(
             entries=read.code.entries,
             executable=read.code.executable,
         )
-    manifest, programs = _image(parsed, read.manifest)
+    manifest, programs = _image(parsed, read.manifest, facts)
     known = {name: row.instance for name, row in facts.instances.items()}
     families = tuple(dict.fromkeys((*manifest.families, *facts.families)))
     first = _row(facts, manifest, groups[0].instance_type).instance
@@ -271,10 +273,10 @@ def _environment(
     )
 
 
-def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, str]]:
+def _image(parsed: Parsed, manifest: Manifest, facts: Facts) -> tuple[Manifest, Mapping[str, str]]:
     """Return (the image's manifest, its programs).
 
-    Without a manifest, the image is assumed to have all that a mode may need.
+    Without a manifest, the image is assumed to have all that a mode may need, as this project's newest image has it.
     """
     component = _COMPONENT_OF[value_of(parsed, "--framework", "pytorch")]
     version = value_of(parsed, "--framework-version")
@@ -282,19 +284,21 @@ def _image(parsed: Parsed, manifest: Manifest) -> tuple[Manifest, Mapping[str, s
     if "--image-manifest" in parsed:
         programs = manifest.programs
     else:
-        programs = MappingProxyType({name: f"/usr/bin/{name}" for name in PROGRAMS})
-        components = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), **components}
+        programs = MappingProxyType({name: facts.programs.get(name, f"/usr/bin/{name}") for name in PROGRAMS})
+        assumed = {**dict.fromkeys((component, *_TAKEN_TO_BE_THERE), ""), names.OPEN_MPI: facts.open_mpi}
+        components = {**assumed, **components}
         manifest = manifest._replace(framework=manifest.framework or component)
     if version:
         components[component] = version
     return manifest._replace(components=MappingProxyType(components)), programs
 
 
-def _assumptions(parsed: Parsed, environment: Environment) -> tuple[str, ...]:
+def _assumptions(parsed: Parsed, environment: Environment, facts: Facts) -> tuple[str, ...]:
     """Return what the answer rests on."""
     if "--image-manifest" in parsed:
         return (f"image {environment.manifest.name!r}, by its manifest; instance types by preflight's table",)
-    return ("no --image-manifest is given: the image is assumed to have every program and library",)
+    like = f"; paths, and Open MPI {facts.open_mpi}, are those of {facts.image}" if facts.image else ""
+    return (f"no --image-manifest is given: the image is assumed to have every program and library{like}",)
 
 
 def _as_json(result: Result, masker: Masker | None) -> str:

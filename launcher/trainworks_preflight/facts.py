@@ -1,12 +1,12 @@
-"""Facts about instance types and file systems, for hosts that preflight cannot look at. Pure.
+"""Facts about instance types, file systems and the newest image, which preflight cannot look at. Pure.
 
-The rows are the builder's (images/instances.toml, families.toml, storage.toml); ``tools/generate.py`` writes them to
-facts.json beside this file. Inside an image the image's own manifest says what a job needs.
+The rows are the builder's (images/instances.toml, families.toml, storage.toml), and the newest image is what it plans:
+``tools/generate.py`` writes both to facts.json beside this file. In an image its own manifest says what a job needs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Mapping
 
@@ -57,11 +57,17 @@ class Facts:
         instances: Instance type -> row.
         families: Prefixes of types without accelerators (``ml.m5``).
         storages: File systems.
+        image: Name of this project's newest image, which a job is taken to have where no manifest is given.
+        open_mpi: Its version of Open MPI.
+        programs: Paths of its programs, by name.
     """
 
     instances: Mapping[str, InstanceFacts]
     families: tuple[str, ...] = ()
     storages: tuple[Storage, ...] = ()
+    image: str = ""
+    open_mpi: str = ""
+    programs: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def find(self, instance_type: str) -> InstanceFacts | None:
         """Return the row of a type.
@@ -102,6 +108,7 @@ def parse_facts(document: str) -> Facts:
             smddp=row.get("smddp") is True,
             torchrun_only=row.get("smdistributed_by_torchrun_only") is True,
         )
+    image = mapping(content.get("image"))
     listed = content.get("storages")
     storages = [mapping(value) for value in listed] if isinstance(listed, list) else []
     return Facts(
@@ -116,4 +123,7 @@ def parse_facts(document: str) -> Facts:
             )
             for row in storages
         ),
+        image=text(image.get("name")),
+        open_mpi=text(image.get("open_mpi")),
+        programs=MappingProxyType({name: text(path) for name, path in mapping(image.get("programs")).items()}),
     )

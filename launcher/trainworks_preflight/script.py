@@ -177,6 +177,17 @@ def check_script(
     return tuple(sorted(found, key=lambda finding: finding.line))
 
 
+def check_devices(script: Script, instance_type: str) -> tuple[Finding, ...]:
+    """Find what needs a GPU, on hosts without one.
+
+    Args:
+        script: The training script of smp or smddp.
+        instance_type: Instance type of the hosts.
+    """
+    why = f"{instance_type} has no GPU: set SMP_CPU_EMULATION=1 in the job's environment"
+    return tuple(Finding("torch.cuda.set_device", why, call.line) for call in script.called("cuda.set_device")[:1])
+
+
 def check_compiler(script: Script, cost: str) -> tuple[Finding, ...]:
     """Find what calls a C compiler while the job runs, for an image without one.
 

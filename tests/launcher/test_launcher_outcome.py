@@ -106,6 +106,22 @@ def test_the_cause_stands_first() -> None:
     assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+    ],
+)
+def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
+    tail = FIRST.replace("ValueError: first", message).encode()
+    for mode, told in (("smdistributed.modelparallel", True), ("smdistributed.dataparallel", True), ("mpi", False)):
+        lines = failure_text(what="train.py", host="a", mode=mode, returncode=1, tail=tail).splitlines()
+        assert lines[0] == message
+        assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
+
+
 STATE_DICT = FIRST.replace("ValueError: first", "RuntimeError: Error(s) in loading state_dict for Linear:") + (
     '\tMissing key(s) in state_dict: "bias".\n'
     "\tsize mismatch for weight: copying a param with shape torch.Size([3, 4]) from checkpoint.\n"

@@ -321,6 +321,22 @@ def test_the_open_library_runs_anywhere(tmp_path: Path) -> None:
     assert not {"data loaders", "script"} & set(told)
 
 
+def test_without_a_manifest_the_newest_image_is_meant(tmp_path: Path) -> None:
+    _, text = report(words(tmp_path, {"mpi": {"enabled": True, "processes_per_host": 8}}))
+    assert FACTS.programs["mpirun"].startswith("/opt/venv/")
+    assert FACTS.programs["mpirun"] in text
+    assert f"Open MPI {FACTS.open_mpi}, are those of {FACTS.image}" in " ".join(text.split())
+    assert "btl_vader" not in text, "an option of Open MPI 4"
+
+
+@pytest.mark.parametrize(("kind", "told"), [("ml.m5.xlarge", True), ("ml.g5.48xlarge", False)])
+def test_a_script_of_smp_for_gpus_is_told_how_to_run_without(tmp_path: Path, kind: str, told: bool) -> None:
+    smp = "import smdistributed.modelparallel.torch as smp"
+    script = f"import torch\n{smp}\nsmp.init()\ntorch.cuda.set_device(smp.local_rank())"
+    found = run(words(tmp_path, SMP, *open_library(tmp_path), script=script, kind=kind)).advice
+    assert any("set SMP_CPU_EMULATION=1" in f"{row}" for row in found) is told
+
+
 @pytest.mark.parametrize(("torch", "told"), [("2.4.1", True), ("2.5.0", False)])
 def test_the_backend_is_known_where_torch_loads_backends(tmp_path: Path, torch: str, told: bool) -> None:
     open_image = open_library(tmp_path)

@@ -251,6 +251,14 @@ def died_of_a_peer(errors: bytes) -> bool:
     return found is not None and _PEER_LEFT.search("\n".join(found.exception)) is not None
 
 
+EMULATE = (
+    "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
+)
+
+_NO_GPU = re.compile(r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver")
+"""What torch says where a script asks for a GPU: built without CUDA, and built with it on a host without a driver."""
+
+
 def failure_text(
     *,
     what: str,
@@ -284,7 +292,8 @@ def failure_text(
     end = UNKNOWN_END + lack_of_memory(oom_kills) if returncode is None else describe_status(returncode, oom_kills)
     place = f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode}): {end}"
     if found is not None:
-        return _fit(f"{found.cause}\n{place}", found)
+        remedy = f"\n{EMULATE}" if mode.startswith("smdistributed.") and _NO_GPU.search(found.cause) else ""
+        return _fit(f"{found.cause}\n{place}{remedy}", found)
     last = "\n".join([line for line in output.splitlines() if line.strip()][-12:])
     return shorten("\n".join(part for part in (cause, place, last) if part))
 
