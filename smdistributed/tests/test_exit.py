@@ -12,7 +12,7 @@ from pathlib import Path
 from ranks import run_program
 
 RANKS = 2
-EXITS = int(os.environ.get("EXITS", "8"))
+EXITS = int(os.environ.get("EXITS", "4"))
 
 PROGRAM = """
 import sys
