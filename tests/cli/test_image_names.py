@@ -133,6 +133,15 @@ def test_an_image_that_is_not_there(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_the_beginning_of_a_target_is_answered_with_its_name(
+    command: str, store: Store, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store("my/train:1")
+    assert main([*COMMANDS[command].format(name="pytorch-2.4.1-cu121").split(), "--engine", "buildah"], root) == 4
+    assert f"did you mean {TARGET}? " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_finds_the_image_of_a_target(
     command: str, store: Store, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,7 +51,10 @@ def parser() -> Grammar:
         see_also=("push", "prove", "report"),
     )
     grammar.add_argument(
-        "--base", required=True, metavar="IMAGE", help="extend this image of the engine or of a registry"
+        "--base",
+        required=True,
+        metavar="IMAGE|TARGET",
+        help="extend this image of the engine or a registry, or of a target",
     )
     grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name the new image, such as my/train:1")
     add_contents(grammar)

@@ -73,7 +73,7 @@ def parser() -> Grammar:
     )
     grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "name a component that the build added", "name one that it left out")
-    grammar.add_argument("--base", metavar="IMAGE", help="name the image that was extended")
+    grammar.add_argument("--base", metavar="IMAGE|TARGET", help="name the image that was extended")
     add_contents(grammar)
     add_engine(grammar)
     add_format(grammar)
