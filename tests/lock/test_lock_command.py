@@ -60,6 +60,8 @@ def call(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CERT", str(authority.bundle))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # No build begins.
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
 
     def run(*words: str, root: Path) -> Ended:
         status = main(words, root)
@@ -459,9 +461,9 @@ def test_wrong_bytes_never_come_into_a_mirror(call: Call, tree: Path, server: Se
     assert [path.name for path in folder.iterdir() if path.name not in ("SHA256SUMS", "index.html")] == []
 
 
-# What a build refuses, before it asks for an engine: none of this name exists.
+# What a build refuses, before it asks for an engine: none answers.
 
-NO_ENGINE = ("--engine", "none-of-this-name")
+NO_ENGINE = ("--engine", "docker")
 
 
 def test_a_build_of_what_is_not_locked(call: Call, tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ PYTHON = [
 ARCHIVE = b"an archive of source code"
 SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
 STAGE = "FROM builder AS {{ component }}\n{{ fetch(component, artifacts) }}"
-BUILD = ("--framework", "pytorch", "--cuda", "cpu", "--until", "build", "--engine", "none-of-this-name")
-NO_ENGINE = "none-of-this-name"
+BUILD = ("--framework", "pytorch", "--cuda", "cpu", "--until", "build", "--engine", "docker")
+NO_ENGINE = "/nonexistent/docker.sock"
+"""Where the engine is asked for: no build begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ def machine(
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_CERT", str(authority.bundle))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{NO_ENGINE}")
     root = make_tree(tmp_path / "tree", sources="packages")
     add_python_lock(root, *PYTHON, target=PACKAGES_TARGET)
     return Machine(root=root, cache=tmp_path / "cache" / "trainworks" / "sources", capture=capsys)
