@@ -30,7 +30,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://in-toto.io/Statement/v1"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
-    ("extend/requirements.py", "https://"): "how an address of a git requirement begins",
+    ("extend/reading/lines.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
     ("imagetest/probe.py", "2.4.1"): "an example of a version with a label",
     ("imagetest/probe.py", "2.8.3"): "an example of a version with a label",

@@ -26,10 +26,10 @@ from trainworks.extend.lock import (
     lock_path_of,
     lock_requirements,
     locks_of,
-    read_wanted,
     resolve,
 )
 from trainworks.extend.plan import WheelSource
+from trainworks.extend.reading.wanted import read_wanted
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, Wheel
 from trainworks.extend.source import read_source
 from trainworks.extend.wheels import find_sources, read_wheel

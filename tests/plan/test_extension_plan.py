@@ -18,16 +18,8 @@ from trainworks.extend.plan import (
     find_entry_point,
     make_extension,
 )
-from trainworks.extend.requirements import (
-    BaseDistribution,
-    ExtendedBase,
-    GitRequirement,
-    check_hashes,
-    conflicts,
-    locked_versions,
-    read_requirements,
-    wrong_builds,
-)
+from trainworks.extend.reading.lines import check_hashes, locked_versions, read_requirements
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, conflicts, wrong_builds
 from trainworks.facts.rows import SourceFile
 from trainworks.plan.checks import (
     CommandCheck,

@@ -24,9 +24,10 @@ from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.lock import Resolvable, lock_path_of, lock_requirements, locked_commits
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
+from trainworks.extend.reading.lines import locked_versions, read_requirements
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
 from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import ExtendedBase, Wheel, locked_versions, read_requirements, wrong_builds
+from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
 from trainworks.extend.source import SourceTree
 from trainworks.extend.wheels import build_wheels, find_sources, project_source
 from trainworks.facts.data import data_folder

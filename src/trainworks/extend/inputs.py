@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.errors import ExtendError
-from trainworks.extend.lock import Wanted, locks_of, read_wanted
+from trainworks.extend.lock import locks_of
 from trainworks.extend.plan import (
     CODE_FOLDER,
     PROJECT_FILES,
@@ -17,6 +17,7 @@ from trainworks.extend.plan import (
     check_packages,
     find_entry_point,
 )
+from trainworks.extend.reading.wanted import Wanted, read_wanted
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.source import SourceTree, read_source, some
 

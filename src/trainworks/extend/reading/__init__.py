@@ -1,0 +1,1 @@
+"""Files that say which Python packages an image is extended with."""
