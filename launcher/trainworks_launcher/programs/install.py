@@ -13,6 +13,7 @@ the installation brought is imported once, and refused if that fails.
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import re
 import subprocess
@@ -29,6 +30,16 @@ _RUNTIME_DIRECTORY = (
 _IMPORT_SECONDS = 300
 _WHEEL = re.compile(r"([A-Za-z0-9._]+)-([^-/]+)(?:-\d[^-/]*)?-[^-/]+-[^-/]+-[^-/]+\.whl")
 _SHOWN = 4
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    # Before UTF-16, whose little-endian mark is the beginning of this one.
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
+_COMMENT = re.compile(r"(^|\s+)#.*$")
 
 
 def installed_version(name: str) -> str:
@@ -39,30 +50,64 @@ def installed_version(name: str) -> str:
         return ""
 
 
-def lines_of(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[str, int, str]]:
-    """Yield (file as pip names it, number, text) of each line, without comments.
+def decode(content: bytes) -> str:
+    """Return the text of a requirements file as pip reads it: by its mark, its coding line (PEP 263), or else UTF-8.
 
-    ``-r`` is followed, and a backslash joins lines. What cannot be read is left to pip.
+    The builder has the same rule (``extend/reading/text.py``). Raises ValueError for another encoding.
+    """
+    mark, encoding = next(((mark, name) for mark, name in _MARKS if content.startswith(mark)), (b"", ""))
+    if not encoding:
+        comments = (line for line in content.split(b"\n")[:2] if line.startswith(b"#"))
+        coding = next(filter(None, map(_CODING.search, comments)), None)
+        encoding = coding.group(1).decode("ascii", "replace") if coding else "utf-8"
+    try:
+        return content[len(mark) :].decode(encoding)
+    except LookupError:
+        raise ValueError(f"its coding line names {encoding}, which is not an encoding") from None
+    except UnicodeError:
+        raise ValueError(
+            f"it is not {encoding.upper()}: save it as UTF-8, or name its encoding in the first line, such as "
+            "# -*- coding: latin-1 -*-"
+        ) from None
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of each line, without comments; a backslash joins lines."""
+    parts: list[str] = []
+    start = 0
+    for number, raw in enumerate([*text.splitlines(), ""], 1):
+        comment = _COMMENT.match(raw)
+        start = start if parts else number
+        if raw.endswith("\\") and not comment:
+            parts.append(raw.strip("\\"))
+            continue
+        line = _COMMENT.sub("", "".join((*parts, f" {raw}" if comment else raw))).strip()
+        if line:
+            yield start, line
+        parts = []
+
+
+def lines_of(path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[tuple[str, int, str]]:
+    """Yield (file as pip names it, number, text) of each line; ``-r`` is followed.
+
+    What cannot be opened is left to pip. Raises ValueError for a file in another encoding than pip reads.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="replace")
+        content = path.read_bytes()
     except OSError:
         return
-    whole, start = "", 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        start = start if whole else number
-        if raw.endswith("\\") and not raw.lstrip().startswith("#"):
-            whole += raw[:-1]
-            continue
-        line = re.sub(r"(^|\s+)#.*$", "", whole + raw).strip()
-        whole = ""
+    try:
+        text = decode(content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    for number, line in logical_lines(text):
         included = re.match(r"(?:-r|--requirement)[\s=]*(\S+)$", line)
         if included:
             other = path.parent / included.group(1)
             if "://" not in included.group(1) and other not in seen:
                 yield from lines_of(other, seen | {other})
-        elif line:
-            yield str(path), start, line
+        else:
+            yield str(path), number, line
 
 
 class Contradiction(NamedTuple):
@@ -187,7 +232,10 @@ def main(arguments: Sequence[str]) -> int:
         name, _, version = word.partition("==")
         kept[name] = installed_version(name) or version
     if "-r" in pip:
-        found = contradictions(Path(pip[pip.index("-r") + 1]), kept)
+        try:
+            found = contradictions(Path(pip[pip.index("-r") + 1]), kept)
+        except ValueError as error:
+            return _report(str(error))
         if found:
             return _report(refusal(found))
     before = {name: installed_version(name) for name in (word.partition("=")[0] for word in given.companions)}

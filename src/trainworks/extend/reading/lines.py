@@ -11,6 +11,7 @@ from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as Specification
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
+from trainworks.extend.reading.text import logical_lines
 from trainworks.extend.requirements import ExtendedBase, GitRequirement, PackageRequirement
 
 _HASH = re.compile(r"\s--hash[=\s]\s*sha256:[0-9a-f]{64}\b")
@@ -47,7 +48,7 @@ def read_requirements(text: str, where: str) -> RequirementLines:
     sources: list[GitRequirement] = []
     includes: list[Include] = []
     problems: list[str] = []
-    for number, line in _logical_lines(text):
+    for number, line in logical_lines(text):
         place = f"{where} line {number}: {line[:80]}"
         try:
             if included := _INCLUDE.fullmatch(line):
@@ -179,23 +180,6 @@ def _advice_for_option(line: str) -> str:
     if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--no-index"):
         return "put it into pip's own settings (pip.conf or PIP_... variables): they hold inside the build"
     return "options are not allowed in a requirements file of extend"
-
-
-def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """Yield lines with their numbers, continued ones joined, without comments."""
-    parts: list[str] = []
-    start = 0
-    for number, raw in enumerate(text.splitlines(), start=1):
-        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
-        start = start if parts else number
-        parts.append(line.removesuffix("\\").strip())
-        if not line.endswith("\\"):
-            whole = " ".join(part for part in parts if part)
-            if whole:
-                yield start, whole
-            parts = []
-    if any(parts):
-        yield start, " ".join(part for part in parts if part)
 
 
 def locked_versions(requirements: Iterable[PackageRequirement], base: ExtendedBase) -> tuple[tuple[str, str], ...]:

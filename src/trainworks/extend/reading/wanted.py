@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainworks.extend.reading.lines import check_hashes, read_requirements
+from trainworks.extend.reading.text import decode
 from trainworks.extend.requirements import GitRequirement, PackageRequirement, Wheel
 from trainworks.extend.wheels import read_wheel
 from trainworks.host.pip import local_path
@@ -59,9 +60,9 @@ def read_wanted(file: Path) -> tuple[Wanted, list[str]]:
             return
         done.add((there, constraint))
         try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            problems.append(f"{place}: {path}: {error.strerror if isinstance(error, OSError) else 'it is not UTF-8'}")
+            text = decode(path.read_bytes())
+        except (OSError, ValueError) as error:
+            problems.append(f"{place}: {path}: {error.strerror if isinstance(error, OSError) else error}")
             return
         found = read_requirements(text, str(path))
         problems.extend(found.problems)
