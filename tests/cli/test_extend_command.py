@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from lock.servers import serving
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ExtendError, LockError
@@ -29,9 +30,11 @@ from trainworks.extend.lock import (
     resolve,
 )
 from trainworks.extend.plan import WheelSource
+from trainworks.extend.reading.options import Choice
 from trainworks.extend.reading.wanted import read_wanted
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, Wheel
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, PackageRequirement, Wheel
 from trainworks.extend.source import read_source
+from trainworks.extend.wheel_files import download_wheels
 from trainworks.extend.wheels import find_sources, read_wheel
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
@@ -90,7 +93,7 @@ def test_everything_that_is_wrong_is_said_at_once(refused: Refused, code: Path, 
     (code / ".env").write_text("TOKEN=1\n")
     (code / "deploy.pem").write_text(PRIVATE_KEY)
     requirements = tmp_path / "requirements.txt"
-    requirements.write_text("six\nhttps://git.example/x.whl\n")
+    requirements.write_text("six\nhttps://git.example/x.whl\n--index-url https://packages.example/simple\n")
     status, text = refused(
         *("--requirements", requirements, "--source", code, "--entry-point", "trian.py"), tag="My/Train"
     )
@@ -247,9 +250,20 @@ def settings(tmp_path: Path) -> HostSettings:
 
 
 def resolved(
-    text: str, settings: HostSettings, base: ExtendedBase = BASE, *, wheels: tuple[Wheel, ...] = (), limits: str = ""
+    text: str,
+    settings: HostSettings,
+    base: ExtendedBase = BASE,
+    *,
+    wheels: tuple[Wheel, ...] = (),
+    limits: str = "",
+    choice: Choice | None = None,
 ) -> list[str]:
-    wanted = Resolvable(lines=tuple(text.splitlines()), constraints=tuple(limits.splitlines()), wheels=wheels)
+    wanted = Resolvable(
+        lines=tuple(text.splitlines()),
+        constraints=tuple(limits.splitlines()),
+        wheels=wheels,
+        choice=choice or Choice(),
+    )
     lines = resolve(wanted, base, settings, os.environ, where="requirements.txt").splitlines()
     assert all("--hash=sha256:" in line for line in lines if line.startswith(" "))
     return [line.removesuffix(" \\") for line in lines if not line.startswith(" ")]
@@ -327,7 +341,8 @@ def test_included_files_are_read_from_where_they_are_named(tmp_path: Path) -> No
                 "more/again.txt": "einops\n-c ../limits.txt\n",
                 "limits.txt": "numpy<3\n",
             },
-        )
+        ),
+        {},
     )
     assert problems == []
     assert [each.text for each in wanted.requirements] == ["einops", "six", "pandas"]
@@ -346,11 +361,15 @@ def test_included_files_are_read_from_where_they_are_named(tmp_path: Path) -> No
             {"requirements.txt": "./x-1-py3-none-any.whl", "x-1-py3-none-any.whl": "no zip"},
             "x-1-py3-none-any.whl is not a wheel",
         ),
-        ({"requirements.txt": "-r a.txt", "a.txt": "six\n--pre"}, "a.txt line 2: --pre: options are not allowed"),
+        ({"requirements.txt": "-r a.txt", "a.txt": "six\n--user"}, "a.txt line 2: --user: --user is not an option"),
+        ({"requirements.txt": "-r https://h.example/r.txt"}, "it is on the network: download the file and name it"),
+        ({"requirements.txt": "./none"}, "none is not a folder"),
+        ({"requirements.txt": "./lib", "lib/x.py": ""}, "lib is not a project: it has no pyproject.toml"),
+        ({"requirements.txt": "--require-hashes\nsix==1"}, "line 2: six==1: no hash"),
     ],
 )
 def test_includes_that_are_refused(files: dict[str, str], problem: str, tmp_path: Path) -> None:
-    (found,) = read_wanted(written(tmp_path, files))[1]
+    (found,) = read_wanted(written(tmp_path, files), {})[1]
     assert problem in found
 
 
@@ -360,11 +379,70 @@ def test_a_local_wheel_is_taken_with_its_hash(tmp_path: Path) -> None:
     file = tmp_path / "dist" / "mine-1-py3-none-any.whl"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     for line in ("./dist/mine-1-py3-none-any.whl", file.as_uri(), f"mine @ {file.as_uri()}#sha256={digest}"):
-        wanted, problems = read_wanted(written(tmp_path, {"requirements.txt": line}))
+        wanted, problems = read_wanted(written(tmp_path, {"requirements.txt": line}), {})
         assert problems == []
         assert [each.pin for each in wanted.wheels.values()] == [f"mine==1 --hash=sha256:{digest}"]
     line = f"./dist/mine-1-py3-none-any.whl --hash=sha256:{'0' * 64}"
-    assert "the file has another hash" in read_wanted(written(tmp_path, {"requirements.txt": line}))[1][0]
+    assert "the file has another hash" in read_wanted(written(tmp_path, {"requirements.txt": line}), {})[1][0]
+
+
+def test_a_wheel_of_the_network_is_downloaded_once_and_its_hash_is_checked(tmp_path: Path) -> None:
+    wheel(tmp_path, "mine", "1+cu12", "helper")
+    content = (tmp_path / "mine-1+cu12-py3-none-any.whl").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    settings = HostSettings(pip=PipSettings())
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def named(line: str) -> tuple[PackageRequirement, ...]:
+        wanted, problems = read_wanted(written(tmp_path, {"requirements.txt": line}), {})
+        assert problems == []
+        return wanted.requirements
+
+    with serving() as server:
+        address = server.serve("/v1/mine-1+cu12-py3-none-any.whl", content).replace("+", "%2B")
+        for _ in range(2):
+            (found,) = download_wheels(named(f"mine[x] @ {address}#sha256={digest}"), settings, environment).values()
+            assert (found.pin, found.requires) == (f"mine[x]==1+cu12 --hash=sha256:{digest}", ("helper",))
+        assert len(server.seen) == 1
+        wrong = f"--hash=sha256:{'0' * 64}"
+        lines = f"{address}?other {wrong}\n{server.url}/none-1-py3-none-any.whl {wrong}"
+        with pytest.raises(ExtendError) as caught:
+            download_wheels(named(lines), settings, environment)
+    assert "line 1" in str(caught.value)
+    assert "is not what was pinned" in str(caught.value)
+    assert "line 2" in str(caught.value)
+    assert "answers HTTP 404" in str(caught.value)
+
+
+def test_a_folder_is_read_with_its_secrets_and_what_it_ignores(tmp_path: Path) -> None:
+    files = {
+        "requirements.txt": "-e ./lib[x]\n-e lib\n",
+        "lib/pyproject.toml": "[project]\n",
+        "lib/a.py": "",
+        "lib/a.log": "",
+        "lib/.trainworksignore": "*.log\n",
+    }
+    wanted, problems = read_wanted(written(tmp_path, files), {})
+    assert problems == []
+    first, second = wanted.folders
+    assert [file.path for file in first.tree.files] == ["a.py", "pyproject.toml"]
+    assert (first.requirement.extras, second.requirement.extras) == ("[x]", "")
+    assert "installed as a wheel" in wanted.notes[0]
+    (tmp_path / "lib" / ".env").write_text("TOKEN=1\n")
+    assert ".env is a file that holds secrets" in read_wanted(tmp_path / "requirements.txt", {})[1][0]
+
+
+def test_a_folder_of_files_lies_beside_the_file_that_names_it(tmp_path: Path) -> None:
+    files = {"requirements.txt": "-r more/a.txt\n", "more/a.txt": "--find-links wheels\n-f none\n", "more/wheels/x": ""}
+    first, second = read_wanted(written(tmp_path, files), {})[0].options
+    assert (first.value, first.written) == (str(tmp_path / "more" / "wheels"), "wheels")
+    assert second.value == str(Path("none").resolve())
+
+
+def test_pre_releases_count_where_they_are_asked_for(settings: HostSettings) -> None:
+    wheel(settings.pip.local_folders[0], "helper", "6rc1")
+    assert resolved("helper\n", settings) == ["helper==5"]
+    assert resolved("helper\n", settings, choice=Choice(prereleases=True)) == ["helper==6rc1"]
 
 
 def locked(

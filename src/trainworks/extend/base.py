@@ -11,6 +11,7 @@ from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.plan import check_distribution, check_foreign
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, conflicts
+from trainworks.extend.wheel_files import misfits
 from trainworks.imagetest import interpreter
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
@@ -78,7 +79,8 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]
 def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
     """Refuse an extension that does not fit its base. Raises ``ExtendError`` with every problem."""
     problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
-    if inputs.wanted.requirements or inputs.wanted.sources or inputs.project:
+    wanted = inputs.wanted
+    if wanted.requirements or wanted.sources or wanted.folders or inputs.project:
         problems += _unfit_python(base, inputs)
     if problems:
         raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
@@ -94,4 +96,5 @@ def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs) -> list[str]:
         problems.append(f"{where}: {base.python} has no pip to install requirements with")
     if not base.glibc:
         problems.append(f"{where} does not have glibc, which training wheels are made for")
-    return problems + conflicts(inputs.wanted.requirements, base)
+        return problems
+    return problems + conflicts(inputs.wanted.requirements, base) + misfits(inputs.wanted.requirements, base)

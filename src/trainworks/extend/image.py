@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
@@ -25,10 +26,12 @@ from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.lock import Resolvable, lock_path_of, lock_requirements, locked_commits
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.reading.lines import locked_versions, read_requirements
+from trainworks.extend.reading.options import choice_of, settings_with, without_vendor
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
 from trainworks.extend.source import SourceTree
+from trainworks.extend.wheel_files import download_wheels
 from trainworks.extend.wheels import build_wheels, find_sources, project_source
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
@@ -110,12 +113,23 @@ def plan_extension(
     """
     settings = read_host_settings(environment)
     forbidden = settings.forbidden_texts("")
-    inputs = read_inputs(request, forbidden)
+    inputs = read_inputs(request, forbidden, environment)
     for text in notes(request, inputs) if resolving else ():
         say(text)
     engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine)
+    options, said = without_vendor(inputs.wanted.options, base, vendor_hosts(facts))
+    for text in said if resolving else ():
+        say(f"  {text}")
     check_fit(base, inputs)
+    with_index = with_index_of(image, facts, settings)
+    settings = replace(settings, pip=settings_with(settings.pip, options))
+    with_index = replace(with_index, pip=settings_with(with_index.pip, options))
+    # An address that has its password from a variable is not in the file, and must not be in the image either.
+    forbidden = (*forbidden, *(option.value for option in options if "@" in option.value))
+    named = [each for each in inputs.wanted.requirements if each.applies(base)]
+    downloaded = download_wheels(named, settings, environment)
+    inputs = replace(inputs, wanted=replace(inputs.wanted, wheels={**inputs.wanted.wheels, **downloaded}))
     path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
     sources, commits = find_sources(
         [source for source in inputs.wanted.sources if source.applies(base)],
@@ -123,12 +137,24 @@ def plan_extension(
         environment,
         resolving=resolving,
     )
+    folders = [each for each in inputs.wanted.folders if each.requirement.applies(base)]
+    own = [each for each in folders if inputs.project and _is_same(each.folder, request.source)]
+    sources += [
+        project_source(
+            each.tree.files,
+            origin=each.requirement.path,
+            name=each.requirement.name,
+            extras=each.requirement.extras,
+        )
+        for each in folders
+        if each not in own
+    ]
     if inputs.project:
-        sources.append(project_source(inputs.source.files))
+        extras = {extra for each in own for extra in each.requirement.extras.strip("[]").split(",") if extra}
+        sources.append(project_source(inputs.source.files, extras=f"[{','.join(sorted(extras))}]" if extras else ""))
     built = _build_wheels(tuple(sources), base, inputs, recipes, engine, settings, request) if sources else ()
     local, resolvable = _resolvable(inputs, base, built, commits)
     companions = frozenset(name for component in facts.components for name in component.companions)
-    with_index = with_index_of(image, facts, settings)
     requirements, lock = "".join(f"{line}\n" for line in resolvable.lines), None
     if inputs.wanted.hashed:
         requirements += "".join(f"{wheel.pin}\n" for wheel in local)
@@ -179,6 +205,16 @@ def plan_extension(
     return Extension(engine=engine, image=image, source=inputs.source, plan=plan, lock=lock, spec=spec)
 
 
+def _is_same(folder: Path, source: Path | None) -> bool:
+    return source is not None and folder.resolve() == source.resolve()
+
+
+def vendor_hosts(facts: Facts) -> frozenset[str]:
+    """Return the hosts of indexes that our images get their frameworks from."""
+    hosts = (urlsplit(row.wheel_index).hostname for row in facts.targets)
+    return frozenset(host for host in hosts if host)
+
+
 def _build_wheels(
     sources: tuple[WheelSource, ...],
     base: ExtendedBase,
@@ -225,6 +261,8 @@ def _resolvable(
         constraints=tuple(str(each.specification) for each in wanted.constraints),
         wheels=(*local, *built),
         commits=commits,
+        options=tuple(f"{option.name} {option.written}" for option in wanted.options),
+        choice=choice_of(wanted.options),
     )
 
 

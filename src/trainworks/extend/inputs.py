@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,12 +48,13 @@ class ExtensionInputs:
     apt: tuple[str, ...]
 
 
-def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...]) -> ExtensionInputs:
+def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment: Mapping[str, str]) -> ExtensionInputs:
     """Read the files of a request.
 
     Args:
         request: What is asked for.
         forbidden: Texts of this machine that must not be in an image, such as its proxy.
+        environment: The process's; requirements may name its variables.
 
     Raises:
         ExtendError: With every problem of names, requirements, code and entry point.
@@ -66,7 +67,7 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...]) -> Extension
     if file is None and folder is None and not request.apt:
         problems.append("nothing to extend the base with: give --requirements, --source or --apt")
     if file is not None:
-        wanted, wrong = read_wanted(file)
+        wanted, wrong = read_wanted(file, environment, forbidden=forbidden)
         problems += wrong
     own = False
     if folder is not None:
@@ -117,7 +118,9 @@ def _project_file(source: SourceTree) -> str:
 
 
 def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
-    """Yield what a person should know of the code that is copied."""
+    """Yield what a person should know of the requirements, and of the code that is copied."""
+    for text in inputs.wanted.notes:
+        yield f"  {text}"
     if request.source is None:
         return
     source = inputs.source

@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.reading.lines import locked_versions, read_requirements
+from trainworks.extend.reading.options import Choice
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel, wrong_builds
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
@@ -60,12 +61,16 @@ class Resolvable:
         constraints: Lines of the same form.
         wheels: Wheels that are installed whatever an index has.
         commits: Git requirement to its commit.
+        options: Lines that say where packages come from, for the digest of the inputs.
+        choice: Which versions and files count.
     """
 
     lines: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     wheels: tuple[Wheel, ...] = ()
     commits: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    choice: Choice = field(default_factory=Choice)
 
 
 def lock_requirements(
@@ -154,7 +159,9 @@ def _inputs_digest(wanted: Resolvable, base: ExtendedBase) -> str:
     ]
     commits = sorted(wanted.commits.items())
     of_base = (base.version, base.glibc, base.machine, [asdict(row) for row in base.distributions])
-    parts = (wanted.lines, wanted.constraints, wheels, commits, of_base)
+    # Only where there are some: locks from before there were options stay valid.
+    options = [wanted.options] if wanted.options else []
+    parts = (wanted.lines, wanted.constraints, wheels, commits, of_base, *options)
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 
 
@@ -199,6 +206,8 @@ def resolve(
             *("--python-version", base.version),
             *("--python-platform", f"{base.machine}-manylinux_{base.glibc.replace('.', '_')}"),
         ]
+        if wanted.choice.prereleases:
+            arguments += ["--prerelease", "allow"]
         for name in (*(pin.partition("==")[0] for pin in pins), *(wheel.name for wheel in wanted.wheels)):
             arguments += ["--no-emit-package", name]
         try:

@@ -90,7 +90,7 @@ class PackageRequirement:
         specification: What it asks for; exactly the wheel's version where it names a wheel.
         text: As pip reads it; without hashes where it names a wheel.
         hashed: Whether it has hashes.
-        wheel: The wheel that it names, as written: a path or a ``file://`` address; else ``""``.
+        wheel: The wheel that it names, as written: a path, or an address; else ``""``.
         hashes: Its sha256 hashes.
     """
 
@@ -157,6 +157,29 @@ class GitRequirement:
     def __str__(self) -> str:
         """Return what decides its commit."""
         return f"git+{self.url}@{self.reference or 'HEAD'}"
+
+    def applies(self, base: ExtendedBase) -> bool:
+        """Whether its marker, if it has one, holds in a base image."""
+        return _holds(Marker(self.marker) if self.marker else None, base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderRequirement:
+    """A distribution that is built from a folder of this machine, such as ``-e .`` or ``./lib[extra]``.
+
+    Attributes:
+        place: File, line and text, for messages.
+        path: The folder, as written.
+        name: The distribution's name, where the line says it; else ``""``.
+        extras: Such as ``[all]``, or ``""``.
+        marker: Such as ``python_version >= "3.9"``, or ``""``.
+    """
+
+    place: str
+    path: str
+    name: str = ""
+    extras: str = ""
+    marker: str = ""
 
     def applies(self, base: ExtendedBase) -> bool:
         """Whether its marker, if it has one, holds in a base image."""

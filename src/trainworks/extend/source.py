@@ -61,11 +61,14 @@ class SourceTree:
         return sum(len(file.content) for file in self.files)
 
 
-def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[str, ...] = ()) -> SourceTree:
+def read_source(
+    folder: Path, *, name: str = "", ignored: Iterable[str] = (), forbidden: tuple[str, ...] = ()
+) -> SourceTree:
     """Read the code that goes into an image.
 
     Args:
         folder: Its root.
+        name: What messages call it; default: ``--source FOLDER``.
         ignored: Further paths that stay outside.
         forbidden: Literal strings that must not be in any image, such as this machine's proxy.
 
@@ -73,26 +76,27 @@ def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[s
         The files, and what was left out. Secrets, links that lead outside, special files and too many bytes are
         problems, reported all at once.
     """
+    name = name or f"--source {folder}"
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        return SourceTree(problems=(f"--source {folder} {what}",))
+        return SourceTree(problems=(f"{name} {what}",))
     # The SDK's stubs ask for paths where it wants texts.
     matcher: Any = PatternMatcher(_patterns(folder))
     paths: list[str] = []
     left_out: list[str] = []
     problems: list[str] = []
     for parent, folders, names in os.walk(folder):
-        for name in sorted(folders):
-            relative = _relative(Path(parent, name), folder)
-            if name in NEVER or (matcher.matches(relative) and not _has_exceptions(matcher)):
+        for each in sorted(folders):
+            relative = _relative(Path(parent, each), folder)
+            if each in NEVER or (matcher.matches(relative) and not _has_exceptions(matcher)):
                 left_out.append(f"{relative}/")
-                folders.remove(name)
-            elif Path(parent, name).is_symlink():
+                folders.remove(each)
+            elif Path(parent, each).is_symlink():
                 problems.append(f"{relative} is a link to a folder: copy the folder, or ignore the link")
-                folders.remove(name)
-        for name in names:
-            relative = _relative(Path(parent, name), folder)
-            if name in NEVER or relative in ignored or matcher.matches(relative):
+                folders.remove(each)
+        for each in names:
+            relative = _relative(Path(parent, each), folder)
+            if each in NEVER or relative in ignored or matcher.matches(relative):
                 left_out.append(relative)
             else:
                 paths.append(relative)
@@ -125,7 +129,7 @@ def read_source(folder: Path, *, ignored: Iterable[str] = (), forbidden: tuple[s
     return SourceTree(
         files=tuple(files),
         left_out=tuple(sorted(left_out)),
-        problems=tuple(f"--source {folder}: {problem}" for problem in problems),
+        problems=tuple(f"{name}: {problem}" for problem in problems),
     )
 
 

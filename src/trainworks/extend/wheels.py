@@ -99,15 +99,17 @@ def _archive(requirement: GitRequirement, commit: str, environment: Mapping[str,
     return commit, archive
 
 
-def project_source(files: Iterable[SourceFile]) -> WheelSource:
-    """Return the user's code as what a wheel is built from."""
+def project_source(
+    files: Iterable[SourceFile], *, origin: str = "--source", name: str = "", extras: str = ""
+) -> WheelSource:
+    """Return files of this machine as what a wheel is built from; the arguments are those of ``WheelSource``."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for file in files:
             member = tarfile.TarInfo(f"source/{file.path}")
             member.size, member.mode, member.mtime = len(file.content), file.mode, EPOCH
             archive.addfile(member, io.BytesIO(file.content))
-    return WheelSource(archive=buffer.getvalue(), origin="--source")
+    return WheelSource(archive=buffer.getvalue(), origin=origin, name=name, extras=extras)
 
 
 def build_wheels(

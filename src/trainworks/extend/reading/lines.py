@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from urllib.parse import parse_qs, urlsplit
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as Specification
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from trainworks.extend.reading.text import logical_lines
-from trainworks.extend.requirements import ExtendedBase, GitRequirement, PackageRequirement
+from trainworks.extend.reading.text import logical_lines, with_variables, without_credentials
+from trainworks.extend.requirements import ExtendedBase, FolderRequirement, GitRequirement, PackageRequirement
 
-_HASH = re.compile(r"\s--hash[=\s]\s*sha256:[0-9a-f]{64}\b")
-_ANY_HASH = re.compile(r"\s--hash[=\s]\s*\S+")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,76 +28,188 @@ class Include:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptionLine:
+    """A line that changes where packages come from, or which.
+
+    Attributes:
+        place: File, line and text, for messages.
+        name: pip's long name of the option.
+        value: Its value; may have a password that a variable has.
+        written: The same without that, for the digest of the inputs.
+    """
+
+    place: str
+    name: str
+    value: str = field(default="", repr=False)
+    written: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequirementLines:
-    """What one requirements file says, and what is wrong with it."""
+    """What one requirements file says, what a person should know of it, and what is wrong with it."""
 
     requirements: tuple[PackageRequirement, ...] = ()
     sources: tuple[GitRequirement, ...] = ()
+    folders: tuple[FolderRequirement, ...] = ()
     includes: tuple[Include, ...] = ()
+    options: tuple[OptionLine, ...] = ()
+    notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
 
-def read_requirements(text: str, where: str) -> RequirementLines:
+def read_requirements(text: str, where: str, environment: Mapping[str, str] | None = None) -> RequirementLines:
     """Read the text of one requirements file.
 
     Args:
         text: The file's content.
         where: Its name, for messages.
+        environment: Variables that lines may name as ``${NAME}``.
     """
-    requirements: list[PackageRequirement] = []
-    sources: list[GitRequirement] = []
-    includes: list[Include] = []
-    problems: list[str] = []
-    for number, line in logical_lines(text):
-        place = f"{where} line {number}: {line[:80]}"
+    found = _Lines()
+    for number, raw in logical_lines(text):
+        place = f"{where} line {number}: {without_credentials(raw)[:80]}"
         try:
-            if included := _INCLUDE.fullmatch(line):
-                path = included["path"].strip("'\"")
-                includes.append(Include(place=place, path=path, constraint=included["option"] in _CONSTRAINT))
-            elif line.startswith("-"):
-                raise ValueError(_advice_for_option(line))
-            elif direct := _DIRECT.fullmatch(_ANY_HASH.sub("", line).strip()):
-                if direct["address"].startswith("git+"):
-                    sources.append(_git_requirement(direct, place))
-                else:
-                    requirements.append(_wheel_requirement(direct, line, place))
-            else:
-                requirements.append(_named_requirement(line, place))
+            found.add(with_variables(raw, environment or {}), raw, place)
         except ValueError as error:
-            problems.append(f"{place}: {error}")
+            found.problems.append(f"{place}: {error}")
     return RequirementLines(
-        requirements=tuple(requirements), sources=tuple(sources), includes=tuple(includes), problems=tuple(problems)
+        requirements=tuple(found.requirements),
+        sources=tuple(found.sources),
+        folders=tuple(found.folders),
+        includes=tuple(found.includes),
+        options=tuple(found.options),
+        notes=tuple(found.notes),
+        problems=tuple(found.problems),
     )
 
 
-_CONSTRAINT = ("-c", "--constraint")
-_INCLUDE = re.compile(r"(?P<option>-r|--requirement|-c|--constraint)(?:\s*=\s*|\s+|(?<=-[rc]))(?P<path>[^\s=].*)")
+_SHORT = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-i": "--index-url", "-f": "--find-links"}
+_ADDRESSES = ("--index-url", "--extra-index-url", "--find-links")
+_VALUED = ("--requirement", "--constraint", "--editable", *_ADDRESSES, "--trusted-host", "--no-binary", "--only-binary")
+_FLAGS = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
 _DIRECT = re.compile(
     r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<extras>\[[^\]]*\])?\s*@\s*)?"
-    r"(?P<address>[a-z+]+://\S+?|[./~]\S*?|\S+\.(?:whl|zip|tar\.gz))(?P<more>\[[^\]]*\])?(?:\s+;\s*(?P<marker>.+))?"
+    r"(?P<address>[a-z+]+://\S+?|[./~]\S*?|[^\s;@\[]+/[^\s;@\[]*|\S+\.(?:whl|zip|tar\.\w+))(?P<more>\[[^\]]*\])?"
+    r"(?:\s+;\s*(?P<marker>.+))?"
 )
 _REFERENCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]*")
+_ARCHIVE = re.compile(r".+\.(?:zip|tgz|tbz|txz|tar|tar\.\w+)", re.IGNORECASE)
 
 
-def _named_requirement(line: str, place: str) -> PackageRequirement:
+class _Lines:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.requirements: list[PackageRequirement] = []
+        self.sources: list[GitRequirement] = []
+        self.folders: list[FolderRequirement] = []
+        self.includes: list[Include] = []
+        self.options: list[OptionLine] = []
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+
+    def add(self, line: str, raw: str, place: str) -> None:
+        """Add a line; ``raw`` has its variables by name. Raises ``ValueError`` for one that is wrong."""
+        words = line.split(" ")
+        # As pip splits it: what comes before the first option may have quotes of its own, in a marker.
+        count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+        wanted, options = " ".join(words[:count]).strip(), _options(" ".join(words[count:]))
+        if wanted:
+            other = next((name for name, _ in options if name != "--hash"), "")
+            if other:
+                raise ValueError(f"{other} cannot stand behind a requirement: pip reads --hash there")
+            self._add_requirement(wanted, [value for _, value in options], place)
+            return
+        for name, value in options:
+            if name in ("--requirement", "--constraint"):
+                self.includes.append(Include(place=place, path=value, constraint=name == "--constraint"))
+            elif name == "--editable":
+                self.notes.append(f"{place}: installed as a wheel: an image has no code that changes")
+                # pip takes a bare name for a folder here.
+                is_path = "://" in value or value.startswith((".", "/", "~"))
+                self._add_requirement(value if is_path else f"./{value}", [], place)
+            elif name in _ADDRESSES:
+                _check_credentials(value, raw)
+                self._add_option(name, value, place)
+            elif name in (*_VALUED, *_FLAGS):
+                self._add_option(name, value, place)
+            else:
+                raise ValueError(f"{name} is not an option that extend knows in a requirements file")
+
+    def _add_option(self, name: str, value: str, place: str) -> None:
+        self.options.append(OptionLine(place=place, name=name, value=value, written=without_credentials(value)))
+
+    def _add_requirement(self, wanted: str, hashes: list[str], place: str) -> None:
+        if any(not _HASH.fullmatch(each) for each in hashes):
+            raise ValueError("a hash has the form --hash=sha256: and 64 digits from 0 to f")
+        digests = tuple(each.removeprefix("sha256:") for each in hashes)
+        direct = _DIRECT.fullmatch(wanted)
+        if direct is None:
+            self.requirements.append(_named_requirement(wanted, digests, place))
+            return
+        address = direct["address"]
+        scheme, _, rest = address.partition("://") if "://" in address else ("file", "", address)
+        path = unquote(urlsplit(address).path if "://" in address else address.partition("#")[0])
+        if scheme.startswith("git+"):
+            self.sources.append(_git_requirement(direct, place))
+        elif scheme not in ("file", "http", "https"):
+            raise ValueError(f"{scheme}:// is not supported: git repositories, web addresses and files are")
+        elif scheme != "file" and urlsplit(address).username is not None:
+            raise ValueError(_CREDENTIALS)
+        elif path.endswith(".whl"):
+            self.requirements.append(_wheel_requirement(direct, path, digests, place))
+        elif scheme != "file" or _ARCHIVE.fullmatch(path):
+            raise ValueError("this is not a wheel: make one with `pip wheel --no-deps`, or name the git repository")
+        else:
+            self.folders.append(_folder_requirement(direct, rest if scheme == "file" else address, place))
+
+
+_CREDENTIALS = "the address has a password or token in it: put it into ~/.netrc, or into pip's settings for an index"
+
+
+def _check_credentials(value: str, raw: str) -> None:
+    """Refuse an address of an index with a password, unless a variable has it: the file itself goes into images."""
+    if missing := re.search(r"\$\{([A-Z0-9_]+)\}", value):
+        raise ValueError(f"the variable {missing[1]} is not set")
+    for login in re.findall(r"://([^/@\s]*)@", raw):
+        if not re.fullmatch(r"(?:[^:]*:)?\$\{[A-Z0-9_]+\}", login):
+            raise ValueError(f"{_CREDENTIALS}, or name a variable with it: ${{NAME}}")
+
+
+def _options(text: str) -> list[tuple[str, str]]:
+    """Return the options of a line with their values, by pip's long names; raises ``ValueError``."""
     try:
-        specification = Specification(_ANY_HASH.sub("", line).strip())
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"the quotes do not fit together ({error})") from None
+    found: list[tuple[str, str]] = []
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-"):
+            raise ValueError(f"{word!r} belongs to no option: put a value with spaces into quotes")
+        name, equals, value = word.partition("=")
+        if not name.startswith("--"):
+            name, value, equals = name[:2], f"{name[2:]}{equals}{value}", name[2:]
+        name = _SHORT.get(name, name)
+        if name in (*_VALUED, "--hash") and not equals:
+            if not words:
+                raise ValueError(f"{name} needs a value")
+            value = words.pop(0)
+        found.append((name, value))
+    return found
+
+
+def _named_requirement(wanted: str, hashes: tuple[str, ...], place: str) -> PackageRequirement:
+    try:
+        specification = Specification(wanted)
     except InvalidRequirement:
         raise ValueError("this is not a requirement such as pandas>=2") from None
-    hashes = _hashes(line)
-    return PackageRequirement(place=place, specification=specification, text=line, hashed=bool(hashes), hashes=hashes)
+    text = f"{wanted}{''.join(f' --hash=sha256:{each}' for each in hashes)}"
+    return PackageRequirement(place=place, specification=specification, text=text, hashed=bool(hashes), hashes=hashes)
 
 
-def _wheel_requirement(direct: re.Match[str], line: str, place: str) -> PackageRequirement:
-    address = direct["address"]
-    scheme = address.partition("://")[0] if "://" in address else "file"
-    if scheme != "file":
-        raise ValueError("a web address is not supported: download the wheel and name the file, such as ./dist/x.whl")
-    file = address.partition("#")[0].rsplit("/", 1)[-1]
-    if not file.endswith(".whl"):
-        raise ValueError(
-            "only wheels are installed from files: make one with `pip wheel --no-deps`, or put code into --source"
-        )
+def _wheel_requirement(direct: re.Match[str], path: str, hashes: tuple[str, ...], place: str) -> PackageRequirement:
+    file = path.rsplit("/", 1)[-1]
     try:
         name, version, _, _ = parse_wheel_filename(file)
     except InvalidWheelFilename:
@@ -110,9 +222,29 @@ def _wheel_requirement(direct: re.Match[str], line: str, place: str) -> PackageR
         specification = Specification(text)
     except InvalidRequirement:
         raise ValueError("this is not a requirement such as ./dist/x.whl") from None
-    hashes = _hashes(line)
+    address = direct["address"]
+    # A hash in the address is checked, and makes no file of hashes: pip, too, asks for none on the other lines then.
+    said = parse_qs(urlsplit(address).fragment).get("sha256", []) if "://" in address else []
     return PackageRequirement(
-        place=place, specification=specification, text=text, hashed=bool(hashes), hashes=hashes, wheel=address
+        place=place,
+        specification=specification,
+        text=text,
+        hashed=bool(hashes),
+        hashes=hashes or tuple(said),
+        wheel=address,
+    )
+
+
+def _folder_requirement(direct: re.Match[str], path: str, place: str) -> FolderRequirement:
+    marker = direct["marker"] or ""
+    if marker:
+        Specification(f"name ; {marker}")
+    return FolderRequirement(
+        place=place,
+        path=unquote(path.partition("#")[0]) if "://" in direct["address"] else path,
+        name=canonicalize_name(direct["name"] or ""),
+        extras=direct["extras"] or direct["more"] or "",
+        marker=marker,
     )
 
 
@@ -145,17 +277,16 @@ def _git_requirement(direct: re.Match[str], place: str) -> GitRequirement:
     )
 
 
-def _hashes(line: str) -> tuple[str, ...]:
-    found = tuple(each.rpartition(":")[2] for each in _HASH.findall(line))
-    if _ANY_HASH.search(line) and not found:
-        raise ValueError("a hash has the form --hash=sha256: and 64 digits from 0 to f")
-    return found
-
-
-def check_hashes(requirements: Iterable[PackageRequirement], sources: Iterable[GitRequirement] = ()) -> list[str]:
-    """Return what is wrong where some requirements have hashes: all have them then, with a version."""
+def check_hashes(
+    requirements: Iterable[PackageRequirement],
+    sources: Iterable[GitRequirement] = (),
+    folders: Iterable[FolderRequirement] = (),
+    *,
+    all_hashed: bool = False,
+) -> list[str]:
+    """Return what is wrong where some requirements, or ``all_hashed``, have hashes: all have them, with a version."""
     requirements = tuple(requirements)
-    if not any(requirement.hashed for requirement in requirements):
+    if not all_hashed and not any(requirement.hashed for requirement in requirements):
         return []
     problems = []
     for requirement in requirements:
@@ -166,20 +297,12 @@ def check_hashes(requirements: Iterable[PackageRequirement], sources: Iterable[G
             )
         elif not requirement.pinned:
             problems.append(f"{requirement.place}: a hash without a version: pin the version")
+    problems += [f"{folder.place}: other lines have hashes, and a folder has none" for folder in folders]
     return problems + [
         f"{source.place}: other lines have hashes: name the commit, @ and its 40 digits"
         for source in sources
         if not re.fullmatch(r"[0-9a-f]{40}", source.reference)
     ]
-
-
-def _advice_for_option(line: str) -> str:
-    option = re.split(r"[=\s]", line, maxsplit=1)[0]
-    if option in ("-e", "--editable"):
-        return "an editable installation is not pinned: leave out -e for git, and put a project of yours into --source"
-    if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--no-index"):
-        return "put it into pip's own settings (pip.conf or PIP_... variables): they hold inside the build"
-    return "options are not allowed in a requirements file of extend"
 
 
 def locked_versions(requirements: Iterable[PackageRequirement], base: ExtendedBase) -> tuple[tuple[str, str], ...]:

@@ -70,3 +70,8 @@ def _without_comment(number: int, line: str) -> Iterator[tuple[int, str]]:
 def with_variables(line: str, environment: Mapping[str, str]) -> str:
     """Return a line with the variables that it names as ``${NAME}``; one that is empty or missing stays as it is."""
     return _VARIABLE.sub(lambda found: environment.get(found[1]) or found[0], line)
+
+
+def without_credentials(line: str) -> str:
+    """Return a line for a message: without the users and passwords of addresses in it."""
+    return re.sub(r"(://)[^/@\s]*@", r"\1", line)
