@@ -22,6 +22,7 @@ from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ExtendError, LockError
 from trainworks.extend.image import with_index_of
+from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.lock import (
     Resolvable,
     lock_path_of,
@@ -32,6 +33,7 @@ from trainworks.extend.lock import (
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.reading.options import Choice
 from trainworks.extend.reading.wanted import read_wanted
+from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, PackageRequirement, Wheel
 from trainworks.extend.source import read_source
 from trainworks.extend.wheel_files import download_wheels
@@ -131,6 +133,73 @@ def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> No
     status, text = refused("--source", code, "--entry-point", "train.py", "--apt", "g++", "--apt", "libgl1")
     assert status == 6, text
     assert "code: 1 file, 0.0 kB; the largest is train.py" in text
+
+
+UV_LOCK = 'version = 1\n[[package]]\nname = "app"\nversion = "1"\nsource = { SOURCE = "." }\n'
+PROJECT = '[project]\nname = "app"\nversion = "1"\n'
+
+
+def inputs_of(code: Path, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = ()) -> ExtensionInputs:
+    request = ExtendRequest(
+        base="my/base:1", tag="my/train:1", source=code, extras=extras, groups=groups, entry_point="train.py"
+    )
+    return read_inputs(request, (), {})
+
+
+@pytest.mark.parametrize(
+    ("files", "file"),
+    [
+        ({"requirements.txt": "", "uv.lock": UV_LOCK, "pylock.toml": ""}, "requirements.txt"),
+        ({"uv.lock": UV_LOCK, "pylock.toml": "", "pyproject.toml": PROJECT}, "uv.lock"),
+        ({"pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\npackages = []\n'}, "pylock.toml"),
+        ({"pyproject.toml": PROJECT}, "pyproject.toml"),
+        ({}, ""),
+    ],
+)
+def test_what_the_code_itself_says_is_installed(code: Path, files: dict[str, str], file: str) -> None:
+    written(code, files)
+    inputs = inputs_of(code)
+    assert inputs.file == (code / file if file else None)
+    said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs))
+    others = [name for name in files if name != file and "lock" in name]
+    assert [name for name in others if f"{code / name} is not read: --requirements" not in said] == []
+
+
+@pytest.mark.parametrize(("kind", "project"), [("editable", "pyproject.toml"), ("virtual", "")])
+def test_a_project_that_its_lock_does_not_install_is_not_built(code: Path, kind: str, project: str) -> None:
+    written(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": PROJECT})
+    inputs = inputs_of(code)
+    # Either way the launcher is told that it has nothing to install.
+    assert (inputs.project, inputs.installed) == (project, ("pyproject.toml",))
+
+
+def test_extras_and_groups_of_the_code(code: Path) -> None:
+    text = f"{PROJECT}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
+    written(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
+    inputs = inputs_of(code, extras=("fast",), groups=("dev",))
+    assert [each.name for each in inputs.wanted.requirements] == ["einops", "pytest"]
+    assert inputs.extras == ("fast",)
+    with pytest.raises(ExtendError) as caught:
+        inputs_of(code, extras=("none",), groups=("none",))
+    assert len(caught.value.problems) == 2
+    (code / "pyproject.toml").unlink()
+    with pytest.raises(ExtendError, match="--group dev: there is no pyproject"):
+        inputs_of(code, groups=("dev",))
+
+
+def test_a_file_of_another_tool_in_the_code_is_said(code: Path) -> None:
+    written(code, {"environment.yml": "", "config.yml": ""})
+    said = "".join(notes(ExtendRequest(base="b", tag="t", source=code), inputs_of(code)))
+    assert "environment.yml is not read: it is conda's: `conda run" in said
+    assert "config.yml" not in said
+
+
+def test_pips_letter_names_the_requirements(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "environment.yml").write_text("name: x\n")
+    status, text = refused("-r", tmp_path / "environment.yml")
+    assert status == 12
+    assert text.count("conda") == 2
+    assert "1 problem with the extension" in text
 
 
 def test_an_error_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,30 @@ _MARKS = (
 )
 _CODING = re.compile(rb"coding[:=]\s*([-\w.]+)")
 _COMMENT = re.compile(r"(^|\s+)#.*$")
+_SENTENCES = (
+    (
+        r".*\.ya?ml",
+        "is conda's: `conda run -n NAME python -m pip list --format=freeze > requirements.txt` writes what pip reads",
+    ),
+    (r"Pipfile(\.lock)?", "is pipenv's: `pipenv requirements > requirements.txt` writes what pip reads"),
+    (
+        r"poetry\.lock",
+        "is Poetry's: `poetry export -o requirements.txt` (plug-in poetry-plugin-export) writes what pip reads",
+    ),
+    (r"pdm\.lock", "is PDM's: `pdm export -o requirements.txt` writes what pip reads"),
+    (
+        r"pixi\.(lock|toml)",
+        "is Pixi's: `pixi run python -m pip list --format=freeze > requirements.txt` writes what pip reads",
+    ),
+    (r"setup\.(py|cfg)", "belongs to a project: name the project's folder in a requirements file, such as ./ or -e ."),
+    (r".*\.whl", "is a wheel: name it in a requirements file"),
+    (
+        r"uv\.lock",
+        "is uv's: `uv export --no-emit-project -o requirements.txt` writes what pip reads",
+    ),
+    (r"pyproject\.toml", "belongs to a project: name the project's folder in a requirements file, such as ./ or -e ."),
+)
+"""The first ones are those of the builder's ``extend/reading/others.py``."""
 
 
 def installed_version(name: str) -> str:
@@ -48,6 +72,11 @@ def installed_version(name: str) -> str:
         return metadata.version(name) or ""
     except metadata.PackageNotFoundError:
         return ""
+
+
+def sentence_of(name: str) -> str:
+    """Return why a file of this name is no requirements file, and what converts it; ``""`` for any other name."""
+    return next((sentence for pattern, sentence in _SENTENCES if re.fullmatch(pattern, name)), "")
 
 
 def decode(content: bytes) -> str:
@@ -232,8 +261,11 @@ def main(arguments: Sequence[str]) -> int:
         name, _, version = word.partition("==")
         kept[name] = installed_version(name) or version
     if "-r" in pip:
+        path = Path(pip[pip.index("-r") + 1])
+        if sentence_of(path.name):
+            return _report(f"{path} {sentence_of(path.name)}")
         try:
-            found = contradictions(Path(pip[pip.index("-r") + 1]), kept)
+            found = contradictions(path, kept)
         except ValueError as error:
             return _report(str(error))
         if found:

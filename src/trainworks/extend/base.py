@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from importlib import resources
 
 from trainworks.engine.protocol import BuiltImage, Engine
@@ -76,9 +77,12 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]
     )
 
 
-def check_fit(base: ExtendedBase, inputs: ExtensionInputs) -> None:
-    """Refuse an extension that does not fit its base. Raises ``ExtendError`` with every problem."""
-    problems = [*check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
+def check_fit(base: ExtendedBase, inputs: ExtensionInputs, found: Iterable[str] = ()) -> None:
+    """Refuse an extension that does not fit its base, or with problems that were found before.
+
+    Raises ``ExtendError`` with every problem.
+    """
+    problems = [*found, *check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
     wanted = inputs.wanted
     if wanted.requirements or wanted.sources or wanted.folders or inputs.project:
         problems += _unfit_python(base, inputs)

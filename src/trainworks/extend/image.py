@@ -27,6 +27,8 @@ from trainworks.extend.lock import Resolvable, lock_path_of, lock_requirements, 
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.reading.lines import locked_versions, read_requirements
 from trainworks.extend.reading.options import choice_of, settings_with, without_vendor
+from trainworks.extend.reading.selection import Kept
+from trainworks.extend.reading.wanted import with_locks
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
@@ -118,10 +120,12 @@ def plan_extension(
         say(text)
     engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
     image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine)
-    options, said = without_vendor(inputs.wanted.options, base, vendor_hosts(facts))
-    for text in said if resolving else ():
+    wanted, wrong = with_locks(inputs.wanted, base, kept_of(base, facts), forbidden=forbidden)
+    options, said = without_vendor(wanted.options, base, vendor_hosts(facts))
+    for text in (*wanted.notes[len(inputs.wanted.notes) :], *said) if resolving else ():
         say(f"  {text}")
-    check_fit(base, inputs)
+    inputs = replace(inputs, wanted=wanted)
+    check_fit(base, inputs, wrong)
     with_index = with_index_of(image, facts, settings)
     settings = replace(settings, pip=settings_with(settings.pip, options))
     with_index = replace(with_index, pip=settings_with(with_index.pip, options))
@@ -151,6 +155,7 @@ def plan_extension(
     ]
     if inputs.project:
         extras = {extra for each in own for extra in each.requirement.extras.strip("[]").split(",") if extra}
+        extras |= set(inputs.extras)
         sources.append(project_source(inputs.source.files, extras=f"[{','.join(sorted(extras))}]" if extras else ""))
     built = _build_wheels(tuple(sources), base, inputs, recipes, engine, settings, request) if sources else ()
     local, resolvable = _resolvable(inputs, base, built, commits)
@@ -174,6 +179,11 @@ def plan_extension(
     locked = locked_versions(read_requirements(requirements, "").requirements, base)
     if wrong := wrong_builds(locked, base, companions):
         raise ExtendError(wrong, hint="nothing was built")
+    if resolving and wanted.locks:
+        there = {each.name for each in (*wanted.requirements, *wanted.constraints)} | {wheel.name for wheel in built}
+        for name, version in locked:
+            if name not in there:
+                say(f"  {wanted.locks[0].lock.where} does not have {name} {version}, which is needed in this base")
     if any(name in companions for name, _ in locked):
         settings = with_index
     plan = make_extension(
@@ -207,6 +217,18 @@ def plan_extension(
 
 def _is_same(folder: Path, source: Path | None) -> bool:
     return source is not None and folder.resolve() == source.resolve()
+
+
+def kept_of(base: ExtendedBase, facts: Facts) -> Kept:
+    """Return what of a base is never replaced, and the names of what belongs to it."""
+    versions: dict[str, str] = {canonicalize_name(row.name): row.version for row in base.distributions}
+    patterns = [
+        pattern
+        for component in facts.components
+        for pattern in component.protected
+        if "*" in pattern or any(name in versions for name in component.protected)
+    ]
+    return Kept(versions=versions, patterns=tuple(patterns))
 
 
 def vendor_hosts(facts: Facts) -> frozenset[str]:
@@ -263,6 +285,7 @@ def _resolvable(
         commits=commits,
         options=tuple(f"{option.name} {option.written}" for option in wanted.options),
         choice=choice_of(wanted.options),
+        hashes=wanted.hashes,
     )
 
 

@@ -17,12 +17,16 @@ from trainworks.extend.plan import (
     check_packages,
     find_entry_point,
 )
-from trainworks.extend.reading.wanted import Wanted, read_wanted
+from trainworks.extend.reading.others import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, kind_of, sentence_of
+from trainworks.extend.reading.wanted import Parts, Wanted, read_wanted
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.source import SourceTree, read_source, some
 
 REQUIREMENTS = "requirements.txt"
 """At the root of the code, the file that the launcher installs."""
+
+DEFAULTS = (REQUIREMENTS, UV_LOCK, PYLOCK)
+"""At the root of the code: the first that is there says what is installed, where no other file is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,7 @@ class ExtensionInputs:
         file: The file that the lock lies beside: the requirements file, or else the project's; ``None`` for neither.
         source: The code.
         project: The project file that makes the code installable, or ``""``.
+        extras: Extras of that project.
         installed: The code's own files that say what is installed.
         entry_point: ``None`` where the job names it.
         apt: Debian packages.
@@ -43,6 +48,7 @@ class ExtensionInputs:
     file: Path | None
     source: SourceTree
     project: str
+    extras: tuple[str, ...]
     installed: tuple[str, ...]
     entry_point: EntryPoint | None
     apt: tuple[str, ...]
@@ -60,15 +66,16 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
         ExtendError: With every problem of names, requirements, code and entry point.
     """
     problems = [*check_names(request.base, request.tag), *check_packages(request.apt)]
-    wanted, source, entry_point = Wanted(), SourceTree(), None
+    source, entry_point = SourceTree(), None
     folder, file = request.source, request.requirements
-    if file is None and folder is not None and (folder / REQUIREMENTS).is_file():
-        file = folder / REQUIREMENTS
+    if file is None and folder is not None:
+        file = next((folder / name for name in DEFAULTS if (folder / name).is_file()), None)
     if file is None and folder is None and not request.apt:
         problems.append("nothing to extend the base with: give --requirements, --source or --apt")
-    if file is not None:
-        wanted, wrong = read_wanted(file, environment, forbidden=forbidden)
-        problems += wrong
+    parts = Parts(extras=request.extras, groups=request.groups)
+    pyproject = folder / PROJECT if folder is not None and (folder / PROJECT).is_file() else None
+    wanted, wrong = read_wanted(file, environment, parts=parts, project=pyproject, forbidden=forbidden)
+    problems += wrong
     own = False
     if folder is not None:
         own = file is not None and file.resolve() == (folder / REQUIREMENTS).resolve()
@@ -94,13 +101,18 @@ def read_inputs(request: ExtendRequest, forbidden: tuple[str, ...], environment:
     if entry_point is not None and entry_point.kind not in ("module", "package"):
         # As the launcher does: a shell script may install the project in its own way.
         project = ""
+    extras = request.extras if file is None or not kind_of(file.name) else ()
     installed = [*([REQUIREMENTS] if own else []), *([project] if project else [])]
+    if any(each.lock.virtual for each in wanted.locks) and file == (folder or Path()) / UV_LOCK:
+        # uv does not install it either, and the launcher is told that nothing is missing.
+        project = ""
     paths = {each.path for each in source.files}
     return ExtensionInputs(
         wanted=wanted,
         file=file or (folder / project if folder is not None and project else None),
         source=source,
         project=project,
+        extras=extras,
         installed=tuple(name for name in installed if name in paths),
         entry_point=entry_point,
         apt=tuple(sorted(set(request.apt))),
@@ -129,8 +141,17 @@ def notes(request: ExtendRequest, inputs: ExtensionInputs) -> Iterable[str]:
     yield f"  code: {count}; the largest is {largest.path}, {len(largest.content) / 1e3:,.1f} kB"
     if source.left_out:
         yield f"  left out: {some(source.left_out)}"
+    for path in sorted(request.source.iterdir()):
+        if path == inputs.file:
+            continue
+        if kind_of(path.name) in ("uv", "pylock"):
+            yield f"  {path} is not read: --requirements {path} reads it"
+        elif path.name in OF_OTHER_TOOLS:
+            yield f"  {path} is not read: it {sentence_of(path.name)}"
     own = request.source / REQUIREMENTS
     if own.is_file() and REQUIREMENTS not in inputs.installed:
         yield f"  {own} is installed when a job starts, on each host: --requirements names another file"
-    if (project := _project_file(source)) and not inputs.project:
+    if (project := _project_file(source)) and not inputs.project and project in inputs.installed:
+        yield f"  {project}: the lock says that the project itself is not installed"
+    elif project and not inputs.project:
         yield f"  {project} is not installed: {request.entry_point} may install the project in its own way"

@@ -19,6 +19,7 @@ from trainworks.engine.scratch import private_folder
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.reading.lines import locked_versions, read_requirements
 from trainworks.extend.reading.options import Choice
+from trainworks.extend.reading.selection import with_hashes_of
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel, wrong_builds
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
@@ -63,6 +64,7 @@ class Resolvable:
         commits: Git requirement to its commit.
         options: Lines that say where packages come from, for the digest of the inputs.
         choice: Which versions and files count.
+        hashes: Name and version to the hashes of the files that a lock of another tool has.
     """
 
     lines: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class Resolvable:
     commits: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     choice: Choice = field(default_factory=Choice)
+    hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 def lock_requirements(
@@ -107,6 +110,8 @@ def lock_requirements(
     mark = f"# inputs: {_inputs_digest(wanted, base)}\n"
     there = _text_of(path)
     if mark in there:
+        if resolving:
+            say(f"  locked already: {path}")
         return there, path
     if not resolving:
         raise LockError(
@@ -126,6 +131,9 @@ def lock_requirements(
     if wrong:
         # Not written: with another index the same requirements have another lock.
         raise ExtendError(wrong, hint="nothing was built")
+    resolved, wrong = with_hashes_of(resolved, wanted.hashes)
+    if wrong:
+        raise ExtendError(wrong, hint="lock them again; nothing was built")
     locked = (
         f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve again.\n{mark}"
         + "".join(f"# {source} is commit {commit}\n" for source, commit in sorted(wanted.commits.items()))
@@ -141,6 +149,7 @@ def lock_requirements(
             ) from error
         say(f"  resolved and hashed: {path}")
         return locked, path
+    say(f"  resolved and hashed: {output / 'requirements.txt'}")
     return locked, output / "requirements.txt"
 
 
@@ -160,7 +169,8 @@ def _inputs_digest(wanted: Resolvable, base: ExtendedBase) -> str:
     commits = sorted(wanted.commits.items())
     of_base = (base.version, base.glibc, base.machine, [asdict(row) for row in base.distributions])
     # Only where there are some: locks from before there were options stay valid.
-    options = [wanted.options] if wanted.options else []
+    options: list[object] = [wanted.options] if wanted.options else []
+    options += [sorted(wanted.hashes.items())] if wanted.hashes else []
     parts = (wanted.lines, wanted.constraints, wheels, commits, of_base, *options)
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
 

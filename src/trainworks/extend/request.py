@@ -18,6 +18,8 @@ class ExtendRequest(BuildOptions):
         requirements: File with the Python packages to install; ``None``: ``requirements.txt`` of ``source``, if any.
         apt: Debian packages to install.
         source: Folder with the code; ``None`` for no code.
+        extras: Extras of the project, or of the lock, to install.
+        groups: Dependency groups of the project, or of the lock, to install.
         entry_point: The program below ``source`` that a job starts; ``None``: the job names it.
     """
 
@@ -26,4 +28,6 @@ class ExtendRequest(BuildOptions):
     requirements: Path | None = None
     apt: tuple[str, ...] = ()
     source: Path | None = None
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
     entry_point: str | None = None

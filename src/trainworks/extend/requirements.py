@@ -71,6 +71,20 @@ class ExtendedBase:
         return self.distribution in ("debian", "ubuntu") and bool(self.suite)
 
     @property
+    def markers(self) -> dict[str, str]:
+        """The values of environment markers."""
+        return {
+            "python_version": self.version,
+            "python_full_version": f"{self.version}.0",
+            "platform_machine": self.machine,
+            "platform_system": "Linux",
+            "sys_platform": "linux",
+            "os_name": "posix",
+            "implementation_name": "cpython",
+            "platform_python_implementation": "CPython",
+        }
+
+    @property
     def architecture(self) -> Architecture:
         """What its programs run on, by the name that images give it."""
         return next((name for name, machine in MACHINES.items() if machine == self.machine), "amd64")
@@ -118,18 +132,7 @@ class PackageRequirement:
 
 
 def _holds(marker: Marker | None, base: ExtendedBase) -> bool:
-    return marker is None or marker.evaluate(
-        {
-            "python_version": base.version,
-            "python_full_version": f"{base.version}.0",
-            "platform_machine": base.machine,
-            "platform_system": "Linux",
-            "sys_platform": "linux",
-            "os_name": "posix",
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
-        }
-    )
+    return marker is None or marker.evaluate(base.markers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,16 @@ def parser() -> Grammar:
 def add_contents(grammar: Grammar) -> None:
     """Add the contents of an extended image, which ``prove`` takes too."""
     grammar.add_argument(
-        "--requirements", type=Path, metavar="FILE", help="install these; default: requirements.txt of --source"
+        *("--requirements", "-r"),
+        type=Path,
+        metavar="FILE",
+        help="install these; default: requirements.txt or lock of --source",
+    )
+    grammar.add_argument(
+        "--extra", action="append", default=[], metavar="NAME", help="install this extra of the project or lock"
+    )
+    grammar.add_argument(
+        "--group", action="append", default=[], metavar="NAME", help="install this dependency group of it"
     )
     grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
     grammar.add_argument(
@@ -90,6 +99,8 @@ def run(options: Namespace, root: Path) -> int:
         requirements=options.requirements,
         apt=tuple(options.apt),
         source=options.source,
+        extras=tuple(options.extra),
+        groups=tuple(options.group),
         entry_point=options.entry_point,
         until=options.until,
         engine=options.engine,

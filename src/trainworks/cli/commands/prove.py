@@ -93,6 +93,8 @@ def run(options: Namespace, root: Path) -> int:
             base=options.base,
             tag=options.target,
             requirements=options.requirements,
+            extras=tuple(options.extra),
+            groups=tuple(options.group),
             apt=tuple(options.apt),
             source=options.source,
             entry_point=options.entry_point,
@@ -126,7 +128,7 @@ def run(options: Namespace, root: Path) -> int:
 
 def _check_choice(options: Namespace) -> None:
     """Check that the options are those of a target, or those of an extension."""
-    names: tuple[str, ...] = ("requirements", "apt", "source", "entry_point")
+    names: tuple[str, ...] = ("requirements", "extra", "group", "apt", "source", "entry_point")
     advice = "is about an extended image: name its --base too"
     if options.base:
         names, advice = ("with_components", "without_components"), "is about a target's image, and --base is given"

@@ -72,15 +72,19 @@ def read_requirements(text: str, where: str, environment: Mapping[str, str] | No
             found.add(with_variables(raw, environment or {}), raw, place)
         except ValueError as error:
             found.problems.append(f"{place}: {error}")
-    return RequirementLines(
-        requirements=tuple(found.requirements),
-        sources=tuple(found.sources),
-        folders=tuple(found.folders),
-        includes=tuple(found.includes),
-        options=tuple(found.options),
-        notes=tuple(found.notes),
-        problems=tuple(found.problems),
-    )
+    return found.lines()
+
+
+def read_texts(texts: Iterable[tuple[str, str]]) -> RequirementLines:
+    """Read requirements that stand in another file than pip's, each with its place there."""
+    found = _Lines()
+    for where, text in texts:
+        place = f"{where}: {without_credentials(str(text))[:80]}"
+        try:
+            found.add_requirement(text, [], place)
+        except (ValueError, TypeError) as error:
+            found.problems.append(f"{place}: {error}")
+    return found.lines()
 
 
 _SHORT = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-i": "--index-url", "-f": "--find-links"}
@@ -108,6 +112,18 @@ class _Lines:
         self.notes: list[str] = []
         self.problems: list[str] = []
 
+    def lines(self) -> RequirementLines:
+        """Return what was read."""
+        return RequirementLines(
+            requirements=tuple(self.requirements),
+            sources=tuple(self.sources),
+            folders=tuple(self.folders),
+            includes=tuple(self.includes),
+            options=tuple(self.options),
+            notes=tuple(self.notes),
+            problems=tuple(self.problems),
+        )
+
     def add(self, line: str, raw: str, place: str) -> None:
         """Add a line; ``raw`` has its variables by name. Raises ``ValueError`` for one that is wrong."""
         words = line.split(" ")
@@ -118,7 +134,7 @@ class _Lines:
             other = next((name for name, _ in options if name != "--hash"), "")
             if other:
                 raise ValueError(f"{other} cannot stand behind a requirement: pip reads --hash there")
-            self._add_requirement(wanted, [value for _, value in options], place)
+            self.add_requirement(wanted, [value for _, value in options], place)
             return
         for name, value in options:
             if name in ("--requirement", "--constraint"):
@@ -127,7 +143,7 @@ class _Lines:
                 self.notes.append(f"{place}: installed as a wheel: an image has no code that changes")
                 # pip takes a bare name for a folder here.
                 is_path = "://" in value or value.startswith((".", "/", "~"))
-                self._add_requirement(value if is_path else f"./{value}", [], place)
+                self.add_requirement(value if is_path else f"./{value}", [], place)
             elif name in _ADDRESSES:
                 _check_credentials(value, raw)
                 self._add_option(name, value, place)
@@ -139,7 +155,8 @@ class _Lines:
     def _add_option(self, name: str, value: str, place: str) -> None:
         self.options.append(OptionLine(place=place, name=name, value=value, written=without_credentials(value)))
 
-    def _add_requirement(self, wanted: str, hashes: list[str], place: str) -> None:
+    def add_requirement(self, wanted: str, hashes: list[str], place: str) -> None:
+        """Add a requirement without its options. Raises ``ValueError`` for one that is wrong."""
         if any(not _HASH.fullmatch(each) for each in hashes):
             raise ValueError("a hash has the form --hash=sha256: and 64 digits from 0 to f")
         digests = tuple(each.removeprefix("sha256:") for each in hashes)

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainworks.extend.reading.lines import OptionLine, check_hashes, read_requirements
+from trainworks.extend.reading.locks import read_lock, select
+from trainworks.extend.reading.others import kind_of, sentence_of
+from trainworks.extend.reading.projects import read_project
+from trainworks.extend.reading.selection import Kept, Lock
 from trainworks.extend.reading.text import decode
-from trainworks.extend.requirements import FolderRequirement, GitRequirement, PackageRequirement, Wheel
+from trainworks.extend.requirements import ExtendedBase, FolderRequirement, GitRequirement, PackageRequirement, Wheel
 from trainworks.extend.source import SourceTree, read_source
 from trainworks.extend.wheels import read_wheel
 from trainworks.host.pip import local_path
@@ -24,6 +28,22 @@ class WantedFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WantedLock:
+    """A lock of another tool, and the folder that its paths are relative to."""
+
+    lock: Lock
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Which parts of a project are wanted, beside its own dependencies."""
+
+    extras: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What a requirements file and all that it includes ask for.
 
@@ -34,6 +54,8 @@ class Wanted:
         constraints: Of which versions, where anything asks for them.
         options: Where packages come from and which, in the order of the lines.
         wheels: Path or address of a wheel, as a requirement names it, to the wheel; those of the network come later.
+        locks: Locks of other tools, of which a base gets what fits it (``with_locks``).
+        hashes: Name and version to the hashes of the files that locks have.
         notes: What a person should know.
     """
 
@@ -43,6 +65,8 @@ class Wanted:
     constraints: tuple[PackageRequirement, ...] = ()
     options: tuple[OptionLine, ...] = ()
     wheels: Mapping[str, Wheel] = field(default_factory=dict)
+    locks: tuple[WantedLock, ...] = ()
+    hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -52,7 +76,12 @@ class Wanted:
 
 
 def read_wanted(
-    file: Path, environment: Mapping[str, str], *, forbidden: tuple[str, ...] = ()
+    file: Path | None,
+    environment: Mapping[str, str],
+    *,
+    parts: Parts | None = None,
+    project: Path | None = None,
+    forbidden: tuple[str, ...] = (),
 ) -> tuple[Wanted, list[str]]:
     """Read a requirements file, the files that it includes (``-r``, ``-c``), and the wheels and folders that it names.
 
@@ -60,8 +89,10 @@ def read_wanted(
     the current folder, where pip looks for them.
 
     Args:
-        file: The requirements file.
+        file: The requirements file, a project file or a lock; ``None`` for the groups of ``project`` alone.
         environment: Variables that lines may name.
+        parts: What is wanted of a project file or a lock: of ``file``, or else of ``project``.
+        project: Project file of the code that is installed.
         forbidden: Texts of this machine that must not be in an image.
 
     Returns:
@@ -73,6 +104,8 @@ def read_wanted(
     constraints: list[PackageRequirement] = []
     options: list[OptionLine] = []
     wheels: dict[str, Wheel] = {}
+    locks: list[WantedLock] = []
+    parts = parts or Parts()
     notes: list[str] = []
     problems: list[str] = []
     done: set[tuple[Path, bool]] = set()
@@ -85,12 +118,27 @@ def read_wanted(
         if (there, constraint) in done:
             return
         done.add((there, constraint))
+        if sentence := sentence_of(path.name):
+            problems.append(f"{place}: {path} {sentence}")
+            return
         try:
             text = decode(path.read_bytes())
         except (OSError, ValueError) as error:
             problems.append(f"{place}: {path}: {error.strerror if isinstance(error, OSError) else error}")
             return
-        found = read_requirements(text, str(path), environment)
+        match kind_of(path.name):
+            case "uv" | "pylock" as kind:
+                try:
+                    lock = read_lock(text, str(path), uv=kind == "uv", extras=parts.extras, groups=parts.groups)
+                except ValueError as error:
+                    problems.append(f"{place}: {path}: {error}")
+                else:
+                    locks.append(WantedLock(lock=lock, folder=path.parent))
+                return
+            case "project":
+                found = read_project(text, str(path), extras=parts.extras, groups=parts.groups, own=path == file)
+            case _:
+                found = read_requirements(text, str(path), environment)
         problems.extend(found.problems)
         notes.extend(found.notes)
         options.extend(_from(path.parent, option) for option in found.options)
@@ -122,7 +170,14 @@ def read_wanted(
                     reason = error.strerror if isinstance(error, OSError) else error
                     problems.append(f"{requirement.place}: {reason}")
 
-    read(file, "--requirements", (), constraint=False)
+    if file is not None:
+        read(file, "--requirements", (), constraint=False)
+    if (parts.extras or parts.groups) and not (file is not None and kind_of(file.name)):
+        if project is not None:
+            read(project, "--source", (), constraint=False)
+        else:
+            chosen = [f"--extra {each}" for each in parts.extras] + [f"--group {each}" for each in parts.groups]
+            problems += [f"{each}: there is no pyproject.toml and no lock that could have it" for each in chosen]
     problems += check_hashes(
         requirements,
         sources,
@@ -137,8 +192,53 @@ def read_wanted(
         constraints=tuple(constraints),
         options=tuple(options),
         wheels=wheels,
+        locks=tuple(locks),
         notes=tuple(notes),
     )
+    return wanted, problems
+
+
+def with_locks(
+    wanted: Wanted, base: ExtendedBase, kept: Kept, *, forbidden: tuple[str, ...] = ()
+) -> tuple[Wanted, list[str]]:
+    """Add what a base gets of the locks that are named; return everything that is wrong, too.
+
+    Args:
+        wanted: What is asked for.
+        base: The image that is extended.
+        kept: What of it is never replaced.
+        forbidden: Texts of this machine that must not be in an image.
+    """
+    problems: list[str] = []
+    for each in wanted.locks:
+        found = select(each.lock, base, kept)
+        problems += found.problems
+        folders: list[WantedFolder] = []
+        for folder in found.folders:
+            try:
+                folders.append(_read_folder(folder, each.folder, forbidden))
+                problems += folders[-1].tree.problems
+            except ValueError as error:
+                problems.append(f"{folder.place}: {error}")
+        wheels: dict[str, Wheel] = {}
+        for requirement in found.requirements:
+            if requirement.wheel and local_path(requirement.wheel) is not None:
+                try:
+                    wheels[requirement.wheel] = _read_wheel(requirement, each.folder)
+                except (OSError, ValueError) as error:
+                    reason = error.strerror if isinstance(error, OSError) else error
+                    problems.append(f"{requirement.place}: {reason}")
+        wanted = replace(
+            wanted,
+            requirements=(*wanted.requirements, *found.requirements),
+            sources=(*wanted.sources, *found.sources),
+            folders=(*wanted.folders, *folders),
+            constraints=(*wanted.constraints, *found.constraints),
+            options=(*wanted.options, *(_from(each.folder, option) for option in found.options)),
+            wheels={**wanted.wheels, **wheels},
+            hashes={**wanted.hashes, **found.hashes},
+            notes=(*wanted.notes, *found.notes),
+        )
     return wanted, problems
 
 
