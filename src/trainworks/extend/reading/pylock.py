@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any
 
 from packaging.pylock import (
@@ -81,14 +81,14 @@ def _add_package(
             else:
                 chosen.add_git(name, file.url or file.path or "", file.commit_id, file.subdirectory or "")
         case PackageDirectory():
-            chosen.add_folder(name, str(PurePosixPath(file.path, file.subdirectory or "")))
+            chosen.add_folder(name, posixpath.join(file.path, file.subdirectory or ""))
         case PackageArchive():
             chosen.add_wheel(name, version, file.url or file.path or "", _sha256(file.hashes))
         case _:
             files = [*(package.wheels or ()), *((package.sdist,) if package.sdist else ())]
             for each in files:
                 if each.path and not each.url:
-                    add_index(str(PurePosixPath(each.path).parent), chosen)
+                    add_index(posixpath.dirname(each.path), chosen)
             hashes = [digest for each in files for digest in _sha256(each.hashes)]
             # Which libraries of a framework's build something else needs is not in this format: they are limits.
             needed = not chosen.kept.has(name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -151,7 +151,7 @@ class Chosen:
     def add_folder(self, name: str, path: str) -> None:
         """Add a folder beside the lock."""
         # The project of the lock itself is installed from --source.
-        if PurePosixPath(path) != PurePosixPath("."):
+        if posixpath.normpath(path) != ".":
             self.folders.append(FolderRequirement(place=self.place(name), path=path, name=canonicalize_name(name)))
 
     def leave(self, name: str, version: str) -> None:
