@@ -13,23 +13,27 @@ import pytest
 from packaging.tags import sys_tags
 
 from trainworks.errors import LockError
-from trainworks.inputs.lock_python import _best_file, _Platform, _tags
+from trainworks.inputs.lock_python import _best_file
+from trainworks.plan.wheel_tags import wheel_tags
 
 GLIBC = platform.libc_ver()
-HERE = _Platform(
-    machine=platform.machine(), glibc=GLIBC[1], python=f"{sys.version_info.major}.{sys.version_info.minor}"
+MACHINE = platform.machine()
+TAGS = wheel_tags(
+    machine=MACHINE,
+    glibc=GLIBC[1] if GLIBC[0] == "glibc" else "",
+    python=f"{sys.version_info.major}.{sys.version_info.minor}",
 )
-MANYLINUX = f"manylinux_2_17_{HERE.machine}"
-NEW = f"manylinux_2_99_{HERE.machine}"
-INTERPRETER = f"cp{HERE.python.replace('.', '')}"
+MANYLINUX = f"manylinux_2_17_{MACHINE}"
+NEW = f"manylinux_2_99_{MACHINE}"
+INTERPRETER = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
 pytestmark = pytest.mark.skipif(GLIBC[0] != "glibc", reason="NOT TESTED: wheels of this machine are not for glibc")
 
 
 def test_the_tags_of_this_machine_are_those_of_packaging() -> None:
     """But for ``linux_x86_64``, which no index takes and whose place changed between versions of packaging."""
-    assert set(_tags(HERE)) == set(sys_tags())
-    assert [tag for tag in _tags(HERE) if "-linux_" not in str(tag)] == [
+    assert set(TAGS) == set(sys_tags())
+    assert [tag for tag in TAGS if "-linux_" not in str(tag)] == [
         tag for tag in sys_tags() if "-linux_" not in str(tag)
     ]
 
@@ -40,9 +44,9 @@ def test_the_tags_of_this_machine_are_those_of_packaging() -> None:
         ["py3-none-any", f"py3-none-{MANYLINUX}"],
         ["py2.py3-none-any", f"py2.py3-none-{MANYLINUX}", f"py3-none-{NEW}"],
         ["py3-none-any", f"{INTERPRETER}-none-any", f"{INTERPRETER}-{INTERPRETER}-{MANYLINUX}"],
-        [f"cp37-abi3-{MANYLINUX}", f"{INTERPRETER}-{INTERPRETER}-manylinux2014_{HERE.machine}", "py3-none-any"],
+        [f"cp37-abi3-{MANYLINUX}", f"{INTERPRETER}-{INTERPRETER}-manylinux2014_{MACHINE}", "py3-none-any"],
         [f"{INTERPRETER}-{INTERPRETER}-{NEW}", f"py31-none-{MANYLINUX}", "py3-none-win_amd64"],
-        [f"cp38-abi3-{MANYLINUX}.manylinux2014_{HERE.machine}", "py32-none-any"],
+        [f"cp38-abi3-{MANYLINUX}.manylinux2014_{MACHINE}", "py32-none-any"],
     ],
 )
 def test_pip_takes_the_same_wheel(tags: list[str], tmp_path: Path) -> None:
@@ -56,10 +60,10 @@ def test_pip_takes_the_same_wheel(tags: list[str], tmp_path: Path) -> None:
     (taken,) = json.loads(done.stdout)["install"]
     wheels = [{"url": path.as_uri(), "hashes": {"sha256": path.name}} for path in sorted(tmp_path.iterdir())]
     package = {"name": "demo", "version": "1.0", "wheels": wheels}
-    assert _best_file(package, {tag: rank for rank, tag in enumerate(_tags(HERE))})[0] == taken["download_info"]["url"]
+    assert _best_file(package, {tag: rank for rank, tag in enumerate(TAGS)})[0] == taken["download_info"]["url"]
 
 
 def test_what_fits_no_tag_is_refused_by_name() -> None:
     package = {"name": "demo", "version": "1.0", "wheels": [{"url": f"https://e.org/demo-1.0-py3-none-{NEW}.whl"}]}
     with pytest.raises(LockError, match=r"demo 1\.0 has no file for this Python and C library"):
-        _best_file(package, {tag: rank for rank, tag in enumerate(_tags(HERE))})
+        _best_file(package, {tag: rank for rank, tag in enumerate(TAGS)})

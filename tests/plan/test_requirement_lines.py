@@ -14,7 +14,6 @@ from pip._internal.req import req_file
 from trainworks.extend.reading.lines import OptionLine, RequirementLines, read_requirements
 from trainworks.extend.reading.options import Choice, choice_of, settings_with, without_vendor
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.extend.tags import tags_of
 from trainworks.extend.wheel_files import misfits
 from trainworks.host.pip import PipSettings
 
@@ -180,8 +179,17 @@ def test_a_wheel_for_another_python_or_platform_is_refused(file: str, made_for: 
     assert not found or "the base has Python 3.11 on x86_64 with glibc 2.36" in found[0]
 
 
+def test_a_wheel_for_another_torch_is_refused_where_its_version_says_so() -> None:
+    for local, wrong in (("cu12torch2.6cxx11abiTRUE", True), ("cu12torch2.13cxx11abiTRUE", False), ("cpu", False)):
+        read = read_requirements(f"https://h.example/flash_attn-2.7.3+{local}-cp311-cp311-linux_x86_64.whl", "r")
+        found = misfits(read.requirements, BASE)
+        assert [problem.endswith("is made for torch 2.6, and the base has 2.13.0+cpu") for problem in found] == [
+            True
+        ] * wrong
+
+
 def test_the_tags_of_a_base_are_in_pips_order() -> None:
-    tags = [str(tag) for tag in tags_of(BASE)]
+    tags = [str(tag) for tag in BASE.tags]
     expected = [
         "cp311-cp311-manylinux_2_36_x86_64",
         "cp311-cp311-manylinux2014_x86_64",

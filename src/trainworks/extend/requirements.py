@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement as Specification
+from packaging.tags import Tag
 from packaging.utils import NormalizedName, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from trainworks.facts.rows import MACHINES, Architecture
+from trainworks.plan.wheel_tags import wheel_tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,11 @@ class ExtendedBase:
             "implementation_name": "cpython",
             "platform_python_implementation": "CPython",
         }
+
+    @property
+    def tags(self) -> list[Tag]:
+        """The tags of the wheels that it can load, the best first."""
+        return wheel_tags(python=self.version, machine=self.machine, glibc=self.glibc)
 
     @property
     def architecture(self) -> Architecture:

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.reading.wanted import wheel_of
 from trainworks.extend.requirements import ExtendedBase, PackageRequirement, Wheel
-from trainworks.extend.tags import tags_of
 from trainworks.host.cache import cache_folder
 from trainworks.host.downloads import Client
 from trainworks.host.pip import local_path
 from trainworks.host.settings import HostSettings
 from trainworks.terminal.output import say
 
+_TORCH = re.compile(r"torch(\d+\.\d+)")
+"""How wheels outside of indexes say in their local version which release of torch they are compiled for."""
+
 
 def misfits(requirements: Iterable[PackageRequirement], base: ExtendedBase) -> list[str]:
     """Return the wheels that a base image cannot load, each with what it is made for."""
-    tags = frozenset(tags_of(base))
-    return [
-        f"{requirement.place}: {file} is made for {_made_for(file)}, and the base has Python {base.version} on "
-        f"{base.machine} with glibc {base.glibc}"
-        for requirement in requirements
-        if requirement.wheel and requirement.applies(base)
-        for file in (file_of(requirement.wheel),)
-        if tags.isdisjoint(parse_wheel_filename(file)[3])
-    ]
+    tags = frozenset(base.tags)
+    torch = next((row.version for row in base.distributions if canonicalize_name(row.name) == "torch"), "")
+    problems = []
+    for requirement in requirements:
+        if not requirement.wheel or not requirement.applies(base):
+            continue
+        file = file_of(requirement.wheel)
+        _, version, _, made_for = parse_wheel_filename(file)
+        wanted = _TORCH.search(version.local or "")
+        if tags.isdisjoint(made_for):
+            problems.append(
+                f"{requirement.place}: {file} is made for {_made_for(file)}, and the base has Python {base.version} on "
+                f"{base.machine} with glibc {base.glibc}"
+            )
+        elif wanted and torch and Version(wanted[1]).release != Version(torch).release[:2]:
+            problems.append(f"{requirement.place}: {file} is made for torch {wanted[1]}, and the base has {torch}")
+    return problems
 
 
 def file_of(address: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 from uv import find_uv_bin
@@ -25,6 +25,7 @@ from trainworks.host.settings import HostSettings
 from trainworks.inputs.sizes import file_sizes
 from trainworks.plan.locks import own_wheels, requirements_of
 from trainworks.plan.target import context_of
+from trainworks.plan.wheel_tags import wheel_tags
 
 SECONDS = 600.0
 """How long one resolution may take."""
@@ -57,23 +58,6 @@ class _Platform:
     python: str
 
 
-def _tags(platform: _Platform) -> list[Tag]:
-    """Return the wheel tags that a platform can load, in the order in which an installer there prefers them.
-
-    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too; only the levels of the C library are
-    given (PEP 600), because that function knows the running machine's alone.
-    """
-    major, minor = (int(part) for part in platform.glibc.split("."))
-    machine = platform.machine
-    platforms = [f"manylinux_{major}_{number}_{machine}" for number in range(minor, 4, -1)]
-    for number, legacy in ((17, "manylinux2014"), (12, "manylinux2010"), (5, "manylinux1")):
-        platforms.insert(platforms.index(f"manylinux_{major}_{number}_{machine}") + 1, f"{legacy}_{machine}")
-    platforms.append(f"linux_{machine}")
-    version = tuple(int(part) for part in platform.python.split("."))
-    interpreter = f"cp{platform.python.replace('.', '')}"
-    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
-
-
 def _resolve(
     requirements: Sequence[str],
     wheels: Sequence[Artifact],
@@ -84,7 +68,10 @@ def _resolve(
     *,
     build: bool,
 ) -> list[LockedPackage]:
-    tags = {tag: rank for rank, tag in enumerate(_tags(platform))}
+    tags = {
+        tag: rank
+        for rank, tag in enumerate(wheel_tags(python=platform.python, machine=platform.machine, glibc=platform.glibc))
+    }
     with private_folder() as folder:
         (folder / "requirements.in").write_text("\n".join(requirements) + "\n", encoding="utf-8")
         limits = () if build else row.limits

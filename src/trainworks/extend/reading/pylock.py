@@ -19,7 +19,6 @@ from packaging.pylock import (
 )
 
 from trainworks.extend.reading.selection import Chosen, add_index, check_names
-from trainworks.extend.tags import tags_of
 
 
 def select_pylock(lock: Pylock, chosen: Chosen) -> None:
@@ -32,7 +31,7 @@ def select_pylock(lock: Pylock, chosen: Chosen) -> None:
         return
     environment: Any = base.markers
     groups = (*(lock.default_groups or ()), *chosen.lock.groups)
-    tags = tags_of(base)
+    tags = base.tags
     seen: set[str] = set()
     for package in lock.packages:
         # One by one: a lock's every problem is said, and what is kept needs no file that fits.

@@ -151,7 +151,8 @@ class Chosen:
     def add_folder(self, name: str, path: str) -> None:
         """Add a folder beside the lock."""
         # The project of the lock itself is installed from --source.
-        if posixpath.normpath(path) != ".":
+        path = posixpath.normpath(path)
+        if path != ".":
             self.folders.append(FolderRequirement(place=self.place(name), path=path, name=canonicalize_name(name)))
 
     def leave(self, name: str, version: str) -> None:

@@ -1,0 +1,31 @@
+"""The tags of the wheels that a platform can load. Pure."""
+
+from __future__ import annotations
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+
+_LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+"""The older names of three levels of glibc 2."""
+
+
+def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
+    """Return the wheel tags that a platform can load, in the order in which an installer there prefers them.
+
+    The order is that of ``packaging.tags.sys_tags``, which pip and uv have too; only the levels of the C library are
+    given (PEP 600), because that function knows the running machine's alone.
+
+    Args:
+        python: Version of CPython, ``MAJOR.MINOR``.
+        machine: ``x86_64`` or ``aarch64``.
+        glibc: Version of the C library, ``MAJOR.MINOR``; ``""`` for another library.
+    """
+    platforms: list[str] = []
+    if glibc:
+        major, minor = (int(part) for part in glibc.split("."))
+        for level in range(minor, 4, -1):
+            platforms.append(f"manylinux_{major}_{level}_{machine}")
+            platforms += [f"{_LEGACY[level]}_{machine}"] if level in _LEGACY else []
+    platforms.append(f"linux_{machine}")
+    version = tuple(int(part) for part in python.split("."))
+    interpreter = f"cp{python.replace('.', '')}"
+    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
