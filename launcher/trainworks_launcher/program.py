@@ -64,7 +64,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         code=code,
         requirements=requirements,
         arguments=arguments,
-        warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes),
+        warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes, *provision.unread(code)),
     )
     return program, problems[len(environment.problems) :]
 

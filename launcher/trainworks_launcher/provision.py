@@ -112,6 +112,21 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
     return (*program, *words, "--", *pip)
 
 
+LOCKS = ("uv.lock", "pylock.toml", "poetry.lock", "pdm.lock", "Pipfile.lock", "environment.yml")
+"""Files of other tools at the root of the code that say what it needs."""
+
+
+def unread(code: Code) -> tuple[str, ...]:
+    """Return lines for the log: which files that look like requirements no installation at the start reads."""
+    if code.requirements in code.entries or code.installed:
+        return ()
+    return tuple(
+        f"{name} is not read when a job starts: pip reads a {code.requirements}"
+        for name in LOCKS
+        if name in code.entries
+    )
+
+
 def _kept(environment: Environment) -> tuple[str, ...]:
     """Return words for ``install.py``: what of the image stays, and what must have been built for it."""
     manifest = environment.manifest

@@ -108,6 +108,17 @@ def test_what_the_image_has_installed_with_this_code_is_not_installed_again(
     assert planned(tmp_path, program="package/train.py").requirements[5:] == words
 
 
+def test_a_lock_that_no_installation_reads_is_said() -> None:
+    code = PROJECT._replace(entries=(*PROJECT.entries, "uv.lock", "environment.yml"))
+    said = "uv.lock is not read when a job starts: pip reads a requirements.txt"
+    assert said in plan(environment(code=code)).warnings
+    for read in (
+        code._replace(entries=(*code.entries, "requirements.txt")),
+        code._replace(installed=("pyproject.toml",)),
+    ):
+        assert said not in plan(environment(code=read)).warnings
+
+
 # ---------------------------------------------------------------------------------------------------- where code is
 def planned(base: Path, location: str = "", program: str = "train.py", **variables: str) -> NodePlan:
     """The plan of a job whose files are below ``base``."""
