@@ -136,7 +136,7 @@ def test_without_problems_the_engine_is_next(refused: Refused, code: Path) -> No
 
 
 UV_LOCK = 'version = 1\n[[package]]\nname = "app"\nversion = "1"\nsource = { SOURCE = "." }\n'
-PROJECT = '[project]\nname = "app"\nversion = "1"\n'
+APP = '[project]\nname = "app"\nversion = "1"\n'
 
 
 def inputs_of(code: Path, *, extras: tuple[str, ...] = (), groups: tuple[str, ...] = ()) -> ExtensionInputs:
@@ -150,9 +150,9 @@ def inputs_of(code: Path, *, extras: tuple[str, ...] = (), groups: tuple[str, ..
     ("files", "file"),
     [
         ({"requirements.txt": "", "uv.lock": UV_LOCK, "pylock.toml": ""}, "requirements.txt"),
-        ({"uv.lock": UV_LOCK, "pylock.toml": "", "pyproject.toml": PROJECT}, "uv.lock"),
+        ({"uv.lock": UV_LOCK, "pylock.toml": "", "pyproject.toml": APP}, "uv.lock"),
         ({"pylock.toml": 'lock-version = "1.0"\ncreated-by = "x"\npackages = []\n'}, "pylock.toml"),
-        ({"pyproject.toml": PROJECT}, "pyproject.toml"),
+        ({"pyproject.toml": APP}, "pyproject.toml"),
         ({}, ""),
     ],
 )
@@ -167,14 +167,14 @@ def test_what_the_code_itself_says_is_installed(code: Path, files: dict[str, str
 
 @pytest.mark.parametrize(("kind", "project"), [("editable", "pyproject.toml"), ("virtual", "")])
 def test_a_project_that_its_lock_does_not_install_is_not_built(code: Path, kind: str, project: str) -> None:
-    written(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": PROJECT})
+    written(code, {"uv.lock": UV_LOCK.replace("SOURCE", kind), "pyproject.toml": APP})
     inputs = inputs_of(code)
     # Either way the launcher is told that it has nothing to install.
     assert (inputs.project, inputs.installed) == (project, ("pyproject.toml",))
 
 
 def test_extras_and_groups_of_the_code(code: Path) -> None:
-    text = f"{PROJECT}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
+    text = f"{APP}optional-dependencies.fast = ['six']\n[dependency-groups]\ndev = ['pytest']\n"
     written(code, {"requirements.txt": "einops\n", "pyproject.toml": text})
     inputs = inputs_of(code, extras=("fast",), groups=("dev",))
     assert [each.name for each in inputs.wanted.requirements] == ["einops", "pytest"]
