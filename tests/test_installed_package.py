@@ -26,13 +26,13 @@ def installed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Install the wheel into an environment of its own, which takes its dependencies from that of the tests."""
     folder = tmp_path_factory.mktemp("installed")
     build = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
-    subprocess.run(build, cwd=root, check=True, timeout=120, capture_output=True)
+    subprocess.run(build, cwd=root, check=True, timeout=300, capture_output=True)
     (wheel,) = folder.glob("trainworks-*.whl")
     environment = folder / "environment"
     venv.create(environment, with_pip=False, symlinks=True)
     python = environment / "bin" / "python"
     install = (find_uv_bin(), "pip", "install", "--quiet", "--offline", "--no-deps", "--python", python, wheel)
-    subprocess.run(install, check=True, timeout=120)
+    subprocess.run(install, check=True, timeout=300)
     (site_packages,) = environment.glob("lib/python*/site-packages")
     # A path in a .pth file brings modules, but not the .pth files there: the editable install stays out.
     (site_packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
@@ -42,7 +42,7 @@ def installed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         argv = (environment / "bin" / "trainworks", *words)
-        return subprocess.run(argv, cwd=elsewhere, env=kept, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(argv, cwd=elsewhere, env=kept, capture_output=True, text=True, check=False, timeout=300)
 
     return run
 

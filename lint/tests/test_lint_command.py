@@ -38,7 +38,7 @@ def lint(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def lint_as_process(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "trainworks-lint"
     argv = [str(program), *words]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
 def program(folder: Path, script: str) -> str:
@@ -116,7 +116,7 @@ def test_a_reader_that_ends_early_is_no_traceback(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "-m", "trainworks_lint", "Dockerfile"]
-    done = subprocess.run(argv, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     os.close(writer)
     assert (done.returncode, done.stderr) == (9, "")
 

@@ -137,7 +137,7 @@ assert is_torch_cuda_available()
 def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "LOCAL_WORLD_SIZE": "2", **variables}
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100, env=environment
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300, env=environment
     )
 
 

@@ -82,7 +82,7 @@ def test_tensors_do_not_get_the_modes_of_the_thread_that_waits(
         with mode():
             sender = threading.Thread(target=links[1].send, args=(0, number, [torch.ones(2, device="cpu")]))
             sender.start()
-            tensor = links[0].inbox.get(timeout=10)[3][0]
+            tensor = links[0].inbox.get(timeout=300)[3][0]
             sender.join()
         assert tensor is not None
         assert not tensor.is_inference()
@@ -93,15 +93,15 @@ def test_waiting_ends_with_its_time(links: list[Transport]) -> None:
     with pytest.raises(queue.Empty):
         links[0].inbox.get(timeout=0.05)
     links[1].send(0, "late", [])
-    assert links[0].inbox.get(timeout=10)[2] == "late"
+    assert links[0].inbox.get(timeout=300)[2] == "late"
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, TimeoutError, RuntimeError])
-def test_what_a_signal_handler_raises_is_raised_and_ends_the_connection(interruption: type[BaseException]) -> None:
-    """A script's handler may raise in the middle of a message. The peer is not the cause, and the rest is lost."""
+def test_a_message_whose_reading_was_interrupted_is_the_last_of_its_connection() -> None:
+    class Interrupted(BaseException):
+        pass
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise interruption("of the script")
+        raise Interrupted
 
     links = start(2, HashStore())
     inbox, connection = links[0].inbox, links[1]._sockets[0]
@@ -117,16 +117,16 @@ def test_what_a_signal_handler_raises_is_raised_and_ends_the_connection(interrup
     sender = threading.Thread(target=send_half)
     try:
         sender.start()
-        with pytest.raises(interruption, match="of the script"):
+        with pytest.raises(Interrupted):
             inbox.get()
     finally:
         signal.signal(signal.SIGALRM, before)
     sender.join()
     connection.sendall(b"x" * 50)
-    _, peer, message, _ = inbox.get(timeout=10)
+    _, peer, message, _ = inbox.get(timeout=300)
     assert peer == 1
     assert isinstance(message, Gone)
-    assert f"{interruption.__name__}: of the script" in message.reason
+    assert "interrupted" in message.reason
     with pytest.raises(queue.Empty):
         inbox.get(timeout=0.1)
     close(links)

@@ -56,7 +56,7 @@ except ImportError:
 def run(script: str, *paths: Path) -> subprocess.CompletedProcess[str]:
     start = f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
     return subprocess.run(
-        [sys.executable, "-c", start + script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", start + script], capture_output=True, text=True, check=False, timeout=300
     )
 
 

@@ -85,7 +85,7 @@ def baked(root: Path, facts: Facts, tmp_path_factory: pytest.TempPathFactory) ->
             (mirror / artifact.file).touch()
     words = ("--bake", "--only", SOME, "--mirror", str(mirror), "--output", str(folder))
     command = (sys.executable, str(root / "build.py"), *words)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == f"{folder / 'docker-bake.json'}\n"
     return folder, json.loads((folder / "docker-bake.json").read_text(encoding="utf-8")), done.stderr
 
@@ -125,7 +125,7 @@ def test_buildx_reads_it(baked: tuple[Path, dict[str, Any], str], root: Path, tm
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)

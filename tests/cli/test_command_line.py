@@ -32,7 +32,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(program or root / "build.py"), *words]
     variables = {**os.environ, **NO_ENGINE, "PYTHONWARNINGS": "error::ResourceWarning", **(environment or {})}
-    return subprocess.run(argv, env=variables, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, env=variables, capture_output=True, text=True, check=False, timeout=300)
 
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
@@ -217,7 +217,7 @@ def test_output_removes_nothing_that_is_not_ours(files: Mapping[str, str], call:
 
 def test_the_current_folder_may_be_another(root: Path, call: Call, tmp_path: Path) -> None:
     argv = [sys.executable, str(root / "build.py"), "--list"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == call("--list").stdout
 
 
@@ -333,7 +333,7 @@ def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(there: bool, roo
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert done.returncode == 9, done.stderr
@@ -346,7 +346,7 @@ def test_a_context_that_does_not_fit_on_the_disk_leaves_nothing(there: bool, roo
 def test_a_full_disk_is_one_line(words: tuple[str, ...], root: Path) -> None:
     with Path("/dev/full").open("w") as full:
         argv = [sys.executable, str(root / "build.py"), *words]
-        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     assert done.returncode == 9
     assert done.stderr == "error: cannot write to stdout: No space left on device\n"
 
@@ -358,7 +358,7 @@ def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], root: Path)
     os.close(reading)
     argv = [sys.executable, str(root / "build.py"), *words]
     try:
-        done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
@@ -378,7 +378,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare_run(python: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     argv = [str(python), str(program), *words]
-    return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(argv, env=kept, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_a_bare_checkout_names_the_one_command_to_type(bare_python: Path, root: Path, tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_a_second_interrupt_while_python_shuts_down_changes_nothing(root: Path, 
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         (tmp_path / "end").write_text("")
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()
@@ -491,7 +491,7 @@ def test_interrupted_is_said_in_one_line(
     try:
         child = os.pidfd_open(int(ready.read_text(encoding="utf-8")))
         process.send_signal(number)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=300)
     finally:
         process.kill()
         process.wait()

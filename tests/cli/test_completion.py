@@ -36,7 +36,7 @@ def offered(line: str, folder: Path, register: str, function: str) -> set[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return {word.strip() for word in done.stdout.splitlines() if word.strip()}
 
@@ -49,7 +49,7 @@ def answer(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Answer:
     """Give the words that TAB offers after ``./build.py``; what registers the function is asked for once."""
     script = tmp_path_factory.mktemp("completion") / "register"
     with script.open("wb") as file:
-        subprocess.run((BIN / "register-python-argcomplete", "build.py"), stdout=file, check=True, timeout=60)
+        subprocess.run((BIN / "register-python-argcomplete", "build.py"), stdout=file, check=True, timeout=300)
     return lambda words: offered(f"./build.py {words}", root, f"cat '{script}'", "_python_argcomplete")
 
 

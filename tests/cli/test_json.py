@@ -142,12 +142,12 @@ def test_an_error_is_one_document_where_nobody_reads_the_text(root: Path) -> Non
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, str(root / "build.py"), "check", "--only", "nonsense", "--format", "json"]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=writer, text=True, check=False, timeout=300)
     os.close(writer)
     assert (done.returncode, json.loads(done.stdout)["exit_status"]) == (4, 4)
 
 
 def test_nothing_but_the_document_is_on_stdout_of_a_process(root: Path) -> None:
     argv = [sys.executable, str(root / "build.py"), "help", "push", "--format=json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert json.loads(done.stdout)["commands"][0]["command"] == "push"

@@ -28,7 +28,7 @@ def copied(root: Path, tmp_path: Path) -> Path:
 def generate(copied: Path, *words: str) -> tuple[int, str]:
     """Run `tools/generate.py`; return its exit status, and what it said."""
     command = [sys.executable, str(copied / "tools" / "generate.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
 

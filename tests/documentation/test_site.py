@@ -17,7 +17,7 @@ def test_the_site_is_read_without_a_warning(root: Path, tmp_path: Path) -> None:
     """To write the HTML takes twice as long as to read the pages and to look all links up."""
     options = ("-W", "--keep-going", "-q", "-b", "dummy", "-c", "docs", "-d", str(tmp_path / "doctrees"))
     command = (sys.executable, "-m", "sphinx", *options, ".", str(tmp_path / "site"))
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr == ""
     assert (done.returncode, done.stdout) == (0, "")
     pages = {path.relative_to(root).with_suffix("") for path in (root / "docs").rglob("*.md")}

@@ -34,7 +34,7 @@ def choose(tmp_path: Path, *arguments: str, code: str = CHOOSE, path: str = "") 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -128,7 +128,7 @@ def test_an_unknown_engine_has_a_nearest_name() -> None:
 
 def test_choosing_imports_no_sdk_before_it_is_needed() -> None:
     code = "import sys; from trainworks.engine import create; create('docker'); print('docker' in sys.modules)"
-    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "False\n"
 
 

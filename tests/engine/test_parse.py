@@ -49,7 +49,7 @@ def parse(engine: Engine, dockerfile: str, folder: Path, tag: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "Dockerfile").write_text(NOTHING + dockerfile)
     command = (program, "build", "--isolation", "chroot", "--target", "parsed", "--tag", tag, str(folder))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0:
         raise BuildError(done.stderr)
 

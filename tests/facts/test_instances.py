@@ -12,7 +12,7 @@ from trainworks.facts.rows import Facts
 
 def compare(root: Path, checkout: Path) -> tuple[int, str]:
     program = [sys.executable, str(root / "tools" / "instance_types.py"), "--root", str(checkout)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
     assert done.stderr == ""
     return done.returncode, done.stdout
 

@@ -163,7 +163,7 @@ def test_apt_itself_understands_the_configuration(tmp_path: Path) -> None:
     settings = AptSettings(lines=('Acquire::http::Proxy::mirror.example "DIRECT";',))
     (tmp_path / "apt.conf").write_text(apt_configuration(settings, sources_path="/run/x", ca_path="/run/y"))
     argv = ["apt-config", "-c", str(tmp_path / "apt.conf"), "dump"]
-    dump = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
+    dump = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
     assert {
         'Acquire::http::Proxy::mirror.example "DIRECT";',
         'Dir::Etc::sourcelist "/run/x";',

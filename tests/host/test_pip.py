@@ -172,7 +172,7 @@ def in_a_child(program: str, home: Path, variables: Mapping[str, str]) -> object
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "XDG_"))}
     environment = {**kept, "HOME": str(home), "PYTHONWARNINGS": "ignore", **variables}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
     )
     return json.loads(done.stdout)
 
@@ -274,11 +274,11 @@ def test_uv_accepts_what_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "uv.toml").write_text(uv_configuration(MANY, folders=[str(tmp_path)]), encoding="utf-8")
     uv = str(Path(sys.executable).parent / "uv")
     argv = [uv, "pip", "list", "--config-file", str(tmp_path / "uv.toml"), "--python", sys.executable]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "trainworks" in done.stdout
     (tmp_path / "uv.toml").write_text("colour = 1\n", encoding="utf-8")
-    assert subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode != 0
+    assert subprocess.run(argv, capture_output=True, check=False, timeout=300).returncode != 0
 
 
 def test_a_pip_inside_the_build_is_told_the_same(tmp_path: Path) -> None:

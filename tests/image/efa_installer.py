@@ -90,7 +90,7 @@ def make_installer(folder: Path, *, headers: bool = False) -> str:
     deb = unpacked / "DEBS" / "efa-test.deb"
     command = (program, "--root-owner-group", "--build", str(package), str(deb))
     subprocess.run(
-        command, check=True, capture_output=True, timeout=60, env={"SOURCE_DATE_EPOCH": "0", "PATH": "/usr/bin:/bin"}
+        command, check=True, capture_output=True, timeout=300, env={"SOURCE_DATE_EPOCH": "0", "PATH": "/usr/bin:/bin"}
     )
     archive = folder / FILE
     with gzip.GzipFile(archive, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:

@@ -20,7 +20,7 @@ def prepare(folder: Path, mode: str, *, processes: int = 2, host: str = "algo-1"
     """Lay out /opt/ml for the digits example with the example's own command."""
     command = (sys.executable, str(ROOT / "examples" / "digits" / "prepare.py"), str(folder))
     options = ("--mode", mode, "--processes", str(processes), "--host", host, "--hosts", hosts)
-    subprocess.run((*command, *options), check=True, capture_output=True, timeout=120)
+    subprocess.run((*command, *options), check=True, capture_output=True, timeout=300)
     return folder
 
 

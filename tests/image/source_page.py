@@ -195,7 +195,7 @@ def make_mirror(folder: Path) -> dict[str, str]:
     with tarfile.open(given / f"rmm-{RMM_COMMIT}.git.tar.gz") as packed:
         packed.extractall(folder / ".rmm", filter="tar")
     command = ("git", "-C", str(folder / ".rmm" / "rmm.git"), "archive", "--prefix=rmm-0.15.0/", RMM_COMMIT)
-    content = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+    content = subprocess.run(command, check=True, capture_output=True, timeout=300).stdout
     with gzip.GzipFile(tree, "wb", mtime=0) as file:
         file.write(content)
     shutil.rmtree(folder / ".rmm")
@@ -212,7 +212,7 @@ def _complete_boost(folder: Path) -> None:
     with apt_get(work, "deb", "main") as run:
         run("download", "bison", "m4")
     for package in work.glob("*.deb"):
-        subprocess.run(("dpkg-deb", "--extract", str(package), str(work)), check=True, timeout=60)
+        subprocess.run(("dpkg-deb", "--extract", str(package), str(work)), check=True, timeout=300)
     given = folder / BOOST.file
     root, engine = work / "boost_1_74_0", "tools/build/src/engine"
     root.mkdir()
@@ -223,7 +223,7 @@ def _complete_boost(folder: Path) -> None:
         env={"BISON_PKGDATADIR": str(work / "usr/share/bison"), "M4": str(work / "usr/bin/m4")},
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     # Sorted, of one time and owner: the same bytes for an engine's cache.
     words = (
@@ -263,7 +263,7 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
         if path.name.startswith(LOADED):
             shutil.copy(path, package / "usr/local/cuda-11.8/lib64" / path.name, follow_symlinks=False)
     command = ("dpkg-deb", "--root-owner-group", "--build", str(package), str(folder / "runtime.deb"))
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     shutil.rmtree(package)
     # A program that is compiled against RMM needs CUDA's headers.
     shutil.copytree(tree / "usr/include", folder.parent / HEADERS)
@@ -276,7 +276,7 @@ def make_base_images(folder: Path, base: str, registry: str) -> dict[str, str]:
         for words in (("build", "--quiet", "--tag", name, str(folder)), ("push", "--quiet", name)):
             subprocess.run(("docker", *words), check=True, capture_output=True, timeout=900)
         words = ("docker", "inspect", "--format", '{{join .RepoDigests " "}}', name)
-        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+        said = subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
         # An earlier run's registry may have had the same image.
         (digests[tag],) = {each.rpartition("@")[2] for each in said.split() if each.startswith(f"{registry}/")}
     shutil.rmtree(folder)

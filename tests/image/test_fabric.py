@@ -44,12 +44,12 @@ def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactor
         f"-DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so stand_in_cudart.c"
     )
     mounts = (Mount(source=folder, target="/fabric"),)
-    has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=60).status == 0
+    has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300).status == 0
     if has_compiler:
-        done = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=120)
+        done = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=300)
         assert done.status == 0, done.output
     elif shutil.which("gcc"):
-        subprocess.run(("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=120)
+        subprocess.run(("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=300)
     else:
         pytest.skip("NOT TESTED: no C compiler in the image and none on this machine (apt install gcc)")
     return folder
@@ -92,7 +92,7 @@ def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, prog
             containers.append(container)
         for container in containers:
             container.start()
-        statuses = [container.wait(timeout=180)["StatusCode"] for container in containers]
+        statuses = [container.wait(timeout=300)["StatusCode"] for container in containers]
         said = [container.logs(stdout=False).decode(errors="replace") for container in containers]
         results = [container.logs(stderr=False).decode(errors="replace") for container in containers]
     assert statuses == [0, 0], "\n".join(said)
@@ -111,7 +111,7 @@ def test_without_efa_the_plugin_leaves_the_network_to_nccl(cuda_image: BuiltByCo
         ("/fabric/transfer", "connect", "localhost", "1"),
         mounts=(Mount(source=programs, target="/fabric"),),
         environment={"LD_LIBRARY_PATH": "/fabric", "FI_PROVIDER": "efa"},
-        timeout=60,
+        timeout=300,
     )
     assert done.status == 1, done.output
     assert "Selected provider" not in done.output
@@ -161,7 +161,7 @@ NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
 def test_what_is_missing_is_said(cuda_image: BuiltByCommand, spoil: str, command: str, said: str) -> None:
     words = f"/usr/bin/python3 -I /opt/trainworks/share/{command}"
     with cuda_image.engine.container(cuda_image.reference) as container:
-        assert container.run(("sh", "-c", words), timeout=60).status == 0
-        done = container.run(("sh", "-c", f"{spoil}; ldconfig; {words}"), timeout=60)
+        assert container.run(("sh", "-c", words), timeout=300).status == 0
+        done = container.run(("sh", "-c", f"{spoil}; ldconfig; {words}"), timeout=300)
     assert done.status == 1
     assert any(line.startswith(said) for line in done.output.splitlines()), done.output

@@ -93,7 +93,7 @@ def answer(root: Path, environment: Mapping[str, str] | None = None, **parts: ob
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return questions.answer_of(Completed(status=child.returncode, output=child.stdout))

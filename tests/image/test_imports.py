@@ -45,7 +45,7 @@ def ask(folder: Path, **sources: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         env={"PYTHONPATH": str(folder)},
-        timeout=60,
+        timeout=300,
     )
 
 

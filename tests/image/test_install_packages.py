@@ -94,7 +94,7 @@ def test_a_step_that_unpacks_keeps_no_other_waiting(steps: Steps) -> None:
         assert done.returncode == 0, done.stdout
         assert slow.poll() is None
         (steps.pipes / "go-on").write_text("gone on\n")
-        output, _ = slow.communicate(timeout=120)
+        output, _ = slow.communicate(timeout=300)
     finally:
         slow.kill()
         slow.wait()

@@ -40,7 +40,7 @@ def test_a_model_that_smp_has_trained_is_a_plain_one(docker_image: BuiltByComman
     mounts = (Mount(source=folder, target="/opt/ml"),)
     done = docker_image.engine.run(docker_image.reference, ("train",), mounts=mounts, timeout=300)
     assert_trained(done.output, 4, folder)
-    loaded = docker_image.engine.run(docker_image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=120)
+    loaded = docker_image.engine.run(docker_image.reference, ("python", "-c", PLAIN_MODEL), mounts=mounts, timeout=300)
     assert "All keys matched" in loaded.output
 
 
@@ -59,7 +59,7 @@ def test_a_failing_script_ends_with_its_own_status_and_says_why(docker_image: Bu
     script = "import sys\nprint('cannot read /no/such/data', file=sys.stderr)\nsys.exit(42)\n"
     folder = plain_job(tmp_path / "ml", script)
     done = docker_image.engine.run(
-        docker_image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=120
+        docker_image.reference, ("train",), mounts=(Mount(source=folder, target="/opt/ml"),), timeout=300
     )
     assert done.status == 42, done.output
     assert "/no/such/data" in (folder / "output" / "failure").read_text(encoding="utf-8")
@@ -69,15 +69,15 @@ def test_a_failing_script_ends_with_its_own_status_and_says_why(docker_image: Bu
 def test_no_argument_is_train_and_another_one_is_run_as_given(image: BuiltByCommand, tmp_path: Path) -> None:
     folder = plain_job(tmp_path / "ml", "import sys; print('arguments', sys.argv[1:])", rate="0.5")
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    assert "arguments ['--rate', '0.5']" in image.engine.run(image.reference, (), mounts=mounts, timeout=120).output
-    done = image.engine.run(image.reference, ("bash", "-c", "echo $0 is bash; exit 7"), timeout=120)
+    assert "arguments ['--rate', '0.5']" in image.engine.run(image.reference, (), mounts=mounts, timeout=300).output
+    done = image.engine.run(image.reference, ("bash", "-c", "echo $0 is bash; exit 7"), timeout=300)
     assert done == Completed(status=7, output="bash is bash\n")
 
 
 def test_the_plan_of_a_job_is_shown_and_nothing_is_run(image: BuiltByCommand, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "ml", "torch_distributed")
     mounts = (Mount(source=folder, target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=120)
+    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=300)
     plan = json.loads(done.output)
     assert done.status == 0
     assert plan["argv"][0] == "/opt/venv/bin/torchrun"

@@ -75,7 +75,7 @@ class Job:
 
     def wait(self, number: int) -> int:
         """The exit status of a container."""
-        return int(self.containers[number].wait(timeout=120)["StatusCode"])
+        return int(self.containers[number].wait(timeout=300)["StatusCode"])
 
     def failure(self, number: int) -> str:
         """The text of its failure file."""

@@ -110,7 +110,7 @@ def image(folder: Path, removed_at_the_end: list[str]) -> Iterator[BuiltByComman
 
 
 def said_by(image: BuiltByCommand, *words: str) -> str:
-    done = image.engine.run(image.reference, words, timeout=120)
+    done = image.engine.run(image.reference, words, timeout=300)
     assert done.status == 0, done.output
     return str(done.output)
 
@@ -195,7 +195,7 @@ def test_nccl_asks_for_what_its_plugin_has(image: BuiltByCommand) -> None:
 
 def test_a_job_speaks_open_mpi_4(image: BuiltByCommand, tmp_path: Path) -> None:
     mounts = (Mount(source=prepare(tmp_path / "ml", "mpi"), target="/opt/ml"),)
-    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=120)
+    done = image.engine.run(image.reference, ("train", "--plan"), mounts=mounts, timeout=300)
     assert done.status == 0, done.output
     argv = json.loads(done.output)["argv"]
     assert argv[0] == "/opt/amazon/openmpi/bin/mpirun"

@@ -81,7 +81,7 @@ def test_a_tensorflow_for_another_cuda_than_the_images_is_noticed(
     mounts = (Mount(source=manifest, target="/opt/trainworks/image.json"),)
     command = ("python", "/opt/trainworks/share/tensorflow-build")
     image = tensorflow_image
-    done = image.engine.run(image.reference, command, mounts=mounts, timeout=120)
+    done = image.engine.run(image.reference, command, mounts=mounts, timeout=300)
     assert done.status == 1
     assert "compiled with CUDA none, the image has 12.9.79" in done.output
 

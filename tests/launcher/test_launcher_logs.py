@@ -155,7 +155,7 @@ def test_a_rank_without_a_launcher_goes_on_with_the_output_it_has(tmp_path: Path
     variables = {**os.environ, "TRAINWORKS_RUNTIME_DIRECTORY": str(tmp_path), "RANK": "0"}
     rank = Path(__file__).resolve().parents[2] / "launcher/trainworks_launcher/programs/rank.py"
     command = (sys.executable, "-I", str(rank), "--", sys.executable, "-c", script)
-    done = subprocess.run(command, env=variables, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, b"still here\n")
     assert b"runs without the launcher of its host" in done.stderr
 

@@ -112,7 +112,7 @@ class Stage:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
         return Outcome(status=done.returncode, output=done.stdout, errors=done.stderr, folder=self.folder)
 

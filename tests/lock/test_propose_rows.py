@@ -146,7 +146,7 @@ def propose(root: Path, one_row: Path) -> Callable[[str], Proposed]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
         environment |= {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "UV_NO_CACHE": "1"}
         command = (sys.executable, str(root / "tools" / "propose_rows.py"), "--root", str(one_row))
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
         return Proposed(status=done.returncode, rows=tomllib.loads(done.stdout), text=done.stdout, err=done.stderr)
 
     return run

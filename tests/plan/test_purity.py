@@ -50,7 +50,7 @@ print(json.dumps({"plans": len(first), "equal": first == second, "seen": pure, "
 def watched(root: Path) -> dict[str, Any]:
     """Give what the hook saw while every target was planned and rendered twice, and then while a file was opened."""
     argv = [sys.executable, "-c", CHILD, str(root)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -165,7 +165,7 @@ def make_tree(root: Path, added: Mapping[str, str] | None = None) -> Path:
 def ask(tree: Path) -> packages.PackagesAnswer:
     """Return what an image says of itself: the packed script as it is started in a container, in a process here."""
     command = command_of({"root": str(tree)}, script="packages.py", interpreter=sys.executable)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     answer: packages.PackagesAnswer = json.loads(done.stdout.removeprefix(packages.MARKER))
     return answer
 

@@ -192,7 +192,7 @@ def cosign(*words: str) -> subprocess.CompletedProcess[str]:
     program = shutil.which("cosign")
     if program is None:
         pytest.skip("NOT TESTED: no cosign (tools/set-up-engine all)")
-    return subprocess.run((program, *words), capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run((program, *words), capture_output=True, text=True, check=False, timeout=300)
 
 
 COSIGN_TYPES = ("slsaprovenance1", "cyclonedx")

@@ -140,11 +140,11 @@ def test_a_push_survives_its_registry_and_a_clean_engine_gets_the_same_image(
     # The same image once more: nothing is sent, every name is the same.
     before = len(server.requests("PATCH"))
     with push(image, repository, engine=name) as process:
-        again = json.loads(process.communicate(timeout=120)[0])["pushed"][0]
+        again = json.loads(process.communicate(timeout=300)[0])["pushed"][0]
     assert (again["how"], again["image_uri"]) == ("there", pushed["image_uri"])
     # Another repository of this registry: mounted.
     with push(image, f"{server.host}/team/sister", engine=name) as process:
-        sister = json.loads(process.communicate(timeout=120)[0])["pushed"][0]
+        sister = json.loads(process.communicate(timeout=300)[0])["pushed"][0]
     assert (sister["how"], sister["digest"]) == ("copied", pushed["digest"])
     assert len(server.requests("PATCH")) == before
     assert PASSWORD not in output + errors + server.log
@@ -307,7 +307,7 @@ def test_one_tag_for_two_architectures(
         pulls = [([], own), *((["--platform", f"linux/{each}"], value) for each, value in newest.items())]
         for words, value in pulls:
             with empty_store(tmp_path, monkeypatch) as store:
-                subprocess.run(("buildah", *store, "pull", *words, both), check=True, timeout=60)
+                subprocess.run(("buildah", *store, "pull", *words, both), check=True, timeout=300)
                 found = BuildahEngine(options=store).inspect(both)
                 assert found is not None
                 assert found.environment["NUMBER"] == value

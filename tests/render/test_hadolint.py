@@ -42,7 +42,7 @@ def few_with_all(texts: Mapping[str, str]) -> dict[str, str]:
 
 def findings(root: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
     argv = [str(HADOLINT), "--config", str(root / ".hadolint.yaml"), "--no-fail", "--format", "json", *map(str, paths)]
-    done = subprocess.run(argv, cwd=root, capture_output=True, check=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=root, capture_output=True, check=True, text=True, timeout=300)
     return list(json.loads(done.stdout))
 
 

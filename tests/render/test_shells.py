@@ -18,7 +18,7 @@ def after_profile(folder: Path, environment: Mapping[str, str], started_with: Ma
     profile = folder / "profile.sh"
     profile.write_text(render_profile(environment), encoding="utf-8")
     command = ("/bin/sh", "-euc", '. "$1"; exec /usr/bin/env -0', "sh", str(profile))
-    done = subprocess.run(command, capture_output=True, check=True, env=dict(started_with), timeout=60)
+    done = subprocess.run(command, capture_output=True, check=True, env=dict(started_with), timeout=300)
     return dict(word.split("=", 1) for word in done.stdout.decode().rstrip("\0").split("\0"))
 
 

@@ -31,7 +31,7 @@ class Browser:
         self.session = session
 
     def command(self, path: str, **values: object) -> Any:
-        answer = self.client.post(f"{self.session}/{path}", json=values, timeout=60)
+        answer = self.client.post(f"{self.session}/{path}", json=values, timeout=300)
         assert answer.ok, answer.text
         return answer.json()["value"]
 
@@ -80,7 +80,7 @@ class Browser:
         self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
 
     def picture(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.client.get(f"{self.session}/screenshot", timeout=60).json()["value"]))
+        path.write_bytes(base64.b64decode(self.client.get(f"{self.session}/screenshot", timeout=300).json()["value"]))
 
     def log(self, kind: str) -> list[dict[str, Any]]:
         """Return what was logged since the last call: ``browser`` (the console) or ``performance`` (DevTools)."""
@@ -118,12 +118,12 @@ def browser(folder: Path) -> Iterator[Browser]:
             root = f"http://127.0.0.1:{port}/session"
             # No proxy of this machine stands between us and our own child.
             client.trust_env = False
-            answer = client.post(root, json={"capabilities": wanted}, timeout=60)
+            answer = client.post(root, json={"capabilities": wanted}, timeout=300)
             assert answer.ok, answer.text
             session = f"{root}/{answer.json()['value']['sessionId']}"
             try:
                 yield Browser(client, session)
             finally:
-                client.delete(session, timeout=60)
+                client.delete(session, timeout=300)
         finally:
             process.terminate()

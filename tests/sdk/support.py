@@ -125,7 +125,7 @@ def _where_it_is(folder: Path, environment: Mapping[str, str]) -> str:
     found: list[str] = []
 
     def ask(*words: str) -> str:
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
         return done.stdout + done.stderr
 
     for file in _compose_files(folder):
@@ -147,7 +147,7 @@ def removed_afterwards(folder: Path, environment: Mapping[str, str]) -> Iterator
     finally:
         for file in _compose_files(folder):
             down = ("docker-compose", "--file", str(file), "down", "--timeout", "1")
-            subprocess.run(down, env=environment, capture_output=True, timeout=120, check=False)
+            subprocess.run(down, env=environment, capture_output=True, timeout=300, check=False)
 
 
 def host_address(image: str, *, docker: tuple[str, ...] = ("docker",)) -> str:
@@ -156,7 +156,7 @@ def host_address(image: str, *, docker: tuple[str, ...] = ("docker",)) -> str:
     The daemon's own description of its bridge has no gateway after the daemon's first start, only a subnet.
     """
     words = (*docker, "run", "--rm", "--entrypoint", "cat", image, "/proc/net/route")
-    routes = subprocess.run(words, capture_output=True, check=True, text=True, timeout=120).stdout
+    routes = subprocess.run(words, capture_output=True, check=True, text=True, timeout=300).stdout
     # Interface, destination, gateway: numbers in the byte order of the machine, which is little-endian.
     rows = [line.split() for line in routes.splitlines()[1:]]
     gateway = next(row[2] for row in rows if row[1] == "00000000")

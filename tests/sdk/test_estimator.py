@@ -34,7 +34,7 @@ def store(image: str) -> Iterator[str]:
             make = f"import boto3; boto3.client('s3', endpoint_url={address!r}).create_bucket(Bucket={BUCKET!r})"
             keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
             environment = {**keys, "NO_PROXY": host, "PATH": os.defpath}
-            subprocess.run((str(programs / "python"), "-c", make), env=environment, check=True, timeout=60)
+            subprocess.run((str(programs / "python"), "-c", make), env=environment, check=True, timeout=300)
             yield address
         finally:
             process.kill()

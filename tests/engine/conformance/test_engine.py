@@ -154,7 +154,7 @@ def test_tag_and_remove(engine: Engine, tag: str) -> None:
 
 
 def test_pull_from_where_nothing_is(engine: Engine) -> None:
-    assert engine.pull("registry.invalid/nothing:there", timeout=60) is False
+    assert engine.pull("registry.invalid/nothing:there", timeout=300) is False
 
 
 def test_the_built_image_has_labels_environment_and_name(engine: Engine, image: tuple[str, list[StepEvent]]) -> None:
@@ -433,8 +433,8 @@ def leftovers(engine: Engine) -> set[str]:
     information = engine.probe()
     if engine.name == "docker":
         argv = (information.program, "ps", "--all", "--filter", f"ancestor={BASE}", "--format", "{{.Names}}")
-        return set(processes.run(argv, timeout=60).output.decode().split())
-    done = processes.run((information.program, "containers", "--json"), timeout=60)
+        return set(processes.run(argv, timeout=300).output.decode().split())
+    done = processes.run((information.program, "containers", "--json"), timeout=300)
     listed = json.loads(done.output or b"null") or []
     return {entry["id"] for entry in listed if "conformance" in (entry.get("imagename") or "")}
 
