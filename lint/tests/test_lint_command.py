@@ -116,7 +116,9 @@ def test_a_reader_that_ends_early_is_no_traceback(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "-m", "trainworks_lint", "Dockerfile"]
-    done = subprocess.run(argv, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        argv, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=300
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (9, "")
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,21 +20,25 @@ import pytest
 from lock.servers import serving
 from trainworks.cli import main
 from trainworks.engine.protocol import BuiltImage
-from trainworks.errors import ExtendError, LockError
+from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.image import with_index_of
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.lock import (
-    Resolvable,
     lock_path_of,
     lock_requirements,
+    locked_archives,
+    locked_notes,
+    locked_removals,
     locks_of,
-    resolve,
+    release_dates,
+    with_pins,
 )
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.reading.options import Choice
 from trainworks.extend.reading.wanted import read_wanted
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, PackageRequirement, Wheel
+from trainworks.extend.resolution import Archive, BuildArchives, Resolution, Resolvable, resolve
 from trainworks.extend.source import read_source
 from trainworks.extend.wheel_files import download_wheels
 from trainworks.extend.wheels import find_sources, read_wheel
@@ -60,9 +64,10 @@ BASE = ExtendedBase(
     machine="x86_64",
     environment={},
     distributions=(
-        BaseDistribution(name="Frame_Work", version="2.0+vendor", extras=('local-tool>=1; extra == "tools"',)),
+        BaseDistribution(name="Frame_Work", version="2.0+vendor", requires=('local-tool>=1; extra == "tools"',)),
         BaseDistribution(name="broken", version="not a version"),
     ),
+    kept={"frame-work": "2.0+vendor"},
 )
 
 
@@ -318,6 +323,41 @@ def settings(tmp_path: Path) -> HostSettings:
     return HostSettings(pip=PipSettings(find_links=(str(folder),), no_index=True))
 
 
+def no_build(archives: Sequence[Archive]) -> Sequence[Wheel]:
+    raise AssertionError(f"nothing has to be built, but {archives}")
+
+
+def build_here(archives: Sequence[Archive], folder: Path) -> list[Wheel]:
+    """Build source archives of a folder with this machine's pip."""
+    built = []
+    for archive in archives:
+        out = folder / "built" / str(archive)
+        words = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+        subprocess.run((*words, "--wheel-dir", str(out), str(folder / archive.file)), check=True, timeout=120)
+        (path,) = out.glob("*.whl")
+        built.append(read_wheel(path.name, path.read_bytes(), built=True))
+    return built
+
+
+def resolution(
+    text: str,
+    settings: HostSettings,
+    base: ExtendedBase = BASE,
+    *,
+    wheels: tuple[Wheel, ...] = (),
+    limits: str = "",
+    choice: Choice | None = None,
+    build: BuildArchives = no_build,
+) -> Resolution:
+    wanted = Resolvable(
+        lines=tuple(text.splitlines()),
+        constraints=tuple(limits.splitlines()),
+        wheels=wheels,
+        choice=choice or Choice(),
+    )
+    return resolve(wanted, base, settings, os.environ, where="requirements.txt", build=build)
+
+
 def resolved(
     text: str,
     settings: HostSettings,
@@ -327,20 +367,24 @@ def resolved(
     limits: str = "",
     choice: Choice | None = None,
 ) -> list[str]:
-    wanted = Resolvable(
-        lines=tuple(text.splitlines()),
-        constraints=tuple(limits.splitlines()),
-        wheels=wheels,
-        choice=choice or Choice(),
-    )
-    lines = resolve(wanted, base, settings, os.environ, where="requirements.txt").splitlines()
-    assert all("--hash=sha256:" in line for line in lines if line.startswith(" "))
-    return [line.removesuffix(" \\") for line in lines if not line.startswith(" ")]
+    found = resolution(text, settings, base, wheels=wheels, limits=limits, choice=choice).releases
+    assert all(each.hashes for each in found)
+    return [f"{each.name}=={each.version}" for each in found]
 
 
-def test_requirements_are_resolved_around_what_the_base_has(settings: HostSettings) -> None:
+def having(*rows: BaseDistribution, kept: tuple[str, ...] = ()) -> ExtendedBase:
+    """Return a base with other distributions; ``kept`` are the names of those that stay."""
+    versions = {row.name: row.version for row in rows}
+    return replace(BASE, distributions=rows, kept={name: versions[name] for name in kept})
+
+
+def test_requirements_are_resolved_around_what_the_base_keeps(settings: HostSettings) -> None:
     # Version 2.0 would need another framework; the base's own has a version that no index has.
-    assert resolved("user-tool\n", settings) == ["helper==5", "user-tool==1.0"]
+    found = resolution("user-tool\n", settings)
+    assert [f"{each.name}=={each.version}" for each in found.releases] == ["helper==5", "user-tool==1.0"]
+    (note,) = found.notes
+    assert note.startswith("user-tool 1.0 is not the newest that is asked for, 2.0: ")
+    assert "depends on frame-work>=3" in note
 
 
 def test_an_extra_of_what_the_base_has_is_installed(settings: HostSettings) -> None:
@@ -365,7 +409,7 @@ def test_what_a_wheel_of_this_machine_needs_is_resolved_and_an_index_does_not_re
 
 
 def test_nothing_to_install(settings: HostSettings) -> None:
-    assert resolved("frame-work\n", settings) == []
+    assert resolution("frame-work\n", settings).releases == ()
 
 
 def test_a_conflict_through_a_dependency_names_both_versions(settings: HostSettings) -> None:
@@ -373,21 +417,187 @@ def test_a_conflict_through_a_dependency_names_both_versions(settings: HostSetti
         resolved("user-tool==2.0\n", settings)
     for part in ("requirements.txt for my/base:1 cannot be resolved", "frame-work>=3", "frame-work==2.0+vendor"):
         assert part in str(caught.value)
-    assert "never replaced" in caught.value.hint
 
 
-def test_only_wheels_are_installed(settings: HostSettings) -> None:
-    folder = settings.pip.local_folders[0]
-    (folder / "source_only-1.0.tar.gz").write_bytes(b"")
-    with pytest.raises(LockError) as caught:
-        resolved("source-only\n", settings)
-    assert "only wheels are installed" in caught.value.hint
+def test_what_the_base_does_not_keep_moves_and_who_asks_for_it_is_said(settings: HostSettings) -> None:
+    """As datasets 3.2.0 does with fsspec, which torch takes in any version."""
+    (folder,) = settings.pip.local_folders
+    for version in ("2024.9.0", "2026.9.0", "2026.10.0"):
+        wheel(folder, "files", version)
+    wheel(folder, "sets", "3.2.0", "files<=2024.9.0")
+    base = having(
+        BaseDistribution(name="frame", version="2", requires=("files>=0.8",)),
+        BaseDistribution(name="files", version="2026.9.0"),
+        kept=("frame",),
+    )
+    found = resolution("sets\n", settings, base)
+    assert [f"{each.name}=={each.version}" for each in found.releases] == ["files==2024.9.0", "sets==3.2.0"]
+    assert found.notes == ("files 2026.9.0 -> 2024.9.0, asked for by sets 3.2.0",)
+    # What is installed is kept where it fits, though there is a newer one.
+    assert resolved("files\nhelper\n", settings, base) == ["helper==5"]
+    for text, version in (("files==2024.9.0", "2024.9.0"), ("files>2026.9.0", "2026.10.0")):
+        found = resolution(text, settings, base)
+        assert found.notes == (f"files 2026.9.0 -> {version}, asked for by the requirements",)
+
+
+def test_what_would_lose_its_requirement_moves_too(settings: HostSettings) -> None:
+    """As boto3 has to when an old awscli brings its botocore."""
+    (folder,) = settings.pip.local_folders
+    for version in ("1", "2"):
+        wheel(folder, "core", version)
+        wheel(folder, "client", version, f"core=={version}")
+    wheel(folder, "command", "1", "core==1")
+    base = having(
+        BaseDistribution(name="client", version="2", requires=("core==2",)), BaseDistribution(name="core", version="2")
+    )
+    found = resolution("command", settings, base)
+    assert [f"{each.name}=={each.version}" for each in found.releases] == ["client==1", "command==1", "core==1"]
+    assert found.notes == ("client 2 -> 1, to go with core 1", "core 2 -> 1, asked for by command 1")
+
+
+def test_what_cannot_stay_is_removed_and_said_unless_it_is_kept(settings: HostSettings) -> None:
+    (folder,) = settings.pip.local_folders
+    for version in ("1", "2"):
+        wheel(folder, "core", version)
+    wheel(folder, "command", "1", "core<2")
+    base = having(
+        BaseDistribution(name="toolkit", version="5", requires=("core>=2", "absent")),
+        BaseDistribution(name="core", version="2"),
+    )
+    found = resolution("command", settings, base)
+    assert (found.removed, [f"{each.name}=={each.version}" for each in found.releases]) == (
+        ("toolkit",),
+        ["command==1", "core==1"],
+    )
+    assert "toolkit 5 of the base is removed: it does not go with core 1" in found.notes
+    with pytest.raises(LockError, match="toolkit"):
+        resolution("command", settings, replace(base, kept={"toolkit": "5"}))
+
+
+PROJECT_OF_ARCHIVE = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "{name}"
+version = "{version}"
+dynamic = ["dependencies"]
+[tool.hatch.build.targets.wheel]
+include = ["{name}.py"]
+[tool.hatch.metadata.hooks.custom]
+"""
+HOOK_OF_ARCHIVE = """
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+class Hook(MetadataHookInterface):
+    def update(self, metadata):
+        {mark}
+        metadata["dependencies"] = {requires}
+"""
+
+
+def source_archive(folder: Path, name: str, version: str, *requires: str, mark: str = "") -> str:
+    """Write a source archive that only running it tells what it requires, and return its hash."""
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": PROJECT_OF_ARCHIVE.format(name=name, version=version),
+        "hatch_build.py": HOOK_OF_ARCHIVE.format(requires=list(requires), mark=mark),
+        f"{name}.py": "",
+    }
+    path = folder / f"{name}-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for file, text in files.items():
+            member = tarfile.TarInfo(f"{name}-{version}/{file}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_newest_release_is_built_where_it_has_no_wheel(settings: HostSettings) -> None:
+    """As hydra-core's parser, and DeepSpeed, of which only a development release of 2020 has a wheel."""
+    (folder,) = settings.pip.local_folders
+    wheel(folder, "speed", "0.3.1.dev5")
+    digest = source_archive(folder, "speed", "0.19.8", "helper")
+    build = partial(build_here, folder=folder)
+    found = resolution("speed", settings, build=build)
+    assert found.notes == ()
+    helper, speed = found.releases
+    assert (helper.name, helper.archive) == ("helper", None)
+    assert speed.archive == Archive(name="speed", version="0.19.8", file="speed-0.19.8.tar.gz", sha256=digest)
+    # Without archives there is the development release alone, which the user is told.
+    (old,) = resolution("speed", settings, choice=Choice(only_binary=(":all:",))).releases
+    assert old.version == "0.3.1.dev5"
+    (note,) = resolution("speed", settings, choice=Choice(only_binary=("speed",))).notes
+    assert note.startswith("speed 0.3.1.dev5 is not the newest that is asked for, 0.19.8: ")
+
+
+def test_what_an_archive_requires_counts_when_it_is_known(settings: HostSettings) -> None:
+    """Its metadata say nothing before it is built: it is taken, built, found not to fit, and left."""
+    (folder,) = settings.pip.local_folders
+    for version, need in (("1", "helper"), ("2", "frame-work>=3"), ("3", "frame-work>=3")):
+        source_archive(folder, "speed", version, need)
+    built: list[str] = []
+
+    def build(archives: Sequence[Archive]) -> list[Wheel]:
+        built.extend(map(str, archives))
+        return build_here(archives, folder)
+
+    found = resolution("speed", settings, build=build)
+    assert [f"{each.name}=={each.version}" for each in found.releases] == ["helper==5", "speed==1"]
+    assert built[0] == "speed 3"
+    assert built[-1] == "speed 1"
+    assert "speed 1 is not the newest that is asked for, 3" in found.notes[-1]
+
+
+def test_an_old_release_that_cannot_be_built_is_said_to_be_old(settings: HostSettings) -> None:
+    """As vllm 0.1, which requires no torch of its day and is all that is left beside another one."""
+    (folder,) = settings.pip.local_folders
+    source_archive(folder, "speed", "1")
+    wheel(folder, "speed", "2", "frame-work>=3")
+
+    def build(archives: Sequence[Archive]) -> Sequence[Wheel]:
+        raise BuildError(f"{archives[0]} cannot be built", hint="look")
+
+    with pytest.raises(BuildError, match="speed 1 cannot be built") as caught:
+        resolution("speed", settings, build=build)
+    assert caught.value.hint.startswith("speed 1 is old, the newest is 2: ")
+    assert "(frame-work 2.0+vendor)" in caught.value.hint
+
+
+def test_source_archives_run_no_code_on_this_machine(settings: HostSettings, tmp_path: Path) -> None:
+    (folder,) = settings.pip.local_folders
+    source_archive(folder, "speed", "1", mark=f"open({str(tmp_path / 'ran')!r}, 'w')")
+    wheel(tmp_path, "speed", "1")
+    made = read_wheel("speed-1-py3-none-any.whl", (tmp_path / "speed-1-py3-none-any.whl").read_bytes(), built=True)
+    found = resolution("speed", settings, build=lambda archives: [made for _ in archives])
+    assert [str(each.archive) for each in found.releases] == ["speed 1"]
+    assert not (tmp_path / "ran").exists()
+    build_here([each.archive for each in found.releases if each.archive], folder)
+    assert (tmp_path / "ran").exists(), "it would have run, had it been built"
+
+
+def test_no_early_release_that_nobody_asked_for(settings: HostSettings) -> None:
+    (folder,) = settings.pip.local_folders
+    wheel(folder, "helper", "6rc1")
+    wheel(folder, "daring", "1", "helper>=6rc1")
+    assert resolved("helper", settings) == ["helper==5"]
+    # A package may ask for one, as for pip.
+    assert resolved("daring", settings) == ["daring==1", "helper==6rc1"]
+
+
+def test_a_version_of_the_base_that_is_not_the_newest_is_said(settings: HostSettings) -> None:
+    found = resolution("helper", settings, having(BaseDistribution(name="helper", version="4")))
+    assert found.releases == ()
+    assert found.notes == ("helper 4 is not the newest that is asked for, 5: the base has it already",)
 
 
 def test_the_base_python_decides(settings: HostSettings) -> None:
     text = "helper ; python_version < '3.10'\nlocal-tool ; python_version >= '3.10'\n"
     assert resolved(text, settings) == ["local-tool==1.5"]
     assert resolved(text, settings, replace(BASE, version="3.9")) == ["helper==5"]
+    # Some requirements ask for its last number, as redis does.
+    text = "helper ; python_full_version < '3.11.3'\n"
+    for version, expected in (("3.11.2", ["helper==5"]), ("3.11.7", [])):
+        assert resolved(text, settings, replace(BASE, full_version=version)) == expected
 
 
 # Requirements files and what they include.
@@ -524,6 +734,7 @@ def locked(
         base,
         settings,
         os.environ,
+        build=no_build,
         with_index=more,
         companions={"torchvision"},
         output=None,
@@ -536,7 +747,7 @@ def test_the_build_that_goes_with_the_bases_torch_is_looked_for_in_its_own_index
     settings: HostSettings, tmp_path: Path
 ) -> None:
     """The default index has the one for CUDA, whose requirement a torch for the CPU fulfils too."""
-    base = replace(BASE, distributions=(BaseDistribution(name="torch", version="2.13.0+cpu"),))
+    base = having(BaseDistribution(name="torch", version="2.13.0+cpu"), kept=("torch",))
     (folder,) = settings.pip.local_folders
     wheel(folder, "torchvision", "0.28.0", "torch==2.13.0")
     wanted, path = Resolvable(lines=("torchvision",)), tmp_path / "lock.txt"
@@ -547,6 +758,29 @@ def test_the_build_that_goes_with_the_bases_torch_is_looked_for_in_its_own_index
     wheel(tmp_path / "own", "torchvision", "0.28.0+cpu", "torch==2.13.0")
     both = replace(settings, pip=replace(settings.pip, find_links=(str(folder), str(tmp_path / "own"))))
     assert "\ntorchvision==0.28.0+cpu " in locked(wanted, path, settings, base, both)
+
+
+def test_a_lock_says_what_moves_what_is_built_and_when_it_was_released() -> None:
+    text = (
+        "# files 2026.9.0 -> 2024.9.0, asked for by sets 3.2.0\n"
+        "# client 2 -> 1, to go with core 1\n"
+        f"# speed 0.19.8 is built from speed-0.19.8.tar.gz sha256:{'1' * 64}\n"
+        "# toolkit 5 of the base is removed: it does not go with core 1\n"
+        "# sets 3.2.0 is not the newest that is asked for, 5: a reason\n"
+        f"files==2024.9.0 \\\n    --hash=sha256:{'2' * 64} \\\n    --hash=sha256:{'3' * 64}  # 2024-09-04\n"
+        f"speed==0.19.8 \\\n    --hash=sha256:{'1' * 64}\n"
+    )
+    assert [each.partition(" ")[0] for each in locked_notes(text)] == ["files", "client", "speed", "toolkit", "sets"]
+    assert locked_notes(text)[2] == "speed 0.19.8 is built from speed-0.19.8.tar.gz"
+    assert locked_removals(text) == ("toolkit",)
+    assert release_dates(text) == {"files": "2024-09-04"}
+    (archive,) = locked_archives(text)
+    assert archive == Archive(name="speed", version="0.19.8", file="speed-0.19.8.tar.gz", sha256="1" * 64)
+    built = Wheel(file="speed-0.19.8-py3-none-any.whl", content=b"built", built=True)
+    pins = with_pins(text, {str(archive): built})
+    assert f"\n{built.pin}\n" in pins
+    assert f"--hash=sha256:{'1' * 64}" not in pins
+    assert release_dates(pins) == {"files": "2024-09-04"}
 
 
 def test_each_base_has_a_lock_of_its_own(settings: HostSettings, tmp_path: Path) -> None:
@@ -708,9 +942,9 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    lines = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines()]
     assert len(lines) == bool(said)
-    assert all(line.startswith(f"{imports.MARKER}subject: ") and said in line for line in lines)
+    assert all((line["name"], line["version"]) == ("subject", "1") and said in line["reason"] for line in lines)
 
 
 def test_what_the_base_has_is_not_its_extensions_fault() -> None:

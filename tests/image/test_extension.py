@@ -154,12 +154,63 @@ def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, 
     assert "other\n" in image.engine.run(project.tag, (), timeout=120).output
 
 
-def test_what_the_base_has_is_not_replaced(image: BuiltByCommand, project: Project) -> None:
-    (project.folder / "requirements.txt").write_text("torch==2.4.1\n")
+def test_another_torch_is_refused_with_all_its_lines_and_a_target_that_has_it(
+    image: BuiltByCommand, project: Project
+) -> None:
+    (project.folder / "requirements.txt").write_text("torch==2.10.0\ngreeting\ntorchvision==0.25.0\n")
     done = project.extend(image.engine, image.reference)
     assert done.returncode == 12
-    assert f"torch==2.4.1: {image.reference} has torch 2.13.0+cpu, which is not replaced" in done.stderr
+    assert f"{image.reference} keeps torch 2.13.0+cpu" in done.stderr
+    for part in ("line 1: torch==2.10.0", "line 3: torchvision==0.25.0", "extend pytorch-2.10.0-cu128-py311-debian12"):
+        assert part in done.stderr
+    assert "greeting" not in done.stderr
     assert image.engine.inspect(project.tag) is None
+
+
+def test_what_the_base_does_not_keep_moves_and_archives_are_built(
+    docker_image: BuiltByCommand, project: Project
+) -> None:
+    """A pin, a package of 2024 that takes something from the base, and one that has a source archive only."""
+    # The base's tensorboard goes with this protobuf in an older release, sagemaker-training in none that has a wheel.
+    write_wheel(project.folder / "wheels", "of_last_year", "1.0", "", "protobuf<5")
+    project.write(
+        {"requirements.txt": "fsspec==2024.9.0\nof_last_year\nhydra-core>=1.3,<1.4\ngreeting\neinops==0.8.1\n"}
+    )
+    done = project.extend(docker_image.engine, docker_image.reference)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    moved = {row["name"]: row["new"] for row in report["moved"]}
+    assert moved.keys() == {"fsspec", "protobuf", "tensorboard"}
+    assert (moved["fsspec"], report["removed"]) == ("2024.9.0", ["sagemaker-training"])
+    for line in (
+        r"fsspec \S+ -> 2024\.9\.0, asked for by the requirements",
+        r"protobuf \S+ -> 4\.\S+, asked for by of-last-year 1\.0",
+        r"tensorboard \S+ -> \S+, to go with protobuf 4\.",
+        r"sagemaker-training \S+ of the base is removed: it does not go with protobuf 4\.",
+        r"antlr4-python3-runtime 4\.9\.3 is built from antlr4-python3-runtime-4\.9\.3\.tar\.gz",
+    ):
+        assert re.search(line, done.stderr), line
+    titles = {check["title"] for check in report["checks"] if check["passed"]}
+    assert len(titles) == len(report["checks"])
+    assert "nothing is left of what was replaced" in titles
+    assert {"import torch succeeds", "import mpi4py.MPI succeeds"} <= titles, "the base's own tests ran again"
+    (lock,) = project.folder.glob("requirements.*.locked.txt")
+    archive = "f224469b4168294902bb1efa80a8bf7855f24c99aef99cbefc1bcd3cce77881b"
+    assert f"antlr4-python3-runtime==4.9.3 \\\n    --hash=sha256:{archive}" in lock.read_text(encoding="utf-8")
+    # What is left of the old versions would be found twice, or imported.
+    program = (
+        "import fsspec, importlib.metadata as m, importlib.util, os; "
+        "names = [each.metadata['Name'] for each in m.distributions()]; "
+        "print(fsspec.__version__, len(names) - len(set(names)), importlib.util.find_spec('sagemaker_training'))"
+    )
+    said = docker_image.engine.run(project.tag, ("python", "-c", program), timeout=120).output
+    assert said.splitlines()[-1] == "2024.9.0 0 None"
+    again = project.extend(docker_image.engine, docker_image.reference, "--until", "build")
+    assert "nothing changed since this image was built" in again.stderr
+    # Without archives there is no release of today, and the user is told.
+    refused = project.extend(docker_image.engine, docker_image.reference, "--only-binary", ":all:", "--until", "render")
+    assert refused.returncode == 11
+    assert "antlr4-python3-runtime" in refused.stderr
 
 
 def test_a_real_project_needs_no_network_when_its_job_starts(docker_image: BuiltByCommand, project: Project) -> None:
@@ -231,7 +282,8 @@ def test_what_cannot_be_imported_is_named_with_its_reason(docker_image: BuiltByC
     done = project.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 8
     assert "FAIL  extension  3 distributions can be imported" in done.stderr
-    assert "broken: import broken: RuntimeError: operator nms does not exist" in done.stderr
+    assert "broken 1.0: import broken: RuntimeError: operator nms does not exist" in done.stderr
+    assert "broken is installed, and fails: ask for another version of it" in done.stderr
 
 
 def test_a_torchvision_for_another_build_of_torch_is_refused(image: BuiltByCommand, project: Project) -> None:

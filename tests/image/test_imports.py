@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import pytest
 
 from trainworks.imagetest import imports
+from trainworks.imagetest.test_promises import import_failure
+from trainworks.plan.checks import PythonImportsCheck
 
 
 @pytest.mark.parametrize(
@@ -58,8 +62,57 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
     sources = {"first": "import nowhere", "second": "raise SystemExit('no')", "third": "x = 1"}
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     done = ask(tmp_path, **sources, fourth=crash, fifth="import third")
-    assert done.stdout.splitlines() == [
-        f"{imports.MARKER}first: import first: ModuleNotFoundError: No module named 'nowhere'",
-        f"{imports.MARKER}second: import second: SystemExit: no",
-        f"{imports.MARKER}fourth: its import was killed by signal 11",
+    found = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines()]
+    assert [(each["name"], each["reason"]) for each in found] == [
+        ("first", "import first: ModuleNotFoundError: No module named 'nowhere'"),
+        ("second", "import second: SystemExit: no"),
+        ("fourth", "its import was killed by signal 11"),
     ]
+    assert {each["version"] for each in found} == {"1.0"}
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "library"),
+    [
+        ("import nowhere.part", "nowhere", ""),
+        ("import subject.part", "", ""),
+        ("raise TypeError('Descriptors cannot be created directly')", "", ""),
+        ("raise ImportError('libGL.so.1: cannot open shared object file: No such file')", "", "libGL.so.1"),
+    ],
+)
+def test_what_is_missing_is_told_from_what_is_wrong(source: str, module: str, library: str, tmp_path: Path) -> None:
+    (line,) = ask(tmp_path, subject=source).stdout.splitlines()
+    found = json.loads(line.removeprefix(imports.MARKER))
+    assert (found["module"], found["library"]) == (module, library)
+
+
+@pytest.mark.parametrize(
+    ("failed", "said"),
+    [
+        (
+            {"module": "", "library": "", "reason": "import speed: TypeError: no"},
+            (
+                "speed 0.3.1.dev5, released 2020-11-05: import speed: TypeError: no\n"
+                "  speed is installed, and fails: ask for another version of it"
+            ),
+        ),
+        (
+            {"module": "nowhere", "library": "", "reason": "import speed: ModuleNotFoundError: no"},
+            (
+                "speed 0.3.1.dev5, released 2020-11-05: import speed: ModuleNotFoundError: no\n"
+                "  add the package that has the module nowhere (--requirements)"
+            ),
+        ),
+        (
+            {"module": "", "library": "libGL.so.1", "reason": "import speed: ImportError: no"},
+            (
+                "speed 0.3.1.dev5, released 2020-11-05: import speed: ImportError: no\n"
+                "  add the Debian package that has libGL.so.1 (--apt)"
+            ),
+        ),
+    ],
+)
+def test_the_advice_is_about_what_failed(failed: dict[str, str], said: str) -> None:
+    check = PythonImportsCheck(component="extension", distributions=("speed",), released=(("speed", "2020-11-05"),))
+    failure = cast("imports.ImportFailure", {"name": "speed", "version": "0.3.1.dev5", **failed})
+    assert import_failure(failure, check) == said

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import shutil
+import zipfile
 from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
@@ -34,6 +37,9 @@ WHEELS = (
     ("modern", "1.1", ("torch>=2.15", "triton==3.9.0")),
     ("wraps", "1.0", ("modern",)),
     ("plain", "1.0", ()),
+    *(("core", version, ()) for version in ("1.0", "2.0")),
+    *(("client", version, (f"core=={version}",)) for version in ("1.0", "2.0")),
+    ("command", "1.0", ("core==1.0",)),
 )
 
 
@@ -101,6 +107,55 @@ def refused(made: Launcher, reason: str) -> None:
     assert (made.status, made.failure.splitlines()[0]) == (65, reason), made.text
     assert "installing " in made.failure.splitlines()[1]
     assert "THE SCRIPT RAN" not in made.text
+
+
+def replaced(image: Image, name: str, version: str, *requires: str, module: str = "") -> None:
+    """Write into the image's distribution what it requires, and what its module says of its version."""
+    (site,) = image.base.glob("venv/lib/python*/site-packages")
+    for old in site.glob(f"{name}-*.dist-info"):
+        shutil.rmtree(old)
+    (site / name).mkdir(exist_ok=True)
+    (site / name / "version.py").write_text(module)
+    _, content = wheel(name, "", version, requires)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archive.extractall(site)
+
+
+def test_what_would_lose_its_requirement_moves_too(image: Image) -> None:
+    """As boto3 has to when an old awscli brings its botocore; ``build.py extend`` does the same."""
+    assert image.run("client==2.0\n").status == 0
+    made = image.run("command\n")
+    assert made.status == 0, made.text
+    versions = image.versions()
+    assert (versions["core"], versions["client"]) == ("1.0", "1.0")
+    assert "THE SCRIPT RAN" in made.text
+
+
+def test_what_cannot_move_is_said_and_what_is_kept_is_not_broken(image: Image) -> None:
+    assert image.run("core==2.0\n").status == 0
+    replaced(image, "toolkit", "5.0", "core>=2")
+    made = image.run("command\n")
+    assert made.status == 0, made.text
+    assert "toolkit 5.0 of the image does not go with the requirements: it requires core>=2" in made.text
+    assert image.run("core==2.0\n").status == 0
+    replaced(image, "torch", "2.13.0+cpu", "core>=2")
+    said = "the requirements take from this image's torch 2.13.0+cpu what it requires (core>=2)"
+    assert said in image.run("command\n").failure.splitlines()[0]
+
+
+def test_a_build_of_torch_may_be_named_with_its_local_version(tmp_path: Path, wheels: Path) -> None:
+    """The package index's file is ``VERSION``, and says of itself for which CUDA it was built."""
+    image = Image(tmp_path, wheels, {**PROTECTED, "torch": "2.13.0"})
+    replaced(image, "torch", "2.13.0", module="__version__ = '2.13.0+cu121'\n")
+    files = {"more.txt": "torch[x] == 2.13.0+cu121 ; python_version > '3'\n"}
+    made = image.run("-r more.txt\nTorch==2.13.0+cu121\nplain\n", files)
+    assert made.status == 0, made.text
+    assert (image.versions()["torch"], image.versions()["plain"]) == ("2.13.0", "1.0")
+    refused(
+        image.run("torch==2.13.0+cu118\n"),
+        "requirements.txt line 1: torch==2.13.0+cu118 conflicts with this image's torch 2.13.0; remove the line, or "
+        "choose an image with torch==2.13.0+cu118",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- what is kept

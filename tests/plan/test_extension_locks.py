@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from packaging.utils import canonicalize_name
 
+from trainworks.extend.lock import with_hashes_of
 from trainworks.extend.reading.locks import read_lock, select
 from trainworks.extend.reading.others import OF_OTHER_TOOLS, kind_of, sentence_of
 from trainworks.extend.reading.projects import read_project
-from trainworks.extend.reading.selection import Kept, Selection, with_hashes_of
+from trainworks.extend.reading.selection import Kept, Selection
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement
+from trainworks.extend.resolution import LockedRelease
 from trainworks_launcher.programs import install
 
 BASE = ExtendedBase(
@@ -147,6 +149,13 @@ def test_sources_of_a_uv_lock(source: str, expected: tuple[str, ...]) -> None:
     assert there == ([] if expected == ("nothing",) else [expected])
 
 
+def test_a_password_of_an_index_in_a_lock_is_in_no_message() -> None:
+    found = of_uv((PROJECT + ROWS).replace("https://pypi.example", "https://me:hunter2@pypi.example"))
+    (option,) = found.options
+    assert option.value == "https://me:hunter2@pypi.example/simple"
+    assert "hunter2" not in repr(found)
+
+
 def test_a_project_that_is_not_installed() -> None:
     assert read_lock(PROJECT.replace("editable", "virtual"), "uv.lock", uv=True).virtual
     assert not read_lock(PROJECT, "uv.lock", uv=True).virtual
@@ -262,10 +271,9 @@ def test_a_lock_of_another_form_is_a_problem_and_no_traceback(text: str) -> None
 
 
 def test_the_lock_of_extend_has_the_files_of_the_other_lock_only() -> None:
-    text = "".join(f"{name}==1 \\\n    --hash={digest('a')} \\\n    --hash={digest('b')}\n" for name in ("x", "y", "z"))
-    found, problems = with_hashes_of(text, {("x", "1"): ("b" * 64,), ("y", "1"): ("c" * 64,)})
-    assert f"x==1 \\\n    --hash={digest('b')}\ny==1" in found
-    assert f"z==1 \\\n    --hash={digest('a')} \\\n    --hash={digest('b')}\n" in found
+    releases = [LockedRelease(name=name, version="1", hashes=("a", "b")) for name in ("x", "y", "z")]
+    found, problems = with_hashes_of(releases, {("x", "1"): ("b",), ("y", "1"): ("c",)})
+    assert [each.hashes for each in found] == [("b",), (), ("a", "b")]
     assert problems == ["y 1: the index has other files than the lock"]
 
 

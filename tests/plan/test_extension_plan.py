@@ -9,6 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.extend.kept import (
+    Move,
+    broken_by,
+    checks_again,
+    conflicts,
+    kept_of,
+    left_behind,
+    line_of,
+    moves_of,
+)
 from trainworks.extend.plan import (
     EntryPoint,
     check_distribution,
@@ -19,8 +29,8 @@ from trainworks.extend.plan import (
     make_extension,
 )
 from trainworks.extend.reading.lines import check_hashes, locked_versions, read_requirements
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, conflicts, wrong_builds
-from trainworks.facts.rows import SourceFile
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, wrong_builds
+from trainworks.facts.rows import Facts, SourceFile
 from trainworks.plan.checks import (
     CommandCheck,
     DebianPackageCheck,
@@ -29,6 +39,8 @@ from trainworks.plan.checks import (
     PythonImportsCheck,
     SecretsCheck,
 )
+from trainworks.plan.model import Request
+from trainworks.plan.resolve import make_plan
 from trainworks_launcher.entry import choose_entry_point
 from trainworks_launcher.errors import Problem
 from trainworks_launcher.source import look_at_code
@@ -50,6 +62,7 @@ OURS = ExtendedBase(
         BaseDistribution(name="torch", version="2.13.0+cpu"),
         BaseDistribution(name="NumPy", version="2.4.0"),
     ),
+    kept={"torch": "2.13.0+cpu"},
 )
 FOREIGN = replace(
     OURS,
@@ -200,18 +213,141 @@ def test_beside_hashes_a_git_requirement_needs_its_commit() -> None:
         assert len(check_hashes(read.requirements, read.sources)) == count
 
 
-def test_what_the_base_has_is_never_replaced_and_both_versions_are_named() -> None:
-    text = "torch==2.4.1\nnumpy>=2\nNUMPY<2\nnumpy<1 ; sys_platform == 'win32'\nsix\n"
-    advice = "ask for that version, or for none"
-    assert conflicts(read_requirements(text, "r").requirements, OURS) == [
-        f"r line 1: torch==2.4.1: {OURS.reference} has torch 2.13.0+cpu, which is not replaced: {advice}",
-        f"r line 3: NUMPY<2: {OURS.reference} has NUMPY 2.4.0, which is not replaced: {advice}",
+def test_what_is_kept_is_what_the_manifest_says_with_the_version_that_is_installed() -> None:
+    rows = (
+        BaseDistribution(name="torch", version="2.13.1+cpu"),
+        BaseDistribution(name="NumPy", version="2.4.0"),
+        BaseDistribution(name="of_the_system", version="1", removable=False),
+    )
+    protected = {"torch": "2.13.0+cpu", "tensorflow": "2.21.0"}
+    expected = {"torch": "2.13.1+cpu", "tensorflow": "2.21.0", "of-the-system": "1"}
+    assert kept_of(protected, rows, ("num*",)) == expected
+
+
+def test_another_makers_image_keeps_what_the_components_of_ours_protect(facts: Facts) -> None:
+    names = ("torch", "nvidia-nccl-cu12", "triton", "mpi4py", "tensorflow", "numpy", "requests", "fsspec")
+    rows = [BaseDistribution(name=name, version="1") for name in names]
+    patterns = [pattern for component in facts.components for pattern in component.protected]
+    assert list(kept_of({}, rows, patterns)) == ["torch", "nvidia-nccl-cu12", "triton", "mpi4py", "tensorflow"]
+
+
+def refused(text: str, base: ExtendedBase, facts: Facts) -> list[str]:
+    return conflicts(read_requirements(text, "r").requirements, base, facts)
+
+
+def test_only_what_is_kept_is_refused(facts: Facts) -> None:
+    assert refused("numpy<2\nrequests==2.0\nfsspec==2024.9.0\nsix\n", OURS, facts) == []
+    assert refused("torch==2.4.1 ; sys_platform == 'win32'\n", OURS, facts) == []
+    (problem,) = refused("./torch-2.13.0-py3-none-any.whl", OURS, facts)
+    assert "keeps torch 2.13.0+cpu" in problem
+
+
+def test_one_refusal_names_all_lines_and_the_targets_that_fit(facts: Facts) -> None:
+    text = "datasets\ntorch==2.10.0\ntorchaudio==2.10.0\ntorchvision==0.25.0\n"
+    (problem,) = refused(text, OURS, facts)
+    assert problem.splitlines() == [
+        (
+            f"{OURS.reference} keeps torch 2.13.0+cpu and goes with torchaudio, torchvision for just that. Take these "
+            "lines out, or extend pytorch-2.10.0-cu128-py311-debian12 or pytorch-2.10.0-cu128-py313-debian13:"
+        ),
+        "    r line 2: torch==2.10.0",
+        "    r line 3: torchaudio==2.10.0",
+        "    r line 4: torchvision==0.25.0",
     ]
+    (problem,) = refused("torch==2.9.1\n", OURS, facts)
+    assert "Take this line out; no target has it:\n" in problem
 
 
-def test_a_wheel_of_what_the_base_has_is_refused_whatever_its_version() -> None:
-    (problem,) = conflicts(read_requirements("./numpy-2.4.0-py3-none-any.whl", "r").requirements, OURS)
-    assert "has numpy 2.4.0, which is not replaced" in problem
+def test_what_goes_with_the_bases_torch_is_no_conflict(facts: Facts) -> None:
+    base = replace(OURS, kept={"torch": "2.10.0"}, distributions=(BaseDistribution(name="torch", version="2.10.0"),))
+    lock = facts.locks["pytorch-2.10.0-cu128-py311-debian12"]
+    (vision,) = [package.version for package in lock.packages if package.name == "torchvision"]
+    assert refused(f"torch==2.10.0\ntorchvision=={vision}\ntorchaudio\n", base, facts) == []
+    (problem,) = refused("torchvision==0.1\n", base, facts)
+    assert f"keeps torch 2.10.0 and goes with torchvision {vision} for just that" in problem
+
+
+@pytest.mark.parametrize(
+    ("line", "resolved"),
+    [
+        ("torch==2.4.1+cu121", "torch==2.4.1"),
+        ("torch[opt-einsum]==2.4.1+cu121", "torch[opt-einsum]==2.4.1"),
+        ("torch>=2", "torch>=2"),
+    ],
+)
+def test_a_build_of_torch_may_be_named_with_its_local_version(line: str, resolved: str, facts: Facts) -> None:
+    torch = BaseDistribution(name="torch", version="2.4.1", build="2.4.1+cu121")
+    base = replace(OURS, kept={"torch": "2.4.1"}, distributions=(torch,))
+    assert refused(line, base, facts) == []
+    (requirement,) = read_requirements(line, "r").requirements
+    assert line_of(requirement, base) == resolved
+    (problem,) = refused("torch==2.4.1+cu118\n", base, facts)
+    assert "keeps torch 2.4.1" in problem
+
+
+MOVED = replace(
+    OURS,
+    distributions=(
+        BaseDistribution(
+            name="torch", version="2.13.0+cpu", requires=("fsspec>=0.8.5", "absent", "numpy; extra == 'x'")
+        ),
+        BaseDistribution(name="fsspec", version="2026.9.0", size=1),
+        BaseDistribution(name="NumPy", version="2.4.0", size=60_000_000),
+    ),
+)
+
+
+def test_moves_and_what_they_leave_behind() -> None:
+    moves = moves_of([("fsspec", "2024.9.0"), ("numpy", "2.4.0"), ("six", "1")], MOVED)
+    assert moves == (Move(name="fsspec", old="2026.9.0", new="2024.9.0", size=1),)
+    assert left_behind(moves) == ""
+    assert "60 MB of replaced files stay in the base's layers" in left_behind(moves_of([("numpy", "1.26.4")], MOVED))
+
+
+def test_what_a_move_breaks() -> None:
+    assert broken_by([("fsspec", "2024.9.0")], MOVED) == ()
+    assert broken_by([("fsspec", "0.8.0")], MOVED) == ("torch",)
+    assert broken_by([], MOVED, ("fsspec",)) == ("torch",)
+
+
+def test_the_bases_own_tests_run_again_where_something_moved(facts: Facts) -> None:
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    components = {step.component: step.version for step in plan.steps if step.version}
+    base = replace(OURS, components=components, missing=("compiler",))
+    assert checks_again(plan, base, ()) == checks_again(None, base, (MOVE,)) == ()
+    checks = checks_again(plan, base, (MOVE,))
+    found = {check.component for check in checks}
+    assert {"torch", "open-mpi", "mpi4py", "tensorboard"} <= found
+    assert "compiler" not in found, "the base was built without it"
+    assert "image" not in found, "how an image is made is not asked again"
+    assert "torch" not in {
+        check.component for check in checks_again(plan, replace(base, components={"torch": "1"}), (MOVE,))
+    }
+    board = Move(name="tensorboard", old="2.21.0", new="2.20.0")
+    assert "tensorboard" not in {check.component for check in checks_again(plan, base, (board,))}
+
+
+MOVE = Move(name="fsspec", old="2026.9.0", new="2024.9.0")
+
+
+def test_what_moved_is_promised_once() -> None:
+    plan = make_extension(
+        tag="my/train:1",
+        base=MOVED,
+        requirements=f"fsspec==2024.9.0 {HASH}",
+        locked=(("fsspec", "2024.9.0"),),
+        resolved=True,
+        removed=("numpy",),
+        files=(),
+        entry_point=None,
+        released={"fsspec": "2024-09-04"},
+    )
+    assert (plan.moves, plan.removed) == ((replace(MOVE, size=1),), ("numpy",))
+    titles = {check.why: check.command for check in plan.checks if isinstance(check, CommandCheck)}
+    assert titles["the base's other 1 distributions are as they were"][-1] == "torch==2.13.0+cpu"
+    assert titles["nothing is left of what was replaced"][-2:] == ("fsspec==2026.9.0", "numpy==")
+    (imports,) = [check for check in plan.checks if isinstance(check, PythonImportsCheck)]
+    assert imports.released == (("fsspec", "2024-09-04"),)
 
 
 @pytest.mark.parametrize(
@@ -232,9 +368,9 @@ def test_what_is_compiled_with_torch_is_of_the_same_build(torch: str, vision: st
     )
 
 
-def test_the_version_that_the_base_has_is_no_conflict() -> None:
+def test_the_version_that_the_base_has_is_no_conflict(facts: Facts) -> None:
     for text in ("torch==2.13.0", "torch==2.13.0+cpu", "torch", "torch>=2.4,<3"):
-        assert conflicts(read_requirements(text, "r").requirements, OURS) == []
+        assert refused(text, OURS, facts) == []
 
 
 def test_locked_versions_are_those_that_hold_in_the_base() -> None:

@@ -46,7 +46,12 @@ AWS = replace(
 
 
 def plan_of(
-    base: ExtendedBase, *, requirements: str = REQUIREMENTS, resolved: bool = True, project: bool = False
+    base: ExtendedBase,
+    *,
+    requirements: str = REQUIREMENTS,
+    resolved: bool = True,
+    project: bool = False,
+    removed: tuple[str, ...] = (),
 ) -> ExtensionPlan:
     wheel = Wheel(file="mine-1.0-py3-none-any.whl", content=b"", built=True)
     return make_extension(
@@ -55,6 +60,7 @@ def plan_of(
         requirements=requirements,
         locked=(("six", "1.17.0"),) if requirements else (),
         resolved=resolved,
+        removed=removed,
         files=(
             SourceFile(path="train.py", content=b"import six\n"),
             SourceFile(path="bin/tool", content=b"#!/bin/sh\n", mode=0o755),
@@ -72,10 +78,12 @@ PLANS = {
     "debian-python": plan_of(replace(AWS, digest="", python="/usr/bin/python3", managed=True)),
     "code-only": plan_of(OURS, requirements=""),
     "project": plan_of(OURS, project=True),
+    "removal": plan_of(OURS, removed=("sagemaker-training", "toolkit")),
 }
 SOURCES = (
-    WheelSource(archive=b"", origin="git+https://git.example/lib@v1", subdirectory="python"),
-    WheelSource(archive=b"", origin="--source"),
+    WheelSource(archive=b"one", origin="git+https://git.example/lib@v1", subdirectory="python"),
+    WheelSource(archive=b"two", origin="--source"),
+    WheelSource(pin="fast==1.0 --hash=sha256:" + "0" * 64, origin="fast 1.0", name="fast"),
 )
 NAMES = (*PLANS, "wheels")
 
@@ -118,6 +126,20 @@ def test_secrets_are_those_of_the_host(rendering: Rendering) -> None:
     configuration = [secrets["apt.conf"].decode()] if programs else []
     texts = "\n".join((rendering.dockerfile, *programs, *configuration))
     assert set(re.findall(r"/run/secrets/([\w.]+)", texts)) == wanted
+
+
+def test_each_wheel_is_built_in_a_stage_of_its_own_that_bears_its_name(recipes: dict[str, str]) -> None:
+    """What fails is named, and what was built once is the same step for another set of wheels."""
+    rendering = render_wheels(SOURCES, OURS, (), recipes)
+    assert list(rendering.stage_components.items())[1:4] == [
+        ("wheel-0", "git+https://git.example/lib@v1"),
+        ("wheel-1", "--source"),
+        ("wheel-2", "fast 1.0"),
+    ]
+    alone = render_wheels(SOURCES[2:], OURS, (), recipes).dockerfile
+    step = re.search(r"AS wheel-0\n(RUN .*?)\n\n", alone, re.DOTALL)
+    assert step is not None
+    assert step[1] in rendering.dockerfile
 
 
 def test_only_portable_instructions(rendering: Rendering) -> None:

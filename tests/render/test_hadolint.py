@@ -28,7 +28,8 @@ def few_with_all(texts: Mapping[str, str]) -> dict[str, str]:
     Each is without the RUN instructions that an earlier one has. Versions and digests make no difference.
     """
     instructions = {
-        name: {NUMBER.sub("0", each): each for each in re.split(r"\n(?=[A-Z]+ )", text)} for name, text in texts.items()
+        name: {NUMBER.sub("0", each): each for each in re.split(r"\n(?=[A-Z]+ )", text.strip())}
+        for name, text in texts.items()
     }
     missing = set().union(*instructions.values())
     chosen = {}

@@ -4,7 +4,10 @@ Run as ``python -I install.py --keep NAME==VERSION... [--companions NAME=FRAMEWO
 the Python that pip installs for. What is kept goes to pip as constraints, in a file of the host's runtime directory.
 Where an image built on ours has another version installed, that version is kept. A requirement that contradicts a
 constraint is refused before pip starts, because pip may download other packages first. What pip cannot resolve, pip
-reports.
+reports. A line that names the build of what is kept (``torch==VERSION+cu121``) names what is installed.
+
+pip looks at what it installs, and not at what is there already: a distribution that loses what it requires is asked for
+beside the requirements, so that it moves too. ``build.py extend`` has these rules as well (``extend/kept.py``).
 
 Companions are compiled against a framework. Their metadata does not say for which build of it, so each companion that
 the installation brought is imported once, and refused if that fails.
@@ -153,6 +156,119 @@ class Contradiction(NamedTuple):
     kept: str
 
 
+def build_of(name: str) -> str:
+    """Return the version with its build that a distribution says of itself, such as ``VERSION+cu121``; or ``""``."""
+    try:
+        found = metadata.distribution(name)
+        text = Path(str(found.locate_file(f"{name}/version.py"))).read_text(encoding="utf-8", errors="replace")
+    except (metadata.PackageNotFoundError, OSError):
+        return ""
+    said = re.search(r"^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", text, re.MULTILINE)
+    build = said.group(1) if said else ""
+    return build if build.startswith(f"{found.version}+") else ""
+
+
+def without_builds(path: Path, builds: Mapping[str, str], directory: Path) -> Path:
+    """Return a requirements file for pip in which versions with builds are without them: itself where it names none.
+
+    Args:
+        path: The file.
+        builds: The builds of what is kept, by name; indexes have these versions without the build.
+        directory: Where a copy is written, and copies of the files that it includes.
+    """
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return path
+    changed = False
+    for number, line in enumerate(lines):
+        included = re.match(r"(\s*(?:-r|--requirement|-c|--constraint)[\s=]*)([^\s#]+)", line)
+        if included and "://" not in included.group(2):
+            there = path.parent / included.group(2)
+            other = without_builds(there, builds, directory) if there != path else there
+            changed = changed or other != there
+            lines[number] = f"{included.group(1)}{other.absolute()}{line[included.end() :]}"
+        for name, build in builds.items():
+            plain = "[-_.]+".join(map(re.escape, name.split("-")))
+            pattern = rf"(?i)^(\s*{plain}\s*(?:\[[^\]]*\])?\s*==\s*){re.escape(build)}(?=[\s;\\]|$)"
+            text = re.sub(pattern, rf"\g<1>{build.partition('+')[0]}", lines[number])
+            changed = changed or text != lines[number]
+            lines[number] = text
+    if not changed:
+        return path
+    copy = directory / f"{len(list(directory.iterdir()))}-{path.name}"
+    copy.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return copy
+
+
+def losing() -> dict[str, str]:
+    """Return the distributions that lack what they require, in the version that they accept: name to the first one."""
+    from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
+
+    found: dict[str, metadata.Distribution] = {}
+    for each in metadata.distributions():
+        if each.metadata["Name"]:
+            found.setdefault(_normalised(each.metadata["Name"]), each)
+    lacking: dict[str, str] = {}
+    for name, each in found.items():
+        for text in each.requires or ():
+            try:
+                wanted = Requirement(text)
+                if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+                    continue
+                other = found.get(_normalised(wanted.name))
+                fits = other is not None and wanted.specifier.contains(other.version, prereleases=True)
+            except ValueError:  # pip says what is wrong with it
+                continue
+            if not fits:
+                lacking.setdefault(name, f"{wanted.name}{wanted.specifier}")
+    return lacking
+
+
+def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str]) -> str:
+    """Let pip move what lost its requirements in an installation; return why the job cannot start, ``""`` if it can.
+
+    Args:
+        pip: The command line of the installation, with its constraints.
+        before: What lacked something before it.
+        kept: What must not be broken.
+    """
+    asked: list[str] = []
+    given_up: list[str] = []
+    while True:
+        lacking = losing()
+        lost = sorted(name for name in lacking if name not in before and name not in asked and name not in given_up)
+        if not lost:
+            return ""
+        asked += lost
+        if _moved(pip, asked):
+            continue
+        for name in lost:
+            asked.remove(name)
+            what = f"{name} {installed_version(name)}"
+            if name in kept:
+                return (
+                    f"the requirements take from this image's {what} what it requires ({lacking[name]}); "
+                    "ask for other versions"
+                )
+            if _moved(pip, [name]):
+                asked.append(name)
+                continue
+            given_up.append(name)
+            _report(f"{what} of the image does not go with the requirements: it requires {lacking[name]}")
+
+
+def _moved(pip: Sequence[str], names: Sequence[str]) -> bool:
+    """Let pip ask for distributions beside the requirements, and say whether it could: what it says else is not shown.
+
+    Nobody asked for these: what has no wheel is not built for them.
+    """
+    done = subprocess.run([*pip, *names, "--only-binary", ",".join(names)], capture_output=True, check=False)
+    if done.returncode == 0:
+        sys.stdout.write(done.stdout.decode("utf-8", "replace"))
+    return done.returncode == 0
+
+
 def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
     """Return the lines of a requirements file that contradict what is kept (name -> version).
 
@@ -169,7 +285,12 @@ def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
             have = kept.get(name, "")
             if not have:
                 continue
-            fits = holds(have) if wanted else bool(version) and Version(version) == Version(have)
+            build = build_of(name)
+            fits = (
+                holds(have) or bool(build and holds(build))
+                if wanted
+                else bool(version) and Version(version) == Version(have)
+            )
         except ValueError:  # pip says what is wrong with the line
             continue
         if not fits:
@@ -272,11 +393,20 @@ def main(arguments: Sequence[str]) -> int:
             return _report(refusal(found))
     before = {name: installed_version(name) for name in (word.partition("=")[0] for word in given.companions)}
     with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as directory:
+        if "-r" in pip:
+            place = pip.index("-r") + 1
+            builds = {name: build for name in kept if (build := build_of(name))}
+            pip[place] = str(without_builds(Path(pip[place]), builds, Path(directory)))
         constraints = Path(directory, "constraints.txt")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
-        status = subprocess.run([*pip, "--constraint", str(constraints)], check=False).returncode
-    if status != 0:
-        return status
+        pip += ["--constraint", str(constraints)]
+        lacking = losing()
+        status = subprocess.run(pip, check=False).returncode
+        if status != 0:
+            return status
+        wrong = mend(pip, lacking, kept)
+        if wrong:
+            return _report(wrong)
     for word in given.companions:
         name, _, framework = word.partition("=")
         if installed_version(name) != before[name]:

@@ -10,9 +10,11 @@ from importlib import resources
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.inputs import ExtensionInputs
+from trainworks.extend.kept import conflicts, kept_of
 from trainworks.extend.plan import check_distribution, check_foreign
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, conflicts
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase
 from trainworks.extend.wheel_files import misfits
+from trainworks.facts.rows import Facts
 from trainworks.imagetest import interpreter
 from trainworks.terminal.output import say
 from trainworks.terminal.progress import DISPLAY
@@ -23,8 +25,13 @@ PULL_SECONDS = 3600.0
 INTERPRETER_SECONDS = 300.0
 
 
-def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]:
+def find_base(reference: str, engine: Engine, facts: Facts) -> tuple[BuiltImage, ExtendedBase]:
     """Return the base image, pulled where the engine does not have it, and what is known of it.
+
+    Args:
+        reference: Its name.
+        engine: What has it.
+        facts: What the components of our images protect; the rule for images that do not say it themselves.
 
     Raises:
         UnknownNameError: The engine does not have it, and it cannot be pulled.
@@ -51,6 +58,18 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]
     if not answer:
         raise ExtendError([f"--base {reference}: {python} does not answer: {done.output.strip()[-2000:]}"])
     found: interpreter.Interpreter = json.loads(answer.removeprefix(interpreter.MARKER))
+    distributions = tuple(
+        BaseDistribution(
+            name=row["name"],
+            version=row["version"],
+            requires=tuple(row["requires"]),
+            size=row["size"],
+            build=row["build"],
+            removable=row["removable"],
+        )
+        for row in found["distributions"]
+    )
+    patterns = [pattern for component in facts.components for pattern in component.protected]
     repository = re.sub(r"(:[^:/@]+)?(@.*)?$", "", reference)
     digests = [digest for digest in image.digests if digest.partition("@")[0] == repository]
     return image, ExtendedBase(
@@ -69,15 +88,16 @@ def find_base(reference: str, engine: Engine) -> tuple[BuiltImage, ExtendedBase]
         launcher=found["launcher"],
         environment=image.environment,
         labels=image.labels,
-        distributions=tuple(
-            BaseDistribution(name=row["name"], version=row["version"], extras=tuple(row["extras"]))
-            for row in found["distributions"]
-        ),
+        distributions=distributions,
         complaints=tuple(found["complaints"]),
+        kept=kept_of(found["protected"], distributions, patterns),
+        full_version=found["full_version"],
+        components=found["components"],
+        missing=tuple(found["missing"]),
     )
 
 
-def check_fit(base: ExtendedBase, inputs: ExtensionInputs, found: Iterable[str] = ()) -> None:
+def check_fit(base: ExtendedBase, inputs: ExtensionInputs, facts: Facts, found: Iterable[str] = ()) -> None:
     """Refuse an extension that does not fit its base, or with problems that were found before.
 
     Raises ``ExtendError`` with every problem.
@@ -85,12 +105,12 @@ def check_fit(base: ExtendedBase, inputs: ExtensionInputs, found: Iterable[str] 
     problems = [*found, *check_foreign(inputs.entry_point, base), *check_distribution(inputs.apt, base)]
     wanted = inputs.wanted
     if wanted.requirements or wanted.sources or wanted.folders or inputs.project:
-        problems += _unfit_python(base, inputs)
+        problems += _unfit_python(base, inputs, facts)
     if problems:
         raise ExtendError(problems, hint=f"{base.reference} has Python {base.version}; nothing was built")
 
 
-def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs) -> list[str]:
+def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs, facts: Facts) -> list[str]:
     problems = []
     where = f"--base {base.reference}"
     if tuple(map(int, base.version.split("."))) < interpreter.OLDEST:
@@ -101,4 +121,6 @@ def _unfit_python(base: ExtendedBase, inputs: ExtensionInputs) -> list[str]:
     if not base.glibc:
         problems.append(f"{where} does not have glibc, which training wheels are made for")
         return problems
-    return problems + conflicts(inputs.wanted.requirements, base) + misfits(inputs.wanted.requirements, base)
+    wanted = inputs.wanted
+    problems += conflicts((*wanted.requirements, *wanted.constraints), base, facts)
+    return problems + misfits(wanted.requirements, base)

@@ -7,12 +7,12 @@ Problems are looked for in two rounds, and each round reports all of them at onc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from trainworks.build.context import write_output
 from trainworks.build.image import ImageSpec, build_image
@@ -23,7 +23,17 @@ from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.lock import Resolvable, lock_path_of, lock_requirements, locked_commits
+from trainworks.extend.kept import checks_again, left_behind, line_of, same_version
+from trainworks.extend.lock import (
+    lock_path_of,
+    lock_requirements,
+    locked_archives,
+    locked_commits,
+    locked_notes,
+    locked_removals,
+    release_dates,
+    with_pins,
+)
 from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.reading.lines import locked_versions, read_requirements
 from trainworks.extend.reading.options import choice_of, settings_with, without_vendor
@@ -32,15 +42,19 @@ from trainworks.extend.reading.wanted import with_locks
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
+from trainworks.extend.resolution import Archive, Resolvable
 from trainworks.extend.source import SourceTree
 from trainworks.extend.wheel_files import download_wheels
-from trainworks.extend.wheels import build_wheels, find_sources, project_source
+from trainworks.extend.wheels import archive_source, build_wheels, find_sources, project_source
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.inspect.targets import find_image
+from trainworks.plan.model import ImagePlan
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
 from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
 
@@ -119,13 +133,13 @@ def plan_extension(
     for text in notes(request, inputs) if resolving else ():
         say(text)
     engine, facts, recipes = choose(request.engine, report=say), load(root), _recipes(root)
-    image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine)
+    image, base = find_base(find_image(request.base, engine, facts, elsewhere=True), engine, facts)
     wanted, wrong = with_locks(inputs.wanted, base, kept_of(base, facts), forbidden=forbidden)
     options, said = without_vendor(wanted.options, base, vendor_hosts(facts))
     for text in (*wanted.notes[len(inputs.wanted.notes) :], *said) if resolving else ():
         say(f"  {text}")
     inputs = replace(inputs, wanted=wanted)
-    check_fit(base, inputs, wrong)
+    check_fit(base, inputs, facts, wrong)
     with_index = with_index_of(image, facts, settings)
     settings = replace(settings, pip=settings_with(settings.pip, options))
     with_index = replace(with_index, pip=settings_with(with_index.pip, options))
@@ -157,8 +171,15 @@ def plan_extension(
         extras = {extra for each in own for extra in each.requirement.extras.strip("[]").split(",") if extra}
         extras |= set(inputs.extras)
         sources.append(project_source(inputs.source.files, extras=f"[{','.join(sorted(extras))}]" if extras else ""))
-    built = _build_wheels(tuple(sources), base, inputs, recipes, engine, settings, request) if sources else ()
-    local, resolvable = _resolvable(inputs, base, built, commits)
+    workshop = _Workshop(base=base, apt=inputs.apt, recipes=recipes, engine=engine, settings=settings, options=request)
+    built = workshop.build(sources)
+    if refused := [
+        f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} keeps {base.kept[wheel.name]}"
+        for source, wheel in zip(sources, built, strict=True)
+        if not same_version(base.kept.get(wheel.name, wheel.version), wheel.version)
+    ]:
+        raise ExtendError(refused)
+    local, resolvable = _resolvable(inputs, base, built, commits, request.only_binary)
     companions = frozenset(name for component in facts.components for name in component.companions)
     requirements, lock = "".join(f"{line}\n" for line in resolvable.lines), None
     if inputs.wanted.hashed:
@@ -170,11 +191,18 @@ def plan_extension(
             base,
             settings,
             environment,
+            build=workshop.build_archives,
             with_index=with_index,
             companions=companions,
             output=request.output,
             resolving=resolving,
         )
+    archives, notes_of_lock = locked_archives(requirements), locked_notes(requirements)
+    of_archives = workshop.build_archives(archives)
+    removed, released = locked_removals(requirements), release_dates(requirements)
+    requirements = with_pins(
+        requirements, {str(each): wheel for each, wheel in zip(archives, of_archives, strict=True)}
+    )
     requirements += "".join(f"{wheel.pin}\n" for wheel in built)
     locked = locked_versions(read_requirements(requirements, "").requirements, base)
     if wrong := wrong_builds(locked, base, companions):
@@ -192,13 +220,24 @@ def plan_extension(
         requirements=requirements,
         locked=locked,
         resolved=lock is not None,
+        removed=removed,
         files=inputs.source.files,
         entry_point=inputs.entry_point,
-        wheels=resolvable.wheels,
+        wheels=(*resolvable.wheels, *of_archives),
         commits=commits,
         apt=inputs.apt,
         project=built[-1].name if inputs.project else "",
         installed=inputs.installed,
+        released=released,
+    )
+    if resolving:
+        moved = (f"{move.name} {move.old} -> {move.new}, asked for by the requirements" for move in plan.moves)
+        for note in notes_of_lock if lock is not None else moved:
+            say(f"  {note}")
+        if warning := left_behind(plan.moves):
+            say(warning)
+    again = checks_again(
+        _plan_of_base(base, facts), base, plan.moves, removed=removed, locked={name for name, _ in locked}
     )
     spec = ImageSpec(
         name=request.tag,
@@ -207,12 +246,56 @@ def plan_extension(
         settings=settings,
         secrets=_secrets(settings, base, inputs.apt),
         add_files=lambda folder: _add_local_wheels(plan, settings.pip, folder),
-        checks=plan.checks,
+        checks=(*plan.checks, *again),
         forbidden=forbidden,
         extends=image,
         architecture=base.architecture,
     )
     return Extension(engine=engine, image=image, source=inputs.source, plan=plan, lock=lock, spec=spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Workshop:
+    """Where wheels are built: the base image, with an extension's Debian packages."""
+
+    base: ExtendedBase
+    apt: tuple[str, ...]
+    recipes: Mapping[str, str]
+    engine: Engine
+    settings: HostSettings
+    options: BuildOptions
+    done: dict[str, Wheel] = field(default_factory=dict)
+
+    def build_archives(self, archives: Sequence[Archive]) -> tuple[Wheel, ...]:
+        """Build source archives; what was built for this extension is not built again."""
+        missing = [archive for archive in archives if archive.sha256 not in self.done]
+        wheels = self.build([archive_source(archive) for archive in missing])
+        self.done.update({archive.sha256: wheel for archive, wheel in zip(missing, wheels, strict=True)})
+        return tuple(self.done[archive.sha256] for archive in archives)
+
+    def build(self, sources: Sequence[WheelSource]) -> tuple[Wheel, ...]:
+        """Build wheels, in the same order."""
+        if not sources:
+            return ()
+        rendering = render_wheels(tuple(sources), self.base, self.apt, self.recipes)
+        name = f"trainworks/wheels:{rendering.digest[-12:]}"
+        spec = ImageSpec(
+            name=name,
+            tags=(name,),
+            rendering=rendering,
+            settings=self.settings,
+            secrets=_secrets(self.settings, self.base, self.apt),
+            add_files=lambda folder: _add_local_archives(sources, self.settings.pip, folder),
+            architecture=self.base.architecture,
+        )
+        return build_wheels(tuple(sources), spec, self.base, self.engine, self.options)
+
+
+def _plan_of_base(base: ExtendedBase, facts: Facts) -> ImagePlan | None:
+    """Return what this checkout makes of the target that a base's label names; ``None`` for another maker's image."""
+    title = base.labels.get(TITLE_LABEL, "") if base.launcher else ""
+    row = next((row for row in facts.targets if facts.name_of(row) == title), None)
+    return make_plan(request_for(row, facts), facts) if row is not None else None
 
 
 def _is_same(folder: Path, source: Path | None) -> bool:
@@ -221,14 +304,13 @@ def _is_same(folder: Path, source: Path | None) -> bool:
 
 def kept_of(base: ExtendedBase, facts: Facts) -> Kept:
     """Return what of a base is never replaced, and the names of what belongs to it."""
-    versions: dict[str, str] = {canonicalize_name(row.name): row.version for row in base.distributions}
     patterns = [
         pattern
         for component in facts.components
         for pattern in component.protected
-        if "*" in pattern or any(name in versions for name in component.protected)
+        if "*" in pattern or any(name in base.kept for name in component.protected)
     ]
-    return Kept(versions=versions, patterns=tuple(patterns))
+    return Kept(versions=base.kept, patterns=tuple(patterns))
 
 
 def vendor_hosts(facts: Facts) -> frozenset[str]:
@@ -237,54 +319,31 @@ def vendor_hosts(facts: Facts) -> frozenset[str]:
     return frozenset(host for host in hosts if host)
 
 
-def _build_wheels(
-    sources: tuple[WheelSource, ...],
-    base: ExtendedBase,
-    inputs: ExtensionInputs,
-    recipes: Mapping[str, str],
-    engine: Engine,
-    settings: HostSettings,
-    options: BuildOptions,
-) -> tuple[Wheel, ...]:
-    """Build wheels in the base image. Raises ``ExtendError`` for one that the base has already."""
-    rendering = render_wheels(sources, base, inputs.apt, recipes)
-    name = f"trainworks/wheels:{rendering.digest[-12:]}"
-    secrets = _secrets(settings, base, inputs.apt)
-    spec = ImageSpec(
-        name=name,
-        tags=(name,),
-        rendering=rendering,
-        settings=settings,
-        secrets=secrets,
-        architecture=base.architecture,
-    )
-    built = build_wheels(sources, spec, base, engine, options)
-    there = {canonicalize_name(row.name): row.version for row in base.distributions}
-    problems = [
-        f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} has {wheel.name} "
-        f"{there[wheel.name]}, which is not replaced"
-        for source, wheel in zip(sources, built, strict=True)
-        if wheel.name in there
-    ]
-    if problems:
-        raise ExtendError(problems)
-    return built
-
-
 def _resolvable(
-    inputs: ExtensionInputs, base: ExtendedBase, built: tuple[Wheel, ...], commits: Mapping[str, str]
+    inputs: ExtensionInputs,
+    base: ExtendedBase,
+    built: tuple[Wheel, ...],
+    commits: Mapping[str, str],
+    only_binary: tuple[str, ...],
 ) -> tuple[list[Wheel], Resolvable]:
     """Return the wheels that the requirements name, and what a lock is made for."""
     wanted = inputs.wanted
+    choice = choice_of(wanted.options)
     named = [requirement for requirement in wanted.requirements if requirement.applies(base)]
     local = [wanted.wheels[requirement.wheel] for requirement in named if requirement.wheel]
     return local, Resolvable(
-        lines=tuple(requirement.text for requirement in named if not requirement.wheel),
-        constraints=tuple(str(each.specification) for each in wanted.constraints),
+        lines=tuple(
+            requirement.text if wanted.hashed else line_of(requirement, base)
+            for requirement in named
+            if not requirement.wheel
+        ),
+        constraints=tuple(
+            str(each.specification) for each in wanted.constraints if each.applies(base) and each.name not in base.kept
+        ),
         wheels=(*local, *built),
         commits=commits,
         options=tuple(f"{option.name} {option.written}" for option in wanted.options),
-        choice=choice_of(wanted.options),
+        choice=replace(choice, only_binary=(*choice.only_binary, *only_binary)),
         hashes=wanted.hashes,
     )
 
@@ -303,6 +362,8 @@ def _report(extension: Extension) -> dict[str, object]:
             "launcher": base.launcher,
         },
         "requirements": [f"{name}=={version}" for name, version in plan.locked],
+        "moved": [asdict(move) for move in plan.moves],
+        "removed": list(plan.removed),
         "lock": str(extension.lock) if extension.lock else "",
         "commits": plan.commits,
         "apt": list(plan.apt),
@@ -338,6 +399,18 @@ def _secrets(settings: HostSettings, base: ExtendedBase, apt: tuple[str, ...]) -
     # Archives of this machine serve another suite of Debian, and no Ubuntu.
     content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
     return {name: content[name] for name in names}
+
+
+def _add_local_archives(sources: Sequence[WheelSource], settings: PipSettings, folder: Path) -> tuple[str, ...]:
+    """Copy the source archives that this machine has in pip's folders into the context of a build of wheels."""
+    pins = " ".join(source.pin for source in sources)
+    found = []
+    for path in sorted(path for local in settings.local_folders for path in local.glob("*.tar.gz")):
+        content = path.read_bytes()
+        if path.name not in found and hashlib.sha256(content).hexdigest() in pins:
+            (folder / "archives" / path.name).write_bytes(content)
+            found.append(path.name)
+    return tuple(found)
 
 
 def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import json
 import re
-import zipfile
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-
-from trainworks.engine.scratch import private_folder
 from trainworks.errors import ExtendError, LockError, OutputError
-from trainworks.extend.reading.lines import locked_versions, read_requirements
-from trainworks.extend.reading.options import Choice
-from trainworks.extend.reading.selection import with_hashes_of
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel, wrong_builds
-from trainworks.host.pip import uv_configuration
+from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
+from trainworks.extend.resolution import Archive, BuildArchives, LockedRelease, Resolution, Resolvable, resolve
 from trainworks.host.settings import HostSettings
-from trainworks.inputs.lock_python import run_uv
 from trainworks.terminal.output import say
 
 
@@ -43,7 +33,53 @@ def locked_commits(path: Path) -> dict[str, str]:
     return dict(_COMMIT.findall(_text_of(path)))
 
 
+def locked_archives(text: str) -> tuple[Archive, ...]:
+    """Return what a lock's text has to be built from source archives."""
+    return tuple(Archive(**found.groupdict()) for found in _ARCHIVE.finditer(text))
+
+
+def locked_removals(text: str) -> tuple[str, ...]:
+    """Return the names of what of the base a lock's text removes."""
+    return tuple(_REMOVED.findall(text))
+
+
+def locked_notes(text: str) -> tuple[str, ...]:
+    """Return what a lock's text says for the user: what moves, what is built, what is older than it could be."""
+    return tuple(_NOTE.findall(text))
+
+
+def release_dates(text: str) -> dict[str, str]:
+    """Return when what a lock's text has was released, by name, as far as its index said so."""
+    return {found["name"]: found["date"] for found in _RELEASED.finditer(text)}
+
+
+_RELEASED = re.compile(
+    r"^(?P<name>[a-z0-9-]+)==\S+(?: \\\n    --hash=sha256:[0-9a-f]{64})+  # (?P<date>\d{4}-\d\d-\d\d)$", re.MULTILINE
+)
+
+
+def with_pins(text: str, wheels: Mapping[str, Wheel]) -> str:
+    """Return a lock's text as pip installs it: a source archive's pin is that of the wheel that was built from it."""
+    for each, wheel in wheels.items():
+        name, _, version = each.partition(" ")
+        text = re.sub(
+            rf"^{re.escape(name)}=={re.escape(version)} (?:\\\n)?.*\n", f"{wheel.pin}\n", text, flags=re.MULTILINE
+        )
+    return text
+
+
 _COMMIT = re.compile(r"^# (git\+\S+) is commit ([0-9a-f]{40})$", re.MULTILINE)
+
+
+_ARCHIVE = re.compile(
+    r"^# (?P<name>[a-z0-9-]+) (?P<version>\S+) is built from (?P<file>\S+) sha256:(?P<sha256>[0-9a-f]{64})$",
+    re.MULTILINE,
+)
+_REMOVED = re.compile(r"^# ([a-z0-9-]+) \S+ of the base is removed", re.MULTILINE)
+_NOTE = re.compile(
+    r"^# (\S+ \S+ (?:-> \S+, .*|is built from \S+|of the base is removed.*|is not the newest .*))",
+    re.MULTILINE,
+)
 
 
 def _text_of(path: Path) -> str:
@@ -53,29 +89,6 @@ def _text_of(path: Path) -> str:
         return ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resolvable:
-    """What a lock is made for.
-
-    Attributes:
-        lines: Requirements of names and versions, as pip reads them.
-        constraints: Lines of the same form.
-        wheels: Wheels that are installed whatever an index has.
-        commits: Git requirement to its commit.
-        options: Lines that say where packages come from, for the digest of the inputs.
-        choice: Which versions and files count.
-        hashes: Name and version to the hashes of the files that a lock of another tool has.
-    """
-
-    lines: tuple[str, ...] = ()
-    constraints: tuple[str, ...] = ()
-    wheels: tuple[Wheel, ...] = ()
-    commits: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    choice: Choice = field(default_factory=Choice)
-    hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-
-
 def lock_requirements(
     wanted: Resolvable,
     path: Path,
@@ -83,6 +96,7 @@ def lock_requirements(
     settings: HostSettings,
     environment: Mapping[str, str],
     *,
+    build: BuildArchives,
     with_index: HostSettings,
     companions: Container[str],
     output: Path | None,
@@ -96,6 +110,7 @@ def lock_requirements(
         base: What they have to go together with.
         settings: This machine's indexes.
         environment: The process's.
+        build: Builds source archives in the base image.
         with_index: The same with the index that the base was built from, which is asked only where the others have
             another build of what goes with torch.
         output: A folder that gets the build context; nothing is written beside the requirements then.
@@ -104,7 +119,8 @@ def lock_requirements(
 
     Raises:
         ExtendError: Another file is in the lock's place, or no index has the base's build.
-        LockError: No lock fits and none may be made, or no set of wheels fits.
+        LockError: No lock fits and none may be made, or no set of releases fits.
+        BuildError: A source archive cannot be built.
         OutputError: The lock cannot be written.
     """
     mark = f"# inputs: {_inputs_digest(wanted, base)}\n"
@@ -122,23 +138,31 @@ def lock_requirements(
         raise ExtendError(
             [f"{path} exists and was not written by extend: the hash-locked requirements would replace it"]
         )
-    resolved = resolve(wanted, base, settings, environment, where=str(path))
-    wrong = _wrong_builds(resolved, base, companions)
-    if wrong and with_index != settings:
-        with contextlib.suppress(LockError):
-            resolved = resolve(wanted, base, with_index, environment, where=str(path))
-            wrong = _wrong_builds(resolved, base, companions)
-    if wrong:
+    attempts = [settings, *([with_index] if with_index != settings else [])]
+    for number, attempt in enumerate(attempts, start=1):
+        try:
+            resolution = resolve(wanted, base, attempt, environment, where=str(path), build=build)
+        except LockError:
+            if number == len(attempts):
+                raise
+            continue
+        wrong = wrong_builds([(each.name, each.version) for each in resolution.releases], base, companions)
+        if not wrong:
+            break
+    else:
         # Not written: with another index the same requirements have another lock.
         raise ExtendError(wrong, hint="nothing was built")
-    resolved, wrong = with_hashes_of(resolved, wanted.hashes)
+    releases, wrong = with_hashes_of(resolution.releases, wanted.hashes)
     if wrong:
         raise ExtendError(wrong, hint="lock them again; nothing was built")
-    locked = (
-        f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve again.\n{mark}"
-        + "".join(f"# {source} is commit {commit}\n" for source, commit in sorted(wanted.commits.items()))
-        + resolved
-        + "".join(f"{wheel.pin}\n" for wheel in wanted.wheels if not wheel.built)
+    locked = "".join(
+        (
+            f"{HEADER} for Python {base.version}\n# and what {base.reference} has; delete it to resolve again.\n{mark}",
+            *(f"# {source} is commit {commit}\n" for source, commit in sorted(wanted.commits.items())),
+            *(f"# {line}\n" for line in _comments(resolution)),
+            *map(_pin, releases),
+            *(f"{wheel.pin}\n" for wheel in wanted.wheels if not wheel.built),
+        )
     )
     if output is None:
         try:
@@ -156,8 +180,37 @@ def lock_requirements(
 HEADER = "# Written by `python build.py extend`: every file by its hash,"
 
 
-def _wrong_builds(resolved: str, base: ExtendedBase, companions: Container[str]) -> list[str]:
-    return wrong_builds(locked_versions(read_requirements(resolved, "").requirements, base), base, companions)
+def with_hashes_of(
+    releases: Iterable[LockedRelease], hashes: Mapping[tuple[str, str], tuple[str, ...]]
+) -> tuple[list[LockedRelease], list[str]]:
+    """Return releases with no other files than a lock has, and a problem for each that has none left.
+
+    Args:
+        releases: The releases, with the files that an index has.
+        hashes: Name and version to the hashes of a lock.
+    """
+    found: list[LockedRelease] = []
+    problems: list[str] = []
+    for release in releases:
+        allowed = hashes.get((release.name, release.version), release.hashes)
+        kept = tuple(each for each in release.hashes if each in allowed)
+        found.append(replace(release, hashes=kept))
+        if not kept:
+            problems.append(f"{release.name} {release.version}: the index has other files than the lock")
+    return found, problems
+
+
+def _comments(resolution: Resolution) -> list[str]:
+    archives = [each.archive for each in resolution.releases if each.archive]
+    return [
+        *(f"{each} is built from {each.file} sha256:{each.sha256}" for each in archives),
+        *resolution.notes,
+    ]
+
+
+def _pin(release: LockedRelease) -> str:
+    hashes = "".join(f" \\\n    --hash=sha256:{each}" for each in release.hashes)
+    return f"{release.name}=={release.version}{hashes}{f'  # {release.released}' if release.released else ''}\n"
 
 
 def _inputs_digest(wanted: Resolvable, base: ExtendedBase) -> str:
@@ -167,91 +220,13 @@ def _inputs_digest(wanted: Resolvable, base: ExtendedBase) -> str:
         for wheel in wanted.wheels
     ]
     commits = sorted(wanted.commits.items())
-    of_base = (base.version, base.glibc, base.machine, [asdict(row) for row in base.distributions])
-    # Only where there are some: locks from before there were options stay valid.
-    options: list[object] = [wanted.options] if wanted.options else []
-    options += [sorted(wanted.hashes.items())] if wanted.hashes else []
-    parts = (wanted.lines, wanted.constraints, wheels, commits, of_base, *options)
+    of_base = (
+        base.full_version or base.version,
+        base.glibc,
+        base.machine,
+        [asdict(row) for row in base.distributions],
+        base.kept,
+    )
+    chosen = (asdict(wanted.choice), wanted.options, sorted(wanted.hashes.items()))
+    parts = (wanted.lines, wanted.constraints, wheels, commits, chosen, of_base)
     return f"sha256:{hashlib.sha256(json.dumps(parts).encode()).hexdigest()}"
-
-
-def resolve(
-    wanted: Resolvable, base: ExtendedBase, settings: HostSettings, environment: Mapping[str, str], *, where: str
-) -> str:
-    """Resolve requirements for a base image's Python and return them hash-locked, without what the base has already.
-
-    What is installed in the base takes part as a wheel of exactly its version that needs nothing more, so that versions
-    which no index has (a vendor's own torch) count, and none is replaced. Wheels of this machine take part with what
-    they ask for, and are not in the result.
-
-    Raises:
-        LockError: No set of wheels fits, or the index does not answer; with uv's own words.
-    """
-    with private_folder() as folder:
-        installed = folder / "installed"
-        installed.mkdir()
-        pins = [_stand_in(row, installed) for row in base.distributions if _is_version(row.version)]
-        lines = list(wanted.lines)
-        for number, wheel in enumerate(wanted.wheels):
-            path = folder / str(number) / wheel.file
-            path.parent.mkdir()
-            path.write_bytes(wheel.content)
-            lines.append(f"{wheel.name}{wheel.extras} @ {path.as_uri()}")
-        _write_lines(folder / "constraints.txt", (*pins, *wanted.constraints))
-        _write_lines(folder / "requirements.in", lines)
-        folders = [str(installed), *map(str, settings.pip.local_folders)]
-        (folder / "uv.toml").write_text(uv_configuration(settings.pip, folders=folders), encoding="utf-8")
-        arguments = [
-            *(
-                "pip",
-                "compile",
-                "requirements.in",
-                "--quiet",
-                "--no-header",
-                "--no-annotate",
-                "--generate-hashes",
-            ),
-            # A source distribution is built with whatever its build asks for: nothing of that is pinned.
-            *("--no-build", "--constraint", "constraints.txt", "--config-file", "uv.toml"),
-            *("--python-version", base.version),
-            *("--python-platform", f"{base.machine}-manylinux_{base.glibc.replace('.', '_')}"),
-        ]
-        if wanted.choice.prereleases:
-            arguments += ["--prerelease", "allow"]
-        for name in (*(pin.partition("==")[0] for pin in pins), *(wheel.name for wheel in wanted.wheels)):
-            arguments += ["--no-emit-package", name]
-        try:
-            return run_uv(arguments, folder, f"{where} for {base.reference}", environment)
-        except LockError as error:
-            raise LockError(
-                error.message,
-                hint="the base's packages are never replaced, and only wheels are installed: ask for versions that fit "
-                "the base, use another base, or put a wheel of your own into a folder of pip's find-links",
-            ) from error
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
-
-
-def _stand_in(row: BaseDistribution, folder: Path) -> str:
-    """Write a wheel with nothing but the metadata of an installed distribution, and return its pin."""
-    name, version = canonicalize_name(row.name), str(Version(row.version))
-    stem = f"{name.replace('-', '_')}-{version}"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {text}\n" for text in row.extras)
-    extras = {found for text in row.extras for found in re.findall(r"extra\s*==\s*[\"']([^\"']+)", text)}
-    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in sorted(extras))
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
-        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    return f"{name}=={version}"

@@ -6,11 +6,15 @@ The contract is that of SageMaker's own images ("Extend a Prebuilt Container" in
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from packaging.utils import canonicalize_name
+
+from trainworks.extend.kept import Move, moves_of
 from trainworks.extend.requirements import ExtendedBase, Wheel
 from trainworks.facts.rows import SourceFile
 from trainworks.likeness import nearest
@@ -79,18 +83,31 @@ class WheelSource:
     """What a wheel is built from.
 
     Attributes:
-        archive: A tar whose files lie below one folder.
-        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, or ``--source``.
+        archive: A tar whose files lie below one folder; ``b""`` for what ``pin`` downloads.
+        origin: Where it comes from, for messages: ``git+URL@REFERENCE``, ``--source``, or name and version.
+        pin: The requirement with the hash of a source archive that pip downloads; ``""`` where there is ``archive``.
         subdirectory: Where in it the project lies; ``""`` for its root.
         name: The distribution's name, where it is known; else ``""``.
         extras: Which of its extras are wanted, such as ``[all]``; or ``""``.
     """
 
-    archive: bytes = field(repr=False)
     origin: str
+    archive: bytes = field(default=b"", repr=False)
+    pin: str = ""
     subdirectory: str = ""
     name: str = ""
     extras: str = ""
+
+    @property
+    def file(self) -> str:
+        """The name of its file in the build context, which also decides what an engine's cache knows."""
+        content = self.archive + f"{self.subdirectory}\n{self.pin}".encode()
+        return f"{hashlib.sha256(content).hexdigest()[:16]}.{'txt' if self.pin else 'tar'}"
+
+    @property
+    def folder(self) -> str:
+        """The folder that its wheel is built into."""
+        return f"/wheels/{self.file.partition('.')[0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +120,8 @@ class ExtensionPlan:
         requirements: Text of the hash-locked requirements; ``""`` where nothing is to be installed.
         locked: Their names and versions.
         resolved: The requirements are everything that is needed, resolved against what the base has.
+        moves: What of the base gets another version.
+        removed: What of the base is removed.
         wheels: Wheels that go into the build context: local ones, and those that were built for this image.
         commits: Git requirement to its commit.
         apt: Debian packages.
@@ -119,6 +138,8 @@ class ExtensionPlan:
     requirements: str
     locked: tuple[tuple[str, str], ...]
     resolved: bool
+    moves: tuple[Move, ...]
+    removed: tuple[str, ...]
     wheels: tuple[Wheel, ...]
     commits: Mapping[str, str]
     apt: tuple[str, ...]
@@ -235,16 +256,22 @@ def make_extension(
     resolved: bool,
     files: Iterable[SourceFile],
     entry_point: EntryPoint | None,
+    removed: Iterable[str] = (),
     wheels: Iterable[Wheel] = (),
     commits: Mapping[str, str] | None = None,
     apt: Iterable[str] = (),
     project: str = "",
     installed: Iterable[str] = (),
+    released: Mapping[str, str] | None = None,
 ) -> ExtensionPlan:
-    """Return the plan of an extension whose parts were found to fit; ``project``: the distribution that the code is."""
+    """Return the plan of an extension whose parts were found to fit.
+
+    ``project`` is the distribution that the code is, ``released`` has the dates of releases, by name.
+    """
     locked = tuple(locked)
     apt = tuple(sorted(set(apt)))
     installed = tuple(installed)
+    moves, removed = moves_of(locked, base), tuple(removed)
     files = tuple(sorted(files, key=lambda file: file.path))
     environment = {}
     if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
@@ -263,6 +290,8 @@ def make_extension(
         requirements=requirements if locked else "",
         locked=locked,
         resolved=resolved,
+        moves=moves,
+        removed=removed,
         wheels=tuple(wheels),
         commits=dict(commits or {}),
         apt=apt,
@@ -271,7 +300,9 @@ def make_extension(
         entry_point=entry_point,
         environment=environment,
         labels=labels,
-        checks=tuple(_promises(base, locked, apt, project, files, installed, entry_point, labels)),
+        checks=tuple(
+            _promises(base, locked, moves, removed, apt, project, files, installed, entry_point, labels, released or {})
+        ),
     )
 
 
@@ -281,6 +312,17 @@ _INSTALLED = (
     "wrong = [f'{name} is {there[name]}, not {version}' for name, _, version in "
     "(word.partition('==') for word in sys.argv[1:]) if there[name] != version and V(there[name]) != V(version)]; "
     "sys.exit(', '.join(wrong) or None)"
+)
+_REPLACED = (
+    "import sys, re; from importlib import metadata; "
+    "plain = lambda name: re.sub(r'[-_.]+', '-', name or '').lower(); "
+    "old = [word.partition('==')[::2] for word in sys.argv[1:]]; "
+    "there = {(plain(each.metadata['Name']), each.version, str(each.locate_file(''))) for each in "
+    "metadata.distributions()}; "
+    "left = [f'{name} {version} in {folder}' for name, version, folder in sorted(there) for other, before in old "
+    "if name == other and (not before or (version == before "
+    "and any(each[0] == name and each[2] == folder and each[1] != version for each in there)))]; "
+    "sys.exit(', '.join(left) or None)"
 )
 _PIP_CHECK = (
     "import subprocess, sys; "
@@ -303,12 +345,15 @@ class _MakeCommand(Protocol):
 def _promises(
     base: ExtendedBase,
     locked: tuple[tuple[str, str], ...],
+    moves: tuple[Move, ...],
+    removed: tuple[str, ...],
     apt: tuple[str, ...],
     project: str,
     files: tuple[SourceFile, ...],
     installed: tuple[str, ...],
     entry_point: EntryPoint | None,
     labels: Mapping[str, str],
+    released: Mapping[str, str],
 ) -> Iterable[Check]:
     def command(why: str, *words: str, expect: str = "") -> CommandCheck:
         return CommandCheck(component=COMPONENT, command=words, expect=expect, why=why)
@@ -319,14 +364,21 @@ def _promises(
         words = [f"{name}=={version}" for name, version in locked]
         title = f"{len(words)} required distribution{'s are' if len(words) != 1 else ' is'} installed as locked"
         yield command(title, base.python, "-c", _INSTALLED, *words)
-        words = [f"{row.name}=={row.version}" for row in base.distributions]
+        gone = {*(move.name for move in moves), *removed}
+        stay = [row for row in base.distributions if canonicalize_name(row.name) not in gone]
+        words = [f"{row.name}=={row.version}" for row in stay]
+        other = "own" if not gone else "other"
         yield command(
-            f"the base's own {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
+            f"the base's {other} {len(words)} distributions are as they were", base.python, "-c", _INSTALLED, *words
         )
+        if gone:
+            words = [*(f"{move.name}=={move.old}" for move in moves), *(f"{name}==" for name in removed)]
+            yield command("nothing is left of what was replaced", base.python, "-c", _REPLACED, *words)
         # The user's own code is not imported: that may start a training.
         names = tuple(name for name, _ in locked if name != project)
         if names:
-            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names)
+            known = tuple((name, released[name]) for name in names if name in released)
+            yield PythonImportsCheck(component=COMPONENT, python=base.python, distributions=names, released=known)
         why = "pip check finds nothing" + (" that it did not find in the base" if base.complaints else "")
         yield command(why, base.python, "-c", _PIP_CHECK, *base.complaints)
     yield command(

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, WheelSource
 from trainworks.extend.requirements import ExtendedBase
@@ -49,12 +50,20 @@ def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str]) -> Renderi
 def render_wheels(
     sources: tuple[WheelSource, ...], base: ExtendedBase, apt: tuple[str, ...], recipes: Mapping[str, str]
 ) -> Rendering:
-    """Return the build context of an image that has nothing but wheels: ``/wheels/NUMBER/FILE.whl`` for each source.
+    """Return the build context of an image that has nothing but wheels: ``SOURCE.folder/FILE.whl`` for each source.
 
-    They are built in the base image with the extension's Debian packages, such as a compiler. Raises ``RecipeError``.
+    They are built in the base image with the extension's Debian packages, such as a compiler, each in a stage of its
+    own: what an engine built once is not built again for another set. Raises ``RecipeError``.
     """
-    files = [SourceFile(path=f"sources/{number}.tar", content=each.archive) for number, each in enumerate(sources)]
-    return _rendering(base, apt, files, recipes, name="wheels", plan=None, sources=sources)
+    # The folder must exist to be mounted; this machine's own copies of source archives are put there before a build.
+    files = [SourceFile(path="archives/.keep", content=b"")] if any(each.pin for each in sources) else []
+    files += [
+        SourceFile(path=f"sources/{each.file}", content=each.archive or f"{each.pin}\n".encode()) for each in sources
+    ]
+    rendering = _rendering(base, apt, files, recipes, name="wheels", plan=None, sources=sources)
+    # A build that fails names the package.
+    stages = {f"wheel-{number}": each.origin for number, each in enumerate(sources)}
+    return replace(rendering, stage_components={**rendering.stage_components, **stages})
 
 
 def _marker(plan: ExtensionPlan) -> bytes:

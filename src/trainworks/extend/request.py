@@ -16,6 +16,7 @@ class ExtendRequest(BuildOptions):
         base: Name of the image to extend.
         tag: Name of the new image.
         requirements: File with the Python packages to install; ``None``: ``requirements.txt`` of ``source``, if any.
+        only_binary: Names of which no source archive is built; ``:all:`` for all.
         apt: Debian packages to install.
         source: Folder with the code; ``None`` for no code.
         extras: Extras of the project, or of the lock, to install.
@@ -26,6 +27,7 @@ class ExtendRequest(BuildOptions):
     base: str
     tag: str
     requirements: Path | None = None
+    only_binary: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
     source: Path | None = None
     extras: tuple[str, ...] = ()

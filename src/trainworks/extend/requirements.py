@@ -1,4 +1,4 @@
-"""Requirements, and the base image that they have to fit: what it has is never replaced. Pure."""
+"""Requirements, and the base image that they have to fit. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,23 @@ from trainworks.plan.wheel_tags import wheel_tags
 
 @dataclass(frozen=True, kw_only=True)
 class BaseDistribution:
-    """A Python distribution that the base image has; ``extras`` are the requirements that only an extra asks for."""
+    """A Python distribution that the base image has.
+
+    Attributes:
+        name: As its metadata have it.
+        version: As its metadata have it.
+        requires: What its metadata ask for.
+        size: Bytes of its files.
+        build: The version with the build that it says of itself, such as ``VERSION+cu121``; or ``""``.
+        removable: Whether pip can replace it.
+    """
 
     name: str
     version: str
-    extras: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
+    size: int = 0
+    build: str = ""
+    removable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,10 @@ class ExtendedBase:
         labels: The image's labels.
         distributions: What is installed.
         complaints: What ``pip check`` says of the image as it is, line by line.
+        kept: What is never replaced, name to version (``kept_of``).
+        full_version: That Python's ``MAJOR.MINOR.PATCH``, which some requirements ask for; ``""`` for its first.
+        components: The components of an image of ours that have a version, name to version.
+        missing: Components that an image of ours could have and that this one lacks.
     """
 
     reference: str
@@ -66,6 +82,10 @@ class ExtendedBase:
     compiler: bool = False
     launcher: bool = True
     complaints: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    full_version: str = ""
+    components: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def apt(self) -> bool:
@@ -77,7 +97,7 @@ class ExtendedBase:
         """The values of environment markers."""
         return {
             "python_version": self.version,
-            "python_full_version": f"{self.version}.0",
+            "python_full_version": self.full_version or f"{self.version}.0",
             "platform_machine": self.machine,
             "platform_system": "Linux",
             "sys_platform": "linux",
@@ -233,28 +253,6 @@ class Wheel:
     def pin(self) -> str:
         """The line of a requirements file that only this wheel fulfils."""
         return f"{self.name}{self.extras}=={self.version} --hash=sha256:{self.sha256}"
-
-
-def conflicts(requirements: Iterable[PackageRequirement], base: ExtendedBase) -> list[str]:
-    """Return the requirements that the base image's own distributions do not fulfil; both versions are named.
-
-    What the base has is never replaced: its torch is built for its CUDA, and others depend on it.
-    """
-    installed = {canonicalize_name(row.name): row.version for row in base.distributions}
-    problems = []
-    for requirement in requirements:
-        specification = requirement.specification
-        if not requirement.applies(base):
-            continue
-        version = installed.get(requirement.name)
-        if version is None:
-            continue
-        if requirement.wheel or not specification.specifier.contains(version, prereleases=True):
-            problems.append(
-                f"{requirement.place}: {base.reference} has {specification.name} {version}, which is not replaced: ask "
-                "for that version, or for none"
-            )
-    return problems
 
 
 def wrong_builds(locked: Iterable[tuple[str, str]], base: ExtendedBase, companions: Container[str]) -> list[str]:

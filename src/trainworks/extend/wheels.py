@@ -19,6 +19,7 @@ from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, LockError
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.requirements import ExtendedBase, GitRequirement, Wheel
+from trainworks.extend.resolution import Archive
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder
@@ -112,6 +113,12 @@ def project_source(
     return WheelSource(archive=buffer.getvalue(), origin=origin, name=name, extras=extras)
 
 
+def archive_source(archive: Archive) -> WheelSource:
+    """Return a source archive as what a wheel is built from: pip downloads it inside the build, by its hash."""
+    pin = f"{archive.name}=={archive.version} --hash=sha256:{archive.sha256}"
+    return WheelSource(pin=pin, origin=str(archive), name=archive.name)
+
+
 def build_wheels(
     sources: tuple[WheelSource, ...], spec: ImageSpec, base: ExtendedBase, engine: Engine, options: BuildOptions
 ) -> tuple[Wheel, ...]:
@@ -140,13 +147,13 @@ def build_wheels(
                 for member in layer.archive:
                     content = layer.archive.extractfile(member) if member.name.endswith(".whl") else None
                     if content is not None:
-                        place, file = member.name.split("/")[-2:]
-                        files[place] = (file, content.read())
+                        place, file = member.name.rsplit("/", 1)
+                        files[f"/{place.lstrip('/')}"] = (file, content.read())
     finally:
         engine.remove(name)
     wheels = []
-    for number, source in enumerate(sources):
-        file, content_of_file = files[str(number)]
+    for source in sources:
+        file, content_of_file = files[source.folder]
         wheel = read_wheel(file, content_of_file, extras=source.extras, built=True)
         if source.name and wheel.name != source.name:
             found = f"{wheel.name} {wheel.version}"

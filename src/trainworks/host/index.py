@@ -5,7 +5,16 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import unquote, urldefrag, urljoin
+
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 
 from trainworks.facts.rows import LockedPackage
 from trainworks.host.downloads import Client, UnreachableError
@@ -24,7 +33,7 @@ def file_addresses(package: LockedPackage, settings: PipSettings, vendor_index: 
         UnreachableError: An index does not answer, and no other one has the file.
     """
     failures: list[UnreachableError] = []
-    for page in _pages(package, settings, vendor_index):
+    for page in _pages(package.name, settings, vendor_index):
         try:
             response = client.get(page, {"Accept": "text/html"})
         except UnreachableError as error:
@@ -42,7 +51,27 @@ def file_addresses(package: LockedPackage, settings: PipSettings, vendor_index: 
         raise failures[0]
 
 
-def _pages(package: LockedPackage, settings: PipSettings, vendor_index: str) -> Iterator[str]:
+def archives_only(name: str, settings: PipSettings, client: Client) -> list[str]:
+    """Return the versions of a distribution that the indexes have as source archives and not as wheels.
+
+    Of pages that do not answer nothing is known.
+    """
+    wheels: set[Version] = set()
+    archives: set[Version] = set()
+    for page in _pages(name, settings, ""):
+        with suppress(UnreachableError):
+            response = client.get(page, {"Accept": "text/html"})
+            for link in HREF.findall(response.text if response.ok else ""):
+                file = unquote(urldefrag(html.unescape(link))[0].rsplit("/", 1)[-1])
+                with suppress(InvalidWheelFilename, InvalidSdistFilename):
+                    if file.endswith(".whl"):
+                        wheels.add(parse_wheel_filename(file)[1])
+                    else:
+                        archives.add(parse_sdist_filename(file)[1])
+    return [str(version) for version in sorted(archives - wheels)]
+
+
+def _pages(name: str, settings: PipSettings, vendor_index: str) -> Iterator[str]:
     yield from (link for link in settings.find_links if local_path(link) is None)
     if settings.no_index:
         return
@@ -51,4 +80,4 @@ def _pages(package: LockedPackage, settings: PipSettings, vendor_index: str) -> 
         indexes.insert(0, vendor_index)
     for index in indexes:
         if index and local_path(index) is None:
-            yield f"{index.rstrip('/')}/{package.name}/"
+            yield f"{index.rstrip('/')}/{name}/"

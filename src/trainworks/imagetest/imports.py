@@ -2,7 +2,7 @@
 
 The source of this file is sent into a container, with names of distributions as arguments. It has only the standard
 library of a Python that may be as old as 3.8: import nothing else, and use no newer syntax. It prints a line,
-``MARKER`` and the reason, for each distribution that cannot be imported.
+``MARKER`` and an ``ImportFailure`` as JSON, for each distribution that cannot be imported.
 """
 
 # ruff: noqa: PTH109
@@ -11,13 +11,16 @@ library of a Python that may be as old as 3.8: import nothing else, and use no n
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import PurePosixPath
+from typing import TypedDict
 
 MARKER = "trainworks-import: "
 
@@ -29,6 +32,19 @@ NO_CODE = {"test", "tests", "testing", "doc", "docs", "example", "examples", "be
 
 DRIVER = ("libcuda.so", "libnvidia-ml.so", "libneuron")
 """Libraries that come with the driver of the machine that has the device, not with an image."""
+
+
+class ImportFailure(TypedDict):
+    """A distribution that cannot be imported.
+
+    ``module`` is one that nothing installed has, ``library`` a file of the system; ``""`` for other reasons.
+    """
+
+    name: str
+    version: str
+    reason: str
+    module: str
+    library: str
 
 
 def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
@@ -57,13 +73,23 @@ def is_plugin_without_host(distribution: metadata.Distribution, missing: str) ->
     return bool(missing) and any(group.startswith(missing) for group in groups)
 
 
-def reason_of(name: str) -> str:
-    """Import what a distribution has installed, and return why that fails, or ``""``."""
+def failure(name: str, reason: str, *, module: str = "", library: str = "") -> ImportFailure:
+    """Return a failure of a distribution, with its version where it has one."""
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        version = ""
+    return {"name": name, "version": version, "reason": reason, "module": module, "library": library}
+
+
+def failure_of(name: str) -> ImportFailure | None:
+    """Import what a distribution has installed, and return why that fails; ``None`` where it does not."""
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        return "is not installed"
-    for module in modules_of(distribution.files or ()):
+        return failure(name, "is not installed")
+    modules = modules_of(distribution.files or ())
+    for module in modules:
         try:
             importlib.import_module(module)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
@@ -71,11 +97,19 @@ def reason_of(name: str) -> str:
             if is_plugin_without_host(distribution, missing) or any(library in str(error) for library in DRIVER):
                 continue
             lines = str(error).strip().splitlines()
-            return f"import {module}: {type(error).__name__}: {lines[-1] if lines else ''}"
-    return ""
+            # A module of its own that is missing is a fault of the distribution: nothing else has it.
+            own = missing in {each.partition(".")[0] for each in modules}
+            library = re.match(r"(\S+\.so\S*): cannot open shared object file", str(error))
+            return failure(
+                name,
+                f"import {module}: {type(error).__name__}: {lines[-1] if lines else ''}"[:1500],
+                module="" if own else missing,
+                library=library.group(1) if library else "",
+            )
+    return None
 
 
-def in_child(name: str) -> str:
+def in_child(name: str) -> ImportFailure | None:
     """Import in a separate process: an import may end the process, hang, or change what the next one finds."""
     ours, theirs = os.pipe()
     child = os.fork()
@@ -84,29 +118,30 @@ def in_child(name: str) -> str:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        os.write(theirs, ("." + reason_of(name)).encode("utf-8", "replace")[:2000])
+        os.write(theirs, json.dumps(failure_of(name)).encode("ascii"))
         os._exit(0)
     os.close(theirs)
     # One write, one read; what the import has started may hold the pipe's other end open.
     ready, _, _ = select.select([ours], [], [], SECONDS)
-    answer = os.read(ours, 4096) if ready else b""
+    answer = os.read(ours, 65536) if ready else b""
     if not answer and not ready:
         os.kill(child, signal.SIGKILL)
     os.close(ours)
     status = os.waitpid(child, 0)[1]
     if answer:
-        return answer[1:].decode("utf-8", "replace")
+        found: ImportFailure | None = json.loads(answer)
+        return found
     if not ready:
-        return f"its import did not end within {SECONDS:.0f} s"
+        return failure(name, f"its import did not end within {SECONDS:.0f} s")
     if os.WIFSIGNALED(status):
-        return f"its import was killed by signal {os.WTERMSIG(status)}"
-    return f"its import ended the process with status {os.WEXITSTATUS(status)}"
+        return failure(name, f"its import was killed by signal {os.WTERMSIG(status)}")
+    return failure(name, f"its import ended the process with status {os.WEXITSTATUS(status)}")
 
 
 if __name__ == "__main__":
     # Only installed modules count, not the user's files of the same names.
     sys.path[:] = [each for each in sys.path if each not in ("", os.getcwd())]
     for each in sys.argv[1:]:
-        reason = in_child(each)
-        if reason:
-            print(MARKER + each + ": " + reason, flush=True)
+        wrong = in_child(each)
+        if wrong is not None:
+            print(MARKER + json.dumps(wrong), flush=True)

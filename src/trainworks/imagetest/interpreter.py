@@ -13,22 +13,33 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+SYSTEM_FOLDER = "/usr/lib/python3/dist-packages"
+"""Debian's own; its pip does not touch it."""
+
+MANIFEST = "/opt/trainworks/image.json"
 MARKER = "trainworks-interpreter: "
 OLDEST = (3, 8)
 
 
 class InstalledDistribution(TypedDict):
-    """A distribution, and those of its requirements that only an extra asks for."""
+    """The fields of ``trainworks.extend.requirements.BaseDistribution``."""
 
     name: str
     version: str
-    extras: list[str]
+    requires: list[str]
+    size: int
+    build: str
+    removable: bool
 
 
 class Interpreter(TypedDict):
@@ -36,6 +47,7 @@ class Interpreter(TypedDict):
 
     python: str
     version: str
+    full_version: str
     glibc: str
     machine: str
     managed: bool
@@ -44,8 +56,37 @@ class Interpreter(TypedDict):
     compiler: bool
     launcher: bool
     pip: bool
+    protected: dict[str, str]
+    components: dict[str, str]
+    missing: list[str]
     distributions: list[InstalledDistribution]
     complaints: list[str]
+
+
+def size_of(distribution: Distribution) -> int:
+    """Return the bytes of a distribution's files, as its RECORD has them."""
+    return sum(file.size or 0 for file in distribution.files or ())
+
+
+def can_be_removed(distribution: Distribution) -> bool:
+    """Whether pip can replace a distribution: it knows its files, or leaves it to the system and installs beside it."""
+    known = any(distribution.read_text(name) is not None for name in ("RECORD", "installed-files.txt"))
+    return known or str(distribution.locate_file("")).rstrip("/") == SYSTEM_FOLDER
+
+
+def build_of(distribution: Distribution) -> str:
+    """Return the version with its build that a module says of itself, such as ``VERSION+cu121``; or ``""``.
+
+    Files of the package index have no local version in their name, and were built for one CUDA all the same.
+    """
+    path = distribution.locate_file(os.path.join(distribution.metadata["Name"], "version.py"))
+    try:
+        with open(str(path), encoding="utf-8", errors="replace") as opened:
+            said = re.search(r"^__version__\s*(?::[^=\n]+)?=\s*['\"]([^'\"]+)", opened.read(), re.MULTILINE)
+    except OSError:
+        return ""
+    build = said.group(1) if said else ""
+    return build if build.startswith(distribution.version + "+") else ""
 
 
 def look() -> Interpreter:
@@ -53,6 +94,7 @@ def look() -> Interpreter:
     found: Interpreter = {
         "python": sys.executable,
         "version": ".".join(map(str, sys.version_info[:2])),
+        "full_version": ".".join(map(str, sys.version_info[:3])),
         "glibc": platform.libc_ver()[1],
         "machine": platform.machine(),
         "managed": sys.prefix == sys.base_prefix
@@ -60,8 +102,11 @@ def look() -> Interpreter:
         "distribution": "",
         "suite": "",
         "compiler": any(shutil.which(name) for name in ("cc", "gcc", "c++")),
-        "launcher": os.path.exists("/opt/trainworks/image.json"),
+        "launcher": os.path.exists(MANIFEST),
         "pip": False,
+        "protected": {},
+        "components": {},
+        "missing": [],
         "distributions": [],
         "complaints": [],
     }
@@ -70,6 +115,12 @@ def look() -> Interpreter:
             release = dict(line.strip().split("=", 1) for line in opened if "=" in line)
         found["distribution"] = release.get("ID", "").strip('"')
         found["suite"] = release.get("VERSION_CODENAME", "").strip('"')
+    if found["launcher"]:
+        with open(MANIFEST, encoding="utf-8") as opened:
+            manifest = json.load(opened)
+        found["protected"] = manifest.get("protected", {})
+        found["components"] = {name: row.get("version", "") for name, row in manifest.get("components", {}).items()}
+        found["missing"] = [row["component"] for row in manifest.get("missing", [])]
     if sys.version_info[:2] < OLDEST:
         return found
     from importlib import metadata
@@ -79,8 +130,14 @@ def look() -> Interpreter:
         name = distribution.metadata["Name"]
         # The first on sys.path is the one that is imported; broken remainders have no name.
         if name and name.lower() not in seen:
-            extras = [text for text in distribution.requires or () if "extra" in text.partition(";")[2]]
-            seen[name.lower()] = InstalledDistribution(name=name, version=distribution.version, extras=extras)
+            seen[name.lower()] = InstalledDistribution(
+                name=name,
+                version=distribution.version,
+                requires=list(distribution.requires or ()),
+                size=size_of(distribution),
+                build=build_of(distribution),
+                removable=can_be_removed(distribution),
+            )
     found["distributions"] = sorted(seen.values(), key=lambda row: row["name"].lower())
     found["pip"] = "pip" in seen
     if found["pip"]:

@@ -6,6 +6,7 @@ The name of a function is ``test_`` and the promise's ``kind``; the probe answer
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import stat
@@ -160,13 +161,23 @@ def test_python_imports(check: kinds.PythonImportsCheck, container: Container) -
     timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
     completed = container.run((check.python, "-c", program, *check.distributions), timeout=timeout)
     found = [line for line in completed.output.splitlines() if line.startswith(imports.MARKER)]
-    failed = [line.removeprefix(imports.MARKER) for line in found]
+    failed: list[imports.ImportFailure] = [json.loads(line.removeprefix(imports.MARKER)) for line in found]
     if failed:
-        _broken(
-            f"{_lines(failed)}\nadd the missing package (--requirements, --apt), or choose a version that fits the base"
-        )
+        _broken(_lines([import_failure(each, check) for each in failed]))
     if completed.status != 0:
         _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
+
+
+def import_failure(failed: imports.ImportFailure, check: kinds.PythonImportsCheck) -> str:
+    """Return what failed, how old it is, and what helps against just this."""
+    name, released = failed["name"], dict(check.released).get(failed["name"], "")
+    what = " ".join(filter(None, (name, failed["version"])))
+    said = f"{what}{f', released {released}' if released else ''}: {failed['reason']}"
+    if failed["module"]:
+        return f"{said}\n  add the package that has the module {failed['module']} (--requirements)"
+    if failed["library"]:
+        return f"{said}\n  add the Debian package that has {failed['library']} (--apt)"
+    return f"{said}\n  {name} is installed, and fails: ask for another version of it"
 
 
 def test_python_package(check: kinds.PythonPackageCheck, answer: ProbeAnswer) -> None:

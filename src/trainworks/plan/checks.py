@@ -58,10 +58,12 @@ class PythonImportsCheck:
     """What these Python distributions bring can be imported, each in its own process.
 
     Imported are their topmost packages, or else their modules. ``python`` is the interpreter that has them.
+    ``released`` are the dates of releases, by distribution, as far as they are known.
     """
 
     component: str
     distributions: tuple[str, ...]
+    released: tuple[tuple[str, str], ...] = ()
     python: str = "/opt/venv/bin/python"
     kind: Literal["python-imports"] = "python-imports"
 

@@ -79,6 +79,13 @@ def add_contents(grammar: Grammar) -> None:
     grammar.add_argument(
         "--group", action="append", default=[], metavar="NAME", help="install this dependency group of it"
     )
+    grammar.add_argument(
+        "--only-binary",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="take no source archive of this package; :all: for no package",
+    )
     grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
     grammar.add_argument(
         "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
@@ -97,6 +104,7 @@ def run(options: Namespace, root: Path) -> int:
         base=options.base,
         tag=options.tag,
         requirements=options.requirements,
+        only_binary=tuple(options.only_binary),
         apt=tuple(options.apt),
         source=options.source,
         extras=tuple(options.extra),

@@ -95,6 +95,7 @@ def run(options: Namespace, root: Path) -> int:
             requirements=options.requirements,
             extras=tuple(options.extra),
             groups=tuple(options.group),
+            only_binary=tuple(options.only_binary),
             apt=tuple(options.apt),
             source=options.source,
             entry_point=options.entry_point,

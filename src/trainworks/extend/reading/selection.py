@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainworks.extend.reading.lines import OptionLine
+from trainworks.extend.reading.text import without_credentials
 from trainworks.extend.requirements import ExtendedBase, FolderRequirement, GitRequirement, PackageRequirement
 
 Table = Mapping[str, Any]
@@ -177,8 +177,9 @@ class Chosen:
             sources=tuple(self.sources),
             folders=tuple(self.folders),
             options=tuple(
-                OptionLine(place=f"{self.lock.where}: {value}", name=name, value=value, written=value)
+                OptionLine(place=f"{self.lock.where}: {shown}", name=name, value=value, written=shown)
                 for name, value in options
+                for shown in (without_credentials(value),)
             ),
             hashes=self.hashes,
             notes=tuple(notes),
@@ -218,31 +219,3 @@ def check_names(chosen: Chosen, option: str, wanted: Sequence[str], there: Itera
         if canonicalize_name(each) not in names:
             known = f": it has {', '.join(sorted(names.values()))}" if names else ": it has none"
             chosen.problems.append(f"--{option} {each}: {chosen.lock.where} does not have it{known}")
-
-
-_BLOCK = re.compile(
-    r"^(?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)[^\n\\]*"
-    r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)",
-    re.MULTILINE,
-)
-
-
-def with_hashes_of(text: str, hashes: Mapping[tuple[str, str], tuple[str, ...]]) -> tuple[str, list[str]]:
-    """Return hash-locked requirements with no other files than a lock has, and a problem for each that has none left.
-
-    Args:
-        text: The requirements, as uv writes them.
-        hashes: Name and version to the hashes of a lock.
-    """
-    problems: list[str] = []
-
-    def restrict(found: re.Match[str]) -> str:
-        allowed = hashes.get((found["name"], found["version"]))
-        if allowed is None:
-            return found[0]
-        kept = [each for each in re.findall(r"[0-9a-f]{64}", found["hashes"]) if each in allowed]
-        if not kept:
-            problems.append(f"{found['name']} {found['version']}: the index has other files than the lock")
-        return found[0].removesuffix(found["hashes"]) + "".join(f" \\\n    --hash=sha256:{each}" for each in kept)
-
-    return _BLOCK.sub(restrict, text), problems

@@ -1,0 +1,626 @@
+"""Resolves requirements for a base image as pip would in it: what is installed stays where it fits. Runs uv.
+
+uv knows nothing of what an image has installed. Each distribution of the base takes part as a wheel made for the
+occasion, with its name, its version and what it requires; an output file of earlier makes uv prefer those versions, as
+pip prefers what is installed. Nothing is built on this machine: a release that has a source archive only, and no
+metadata that can be trusted without running it, is first taken to require nothing, then built in the base image, and
+then everything is resolved again with what its wheel requires.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from packaging.requirements import InvalidRequirement
+from packaging.requirements import Requirement as Specification
+from packaging.tags import Tag
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from trainworks.engine.scratch import private_folder
+from trainworks.errors import BuildError, LockError
+from trainworks.extend.kept import Move, broken_by, fulfilled, moves_of, same_version
+from trainworks.extend.reading.options import Choice
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel
+from trainworks.host.downloads import Client, UnreachableError
+from trainworks.host.index import archives_only
+from trainworks.host.pip import uv_configuration
+from trainworks.host.settings import HostSettings
+from trainworks.inputs.lock_python import run_uv
+
+MOST_BUILDS = 12
+"""So many releases of source archives are built to find a set of versions; then the search is given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolvable:
+    """What a lock is made for.
+
+    Attributes:
+        lines: Requirements of names and versions, as pip reads them.
+        constraints: Lines of the same form.
+        wheels: Wheels that are installed whatever an index has.
+        commits: Git requirement to its commit.
+        choice: Which versions and files count.
+        options: Lines that say where packages come from, for the digest of the inputs.
+        hashes: Name and version to the hashes of the files that a lock of another tool has.
+    """
+
+    lines: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    wheels: tuple[Wheel, ...] = ()
+    commits: Mapping[str, str] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
+    options: tuple[str, ...] = ()
+    hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A release that is built from its source archive; ``sha256`` is the archive's."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+    def __str__(self) -> str:
+        """Return what the user knows it by."""
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedRelease:
+    """One distribution of a resolution.
+
+    Attributes:
+        name: Normalised.
+        version: Exact.
+        hashes: sha256 of its wheels that fit the base, or of the archive that it is built from.
+        archive: What it is built from; ``None`` for a wheel.
+        wheel: Address of the wheel that pip would take; ``""`` without one.
+        parents: Names of what requires it; ``-r requirements.in`` is the user's own.
+        released: When its file was published, ``YYYY-MM-DD``; ``""`` where the index does not say.
+    """
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+    archive: Archive | None = None
+    wheel: str = ""
+    parents: tuple[str, ...] = ()
+    released: str = ""
+
+
+BuildArchives = Callable[[Sequence[Archive]], Sequence[Wheel]]
+"""Builds archives in the base image and returns their wheels, in the same order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Older:
+    """A direct requirement that is not locked at the newest release that it allows, and why."""
+
+    name: str
+    version: str
+    newest: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return the line for the user."""
+        return f"{self.name} {self.version} is not the newest that is asked for, {self.newest}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """What requirements are resolved to.
+
+    Attributes:
+        releases: What has to be installed, by name, without what the base has already.
+        removed: What of the base is removed: it cannot stay with them, and no wheel of it can replace it.
+        notes: Lines for the user: what moves and who asks for it, what is removed, what is older than it could be.
+    """
+
+    releases: tuple[LockedRelease, ...] = ()
+    removed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def resolve(
+    wanted: Resolvable,
+    base: ExtendedBase,
+    settings: HostSettings,
+    environment: Mapping[str, str],
+    *,
+    where: str,
+    build: BuildArchives,
+) -> Resolution:
+    """Resolve requirements for a base image.
+
+    What is installed keeps its version where that fits, as pip keeps it. Where a distribution that stays would lose
+    what it requires, it takes part in the resolution too.
+
+    Args:
+        wanted: What is asked for.
+        base: The image.
+        settings: This machine's indexes.
+        environment: The process's.
+        where: Whose requirements these are, for messages.
+        build: Builds source archives whose metadata nobody knows without running them.
+
+    Raises:
+        LockError: No set of releases fits, or the index does not answer; with uv's own words.
+        BuildError: A source archive cannot be built.
+    """
+    with private_folder() as folder, Client(settings) as client:
+        search = _Search(wanted, base, settings, environment, folder, client, f"{where} for {base.reference}")
+        releases, removed = search.run(build)
+        return Resolution(releases=releases, removed=removed, notes=tuple(search.notes(releases, removed)))
+
+
+class _Search:
+    """One resolution: uv is asked until nothing has to be built for an answer, and nothing of the base is broken."""
+
+    def __init__(
+        self,
+        wanted: Resolvable,
+        base: ExtendedBase,
+        settings: HostSettings,
+        environment: Mapping[str, str],
+        folder: Path,
+        client: Client,
+        what: str,
+    ) -> None:
+        self._wanted, self._base, self._environment, self._what = wanted, base, environment, what
+        self._settings, self._folder, self._client = settings, folder, client
+        self._installed: dict[str, BaseDistribution] = {canonicalize_name(row.name): row for row in base.distributions}
+        self._assumed: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._built: dict[str, tuple[str, ...]] = {}
+        self._early: set[str] = set()
+        self._roots: list[str] = []
+        installed = folder / "installed"
+        installed.mkdir()
+        self._pins = [stand_in(row, installed, base) for row in base.distributions if _is_version(row.version)]
+        self._lines = list(wanted.lines)
+        for number, wheel in enumerate(wanted.wheels):
+            path = folder / str(number) / wheel.file
+            path.parent.mkdir()
+            path.write_bytes(wheel.content)
+            self._lines.append(f"{wheel.name}{wheel.extras} @ {path.as_uri()}")
+        self._configuration = uv_configuration(
+            settings.pip, folders=[str(installed), *map(str, settings.pip.local_folders)]
+        )
+        no_builds(folder / "python")
+
+    def run(self, build: BuildArchives) -> tuple[tuple[LockedRelease, ...], tuple[str, ...]]:
+        """Return what is installed, and what is removed."""
+        own = {wheel.name: wheel.version for wheel in self._wanted.wheels}
+        removed: list[str] = []
+        while True:
+            try:
+                versions, parents = self._versions((*self._lines, *self._roots), wheels=self._roots)
+            except LockError as error:
+                if self._roots:
+                    self._give_up_roots(removed, error)
+                else:
+                    self._build_guesses(build, error)
+                continue
+            changed = {
+                name: version for name, version in (versions | own).items() if not self._is_installed(name, version)
+            }
+            broken = [each for each in broken_by(changed.items(), self._base, removed) if each not in self._roots]
+            if broken:
+                self._roots += broken
+                continue
+            releases = self._files({name: version for name, version in changed.items() if name not in own}, parents)
+            unknown = [
+                each.archive
+                for each in releases
+                if each.archive and (each.name, each.version) in self._assumed and str(each.archive) not in self._built
+            ]
+            if not unknown:
+                return releases, tuple(removed)
+            self._build(unknown, build)
+
+    def _build(self, archives: Sequence[Archive], build: BuildArchives) -> None:
+        """Build archives for what they require."""
+        if len(self._built) + len(archives) > MOST_BUILDS:
+            raise LockError(
+                f"{self._what} cannot be resolved: {MOST_BUILDS} source archives were built to find releases that fit "
+                f"each other, the last of {archives[0].name}",
+                hint="ask for versions that have wheels",
+            )
+        try:
+            wheels = build(archives)
+        except BuildError as error:
+            raise BuildError(error.message, hint=" ".join((*map(self._oldness, archives), error.hint))) from error
+        for archive, wheel in zip(archives, wheels, strict=True):
+            self._assumed[archive.name, archive.version] = self._built[str(archive)] = wheel.requires
+
+    def _oldness(self, archive: Archive) -> str:
+        """Return the advice about a release that nobody would have chosen; ``""`` for the newest."""
+        newest = self._versions([archive.name], alone=True)[0].get(archive.name, archive.version)
+        if same_version(newest, archive.version):
+            return ""
+        kept = ", ".join(f"{name} {version}" for name, version in self._base.kept.items())
+        return (
+            f"{archive} is old, the newest is {newest}: no newer one fits the other requirements and what the base "
+            f"keeps ({kept}). Leave {archive.name} out, or take another base."
+        )
+
+    def _build_guesses(self, build: BuildArchives, error: LockError) -> None:
+        """Build the newest releases of which it is a guess what they require; raises the error without any."""
+        guesses = [(name, version) for name, version in self._assumed if f"{name} {version}" not in self._built]
+        if not guesses:
+            raise error
+        newest = dict(sorted(guesses, key=lambda each: Version(each[1])))
+        archives = [each.archive for each in self._files(newest, {}) if each.archive]
+        for name in newest.keys() - {each.name for each in archives}:
+            self._assumed.pop((name, newest[name]))
+        self._build(archives, build)
+
+    def _give_up_roots(self, removed: list[str], error: LockError) -> None:
+        """Remove what of the base goes with the requirements in no release; raises the error for what is kept."""
+        before = len(removed)
+        for name in self._roots:
+            self._remove_if_it_cannot_stay(name, removed)
+        if len(removed) == before:
+            removed += [name for name in self._roots if name not in self._base.kept]
+        if len(removed) == before:
+            raise error
+        self._roots = [name for name in self._roots if name not in removed]
+
+    def _remove_if_it_cannot_stay(self, name: str, removed: list[str]) -> None:
+        """Note a distribution of the base that goes with the requirements in no release; raises if it is kept."""
+        try:
+            self._versions((*self._lines, name), wheels=[name])
+        except LockError:
+            if name in self._base.kept:
+                raise
+            removed.append(name)
+
+    def notes(self, releases: Sequence[LockedRelease], removed: Sequence[str]) -> Iterator[str]:
+        """Yield what the user should know."""
+        by_name = {each.name: each for each in releases}
+        own = [(wheel.name, wheel.version) for wheel in self._wanted.wheels]
+        after: dict[str, str] = {name: row.version for name, row in self._installed.items() if name not in removed}
+        after |= {each.name: each.version for each in releases} | dict(own)
+        for move in moves_of([*((each.name, each.version) for each in releases), *own], self._base):
+            asking = self._asking(move, by_name)
+            why = f"asked for by {asking}" if asking else f"to go with {self._lost(move.name, after)}"
+            yield f"{move.name} {move.old} -> {move.new}, {why}"
+        for name in removed:
+            version = self._installed[name].version
+            yield f"{name} {version} of the base is removed: it does not go with {self._lost(name, after)}"
+        yield from map(str, self._older(by_name))
+
+    def _lost(self, name: str, after: Mapping[str, str]) -> str:
+        """Return what a distribution of the base does not go with."""
+        before: dict[str, str] = {each: row.version for each, row in self._installed.items()}
+        lost = [
+            Specification(text).name
+            for text in self._installed[name].requires
+            if fulfilled(text, before, self._base) and not fulfilled(text, after, self._base)
+        ]
+        return " and ".join(f"{each} {after.get(canonicalize_name(each), '(removed)')}" for each in lost)
+
+    def _asking(self, move: Move, releases: Mapping[str, LockedRelease]) -> str:
+        """Return who does not take the version that a base has; ``""`` where it only goes with what was replaced."""
+        if any(wheel.name == move.name for wheel in self._wanted.wheels):
+            return "the requirements"
+        for line in self._wanted.lines:
+            wanted = Specification(line.partition(" --hash")[0])
+            if canonicalize_name(wanted.name) == move.name and not wanted.specifier.contains(
+                move.old, prereleases=True
+            ):
+                return "the requirements"
+        if any(
+            canonicalize_name(limit.name) == move.name and not limit.specifier.contains(move.old, prereleases=True)
+            for limit in map(Specification, self._wanted.constraints)
+        ):
+            return "a constraint"
+        if move.name in self._roots:
+            return ""
+        parents = [releases[name] for name in map(canonicalize_name, releases[move.name].parents) if name in releases]
+        wheels = [f"{each.name} {each.version}" for each in self._wanted.wheels if self._exclude(each.requires, move)]
+        asking: list[str] = []
+        silent: list[str] = []
+        for each in parents:
+            requires = self._requires(each) if each.name not in self._roots else ()
+            if requires is None or self._exclude(requires, move):
+                (silent if requires is None else asking).append(f"{each.name} {each.version}")
+        return " and ".join((wheels + asking) or silent or ["the requirements"])
+
+    def _exclude(self, requires: Iterable[str], move: Move) -> bool:
+        return any(
+            _names(text, move.name) and not fulfilled(_without_extra(text), {move.name: move.old}, self._base)
+            for text in requires
+        )
+
+    def _requires(self, release: LockedRelease) -> Sequence[str] | None:
+        """Return what a release requires; ``None`` where its index does not have the metadata beside the wheel."""
+        known = self._assumed.get((release.name, release.version))
+        if known is not None:
+            return known
+        if not release.wheel:
+            return None
+        try:
+            answer = self._client.get(f"{release.wheel.partition('#')[0]}.metadata")
+        except UnreachableError:
+            return None
+        head = answer.text.partition("\n\n")[0]
+        return re.findall(r"^Requires-Dist: (.+?)\s*$", head, re.MULTILINE) if answer.ok else None
+
+    def _older(self, releases: Mapping[str, LockedRelease]) -> Iterator[Older]:
+        """Yield the direct requirements that are not locked at the newest release that they allow."""
+        wanted = {canonicalize_name(Specification(line.partition(" --hash")[0]).name) for line in self._wanted.lines}
+        asked = [line for line in self._wanted.lines if self._is_open(line)]
+        if not asked:
+            return
+        try:
+            newest = self._versions(asked, alone=True)[0]
+        except LockError:
+            # It is said beside a resolution, and none of its own.
+            return
+        for name in sorted(wanted & newest.keys()):
+            row = self._installed.get(name)
+            version = releases[name].version if name in releases else row.version if row else ""
+            if not version or not _is_version(version) or Version(version) >= Version(newest[name]):
+                continue
+            if name not in releases:
+                reason = "the base has it, and it is kept" if name in self._base.kept else "the base has it already"
+            else:
+                reason = self._why_not(name, newest[name])
+            yield Older(name=name, version=version, newest=newest[name], reason=reason)
+
+    def _is_open(self, line: str) -> bool:
+        """Whether a requirement allows more than one version."""
+        wanted = Specification(line.partition(" --hash")[0])
+        if wanted.marker is not None and not wanted.marker.evaluate({**self._base.markers, "extra": ""}):
+            return False
+        return not any(each.operator in ("==", "===") and not each.version.endswith("*") for each in wanted.specifier)
+
+    def _why_not(self, name: str, version: str) -> str:
+        """Return why a release is not taken."""
+        try:
+            self._versions((*self._lines, f"{name}=={version}"))
+        except LockError as error:
+            return _because(error.message)
+        return "the other requirements were fulfilled first, with versions that it does not take"
+
+    def _is_installed(self, name: str, version: str) -> bool:
+        row = self._installed.get(canonicalize_name(name))
+        return row is not None and same_version(row.version, version)
+
+    def _versions(
+        self, lines: Sequence[str], *, wheels: Sequence[str] = (), alone: bool = False
+    ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
+        """Return the version of each name, and who requires it.
+
+        Args:
+            lines: The requirements.
+            wheels: Names of which no source archive is taken.
+            alone: Each by itself, without what it requires, without wishes about wheels, and without the base.
+        """
+        kept = [] if alone else [f"{name}=={version}" for name, version in self._base.kept.items()]
+        more = ["--annotation-style", "line", *(["--no-deps"] if alone else [])]
+        for name in () if alone else (*wheels, *self._wanted.choice.only_binary):
+            more += ["--only-binary", name]
+        text = self._ask(lines, kept, more, () if alone else self._pins)
+        versions: dict[str, str] = {}
+        parents: dict[str, tuple[str, ...]] = {}
+        for line in text.splitlines():
+            found = _LINE.match(line)
+            if found is None:
+                continue
+            name = canonicalize_name(found["name"])
+            versions[name] = found["version"] or self._wheel_version(name)
+            parents[name] = tuple((found["via"] or "").split(", "))
+        return versions, parents
+
+    def _wheel_version(self, name: str) -> str:
+        return next((wheel.version for wheel in self._wanted.wheels if wheel.name == name), "")
+
+    def _files(self, versions: Mapping[str, str], parents: Mapping[str, tuple[str, ...]]) -> tuple[LockedRelease, ...]:
+        """Return the files of releases."""
+        if not versions:
+            return ()
+        more = ["--no-deps", "--format", "pylock.toml"]
+        text = self._ask([f"{name}=={version}" for name, version in versions.items()], (), more, ())
+        tags = {tag: rank for rank, tag in enumerate(self._base.tags)}
+        rows: dict[str, Any] = {canonicalize_name(row["name"]): row for row in tomllib.loads(text)["packages"]}
+        return tuple(
+            _release(rows[name], name, version, tags, parents.get(name, ()))
+            for name, version in sorted(versions.items())
+        )
+
+    def _ask(
+        self, lines: Sequence[str], constraints: Iterable[str], more: Sequence[str], preferred: Iterable[str]
+    ) -> str:
+        """Ask uv once, and again for each release of which only a build would tell what it requires."""
+        base, folder, choice = self._base, self._folder, self._wanted.choice
+        more = [*more, *(word for name in choice.no_binary for word in ("--no-binary", name))]
+        _write_lines(folder / "requirements.in", lines)
+        while True:
+            early = [f"{name}>=0.dev0" for name in sorted(self._early)]
+            _write_lines(folder / "constraints.txt", (*constraints, *self._wanted.constraints, *early))
+            output = folder / ("pylock.toml" if "pylock.toml" in more else "preferred.txt")
+            # uv prefers the versions that an output of earlier has, as pip prefers what is installed.
+            output.unlink(missing_ok=True)
+            if preferred:
+                _write_lines(output, preferred)
+            (folder / "uv.toml").write_text(
+                self._configuration + "".join(map(_metadata, self._assumed.items())), encoding="utf-8"
+            )
+            arguments = [
+                *("pip", "compile", "requirements.in", "--quiet", "--no-header", "--output-file", output.name, *more),
+                *("--constraint", "constraints.txt", "--config-file", "uv.toml"),
+                *(
+                    "--python-version",
+                    base.full_version or base.version,
+                    "--python",
+                    "python/bin/python",
+                    "--no-build-isolation",
+                ),
+                *("--python-platform", f"{base.machine}-manylinux_{base.glibc.replace('.', '_')}"),
+            ]
+            arguments += ["--prerelease", "allow"] if choice.prereleases else []
+            try:
+                run_uv(arguments, folder, self._what, self._environment)
+                return output.read_text(encoding="utf-8")
+            except LockError as error:
+                unbuilt, asked = _UNBUILT.search(error.message), _PRE_RELEASE.search(error.message)
+                if unbuilt and (unbuilt["name"], unbuilt["version"]) not in self._assumed:
+                    self._assume(unbuilt["name"], unbuilt["version"])
+                elif asked and asked["name"] not in self._early:
+                    self._early.add(asked["name"])
+                else:
+                    raise
+
+    def _assume(self, name: str, version: str) -> None:
+        """Assume what a release requires: nothing, or what another release of it does that was built.
+
+        A release that is taken is built, and what it really requires counts then.
+        """
+        known = [requires for each, requires in self._built.items() if each.partition(" ")[0] == name]
+        if known:
+            for other in archives_only(name, self._settings.pip, self._client):
+                self._assumed.setdefault((name, other), known[-1])
+        self._assumed[name, version] = known[-1] if known else ()
+
+
+_LINE = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*(?:==(?P<version>[^\s;]+)|@\s*\S+)"
+    r"[^#]*(?:# via (?P<via>.+))?$"
+)
+_UNBUILT = re.compile(r"[Ff]ailed to (?:download and )?build `(?P<name>[^`=\s]+)==(?P<version>[^`\s]+)`")
+_PRE_RELEASE = re.compile(r"`?(?P<name>[a-z0-9-]+)`? was requested with a pre-release marker")
+
+
+def _names(text: str, name: str) -> bool:
+    try:
+        return canonicalize_name(Specification(text).name) == name
+    except InvalidRequirement:
+        return False
+
+
+def _without_extra(text: str) -> str:
+    """Return a requirement of an extra as one of everybody."""
+    return text.partition(";")[0] if _EXTRA.search(text) else text
+
+
+def _because(message: str) -> str:
+    """Return the first reason in uv's words, in one line."""
+    words = " ".join(line.strip() for line in message.splitlines()[1:])
+    found = re.search(r"[Bb]ecause (.+?)(?:, we can conclude|\. And |\.$|$)", words)
+    return found[1] if found else words[:200]
+
+
+def _metadata(assumed: tuple[tuple[str, str], Sequence[str]]) -> str:
+    """Return what uv has to know of a release that it must not build."""
+    (name, version), requires = assumed
+    extras = sorted({extra for text in requires for extra in _EXTRA.findall(text)})
+
+    def texts(values: Iterable[str]) -> str:
+        return ", ".join(f"'{value}'" if "'" not in value else f'"{value}"' for value in values)
+
+    return (
+        f'\n[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\n'
+        f"requires-dist = [{texts(requires)}]\nprovides-extra = [{texts(extras)}]\n"
+    )
+
+
+_EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)")
+
+
+def _release(
+    row: Mapping[str, Any], name: str, version: str, tags: Mapping[Tag, int], parents: tuple[str, ...]
+) -> LockedRelease:
+    fitting = []
+    for wheel in row.get("wheels", ()):
+        file = _file_of(wheel)
+        try:
+            ranks = [tags[tag] for tag in parse_wheel_filename(file)[3] if tag in tags]
+        except InvalidWheelFilename:
+            continue
+        fitting += [(min(ranks), file, wheel)] if ranks else []
+    if fitting:
+        fitting.sort(key=lambda found: found[:2])
+        hashes = tuple(dict.fromkeys(wheel["hashes"]["sha256"] for _, _, wheel in fitting))
+        address = fitting[0][2].get("url", "")
+        released = _date_of(fitting[0][2])
+        return LockedRelease(
+            name=name, version=version, hashes=hashes, wheel=address, parents=parents, released=released
+        )
+    source = row.get("sdist")
+    if source is None:
+        raise LockError(f"{name} {version} has no file for this Python and C library")
+    sha256 = source["hashes"]["sha256"]
+    archive = Archive(name=name, version=version, file=_file_of(source), sha256=sha256)
+    return LockedRelease(
+        name=name, version=version, hashes=(sha256,), archive=archive, parents=parents, released=_date_of(source)
+    )
+
+
+def _date_of(file: Mapping[str, Any]) -> str:
+    uploaded = file.get("upload-time")
+    return uploaded.date().isoformat() if isinstance(uploaded, datetime) else ""
+
+
+def _file_of(file: Mapping[str, Any]) -> str:
+    return unquote(str(file.get("name") or file.get("url") or file.get("path", ""))).rsplit("/", 1)[-1]
+
+
+def no_builds(folder: Path) -> None:
+    """Make an environment in which uv can build nothing: source archives run no code on this machine.
+
+    uv takes it for an interpreter, and asks it for its version in isolated mode. Builds do not run in that mode, and
+    end before they have begun.
+    """
+    packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    executable = Path(sys.executable).resolve()
+    (folder / "bin" / "python").symlink_to(executable)
+    (folder / "pyvenv.cfg").write_text(f"home = {executable.parent}\n", encoding="utf-8")
+    (packages / "no_builds.pth").write_text("import sys; sys.flags.isolated or sys.exit(77)\n", encoding="utf-8")
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def stand_in(row: BaseDistribution, folder: Path, base: ExtendedBase) -> str:
+    """Write a wheel with nothing but the metadata of an installed distribution, and return its pin.
+
+    What it requires and the base lacks is left out: it is as it is, and nobody asked to mend it.
+    """
+    name, version = canonicalize_name(row.name), str(Version(row.version))
+    stem = f"{name.replace('-', '_')}-{version}"
+    there: dict[str, str] = {canonicalize_name(each.name): each.version for each in base.distributions}
+    requires = [text for text in row.requires if _EXTRA.search(text) or fulfilled(text, there, base)]
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {text}\n" for text in requires)
+    extras = {found for text in requires for found in _EXTRA.findall(text)}
+    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in sorted(extras))
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    return f"{name}=={version}"
