@@ -73,6 +73,12 @@ def start_clock() -> float:
     return time.monotonic()
 
 
+def crowd_since(begin: float) -> float:
+    """Return how many threads wanted each processor, on average, since a moment of ``time.monotonic``."""
+    pressure = _pressure()
+    return pressure.between(begin, time.monotonic())[1] if pressure else 0.0
+
+
 def assert_within(seconds: float, begin: float, end: float, text: str = "") -> None:
     """Fail with ``text`` unless no more than ``seconds`` lie between two moments of ``time.monotonic``."""
     pressure = _pressure()

