@@ -34,7 +34,7 @@ CORPUS = (
     "mlflow<3",
     "numpy<2 pandas scikit-learn",
     "transformers==4.48.0 accelerate==1.2.1 tokenizers==0.21.0 numpy==1.26.4",
-    "wandb omegaconf>=2.2,<2.3",
+    "wandb",
 )
 
 DOCKERFILE = """\
