@@ -455,6 +455,22 @@ def test_what_would_lose_its_requirement_moves_too(settings: HostSettings) -> No
     assert found.notes == ("client 2 -> 1, to go with core 1", "core 2 -> 1, asked for by command 1")
 
 
+def test_an_index_that_does_not_answer_removes_nothing(settings: HostSettings) -> None:
+    (folder,) = settings.pip.local_folders
+    for version in ("1", "2"):
+        wheel(folder, "core", version)
+    wheel(folder, "command", "1", "core==1")
+    base = having(
+        BaseDistribution(name="client", version="2", requires=("core==2",)), BaseDistribution(name="core", version="2")
+    )
+    with serving() as server:
+        # A page without a type: uv ends, whatever else there is.
+        server.serve("/client/", b"no index")
+        pip = replace(settings.pip, no_index=False, index_url=server.url)
+        with pytest.raises(LockError, match="Content-Type"):
+            resolution("command", replace(settings, pip=pip), base)
+
+
 def test_what_cannot_stay_is_removed_and_said_unless_it_is_kept(settings: HostSettings) -> None:
     (folder,) = settings.pip.local_folders
     for version in ("1", "2"):

@@ -121,7 +121,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     (tmp_path / "src").mkdir()
     write_wheel(tmp_path / "wheels", "greeting", "1.0", "text = 'good day'\n")
     (tmp_path / "src" / "train.py").write_text(SCRIPT)
-    (tmp_path / "requirements.txt").write_text("greeting\neinops==0.8.1\n")
+    (tmp_path / "requirements.txt").write_text("greeting==1.0\neinops==0.8.1\n")
     made = Project(folder=tmp_path, tag=f"trainworks-test/extended:{uuid.uuid4().hex[:12]}")
     yield made
     for engine in made.engines:
@@ -157,7 +157,7 @@ def test_our_image_with_requirements_and_code_runs_a_job(image: BuiltByCommand, 
 def test_another_torch_is_refused_with_all_its_lines_and_a_target_that_has_it(
     image: BuiltByCommand, project: Project
 ) -> None:
-    (project.folder / "requirements.txt").write_text("torch==2.10.0\ngreeting\ntorchvision==0.25.0\n")
+    (project.folder / "requirements.txt").write_text("torch==2.10.0\ngreeting==1.0\ntorchvision==0.25.0\n")
     done = project.extend(image.engine, image.reference)
     assert done.returncode == 12
     assert f"{image.reference} keeps torch 2.13.0+cpu" in done.stderr
@@ -174,7 +174,10 @@ def test_what_the_base_does_not_keep_moves_and_archives_are_built(
     # The base's tensorboard goes with this protobuf in an older release, sagemaker-training in none that has a wheel.
     write_wheel(project.folder / "wheels", "of_last_year", "1.0", "", "protobuf<5")
     project.write(
-        {"requirements.txt": "fsspec==2024.9.0\nof_last_year\nhydra-core>=1.3,<1.4\ngreeting\neinops==0.8.1\n"}
+        {
+            "requirements.txt": "fsspec==2024.9.0\nof_last_year==1.0\nhydra-core>=1.3,<1.4\n"
+            "greeting==1.0\neinops==0.8.1\n"
+        }
     )
     done = project.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 0, done.stderr
@@ -225,7 +228,7 @@ def test_a_real_project_needs_no_network_when_its_job_starts(docker_image: Built
             "src/mine/train.py": "import by_path, einops, from_git, greeting\n"
             "print('trained', by_path.text, from_git.text, greeting.text)\n",
             "src/requirements.txt": f"-r ../more.txt\n{PATH}\n{project.git_requirement}\n",
-            "more.txt": "-c limits.txt\ngreeting\n",
+            "more.txt": "-c limits.txt\ngreeting==1.0\n",
             "limits.txt": "einops<0.8.2\n",
         }
     )
@@ -278,7 +281,7 @@ def test_what_cannot_be_imported_is_named_with_its_reason(docker_image: BuiltByC
     write_wheel(
         project.folder / "wheels", "broken", "1.0", "raise RuntimeError('first\\noperator nms does not exist')\n"
     )
-    project.write({"requirements.txt": "broken\ngreeting\neinops\n"})
+    project.write({"requirements.txt": "broken==1.0\ngreeting==1.0\neinops\n"})
     done = project.extend(docker_image.engine, docker_image.reference)
     assert done.returncode == 8
     assert "FAIL  extension  3 distributions can be imported" in done.stderr
@@ -425,7 +428,7 @@ def test_an_extension_of_our_image_is_proven(docker_image: BuiltByCommand, proje
     assert refused.returncode == 17
     assert f"{project.tag} was not built from this checkout as it is now" in refused.stderr
     # Other requirements: what they would be resolved to today is nobody's proof.
-    (project.folder / "requirements.txt").write_text("greeting\n")
+    (project.folder / "requirements.txt").write_text("greeting==1.0\n")
     unlocked = prove(docker_image, project, docker_image.reference)
     assert unlocked.returncode == 11
     assert "no lock for these requirements and this base: " in unlocked.stderr

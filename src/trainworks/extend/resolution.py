@@ -208,6 +208,8 @@ class _Search:
             try:
                 versions, parents = self._versions((*self._lines, *self._roots), wheels=self._roots)
             except LockError as error:
+                if _NO_ANSWER not in error.message:
+                    raise
                 if self._roots:
                     self._give_up_roots(removed, error)
                 else:
@@ -216,6 +218,7 @@ class _Search:
             changed = {
                 name: version for name, version in (versions | own).items() if not self._is_installed(name, version)
             }
+            removed = [name for name in removed if name not in versions]
             broken = [each for each in broken_by(changed.items(), self._base, removed) if each not in self._roots]
             if broken:
                 self._roots += broken
@@ -282,8 +285,8 @@ class _Search:
         """Note a distribution of the base that goes with the requirements in no release; raises if it is kept."""
         try:
             self._versions((*self._lines, name), wheels=[name])
-        except LockError:
-            if name in self._base.kept:
+        except LockError as error:
+            if name in self._base.kept or _NO_ANSWER not in error.message:
                 raise
             removed.append(name)
 
@@ -496,6 +499,9 @@ class _Search:
                 self._assumed.setdefault((name, other), known[-1])
         self._assumed[name, version] = known[-1] if known else ()
 
+
+_NO_ANSWER = "No solution found"
+"""What uv says where no releases fit each other; an index that does not answer is another matter."""
 
 _LINE = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*(?:==(?P<version>[^\s;]+)|@\s*\S+)"
