@@ -18,14 +18,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from clock import PATIENCE
-
 # torch is imported once, by the server that each rank is forked from, and what the first optimizer imports (2 s).
 # smdistributed is not: it reads the environment.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "numpy"])
 
 HERE = Path(__file__).parent
+
+LIMIT = 300.0
+"""Seconds after which a test gives up on a job: no promise, and far above what any takes."""
 _CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -57,7 +58,7 @@ def run_ranks(
     function: Callable[..., Any],
     *arguments: Any,
     variables: Mapping[str, str] | None = None,
-    limit: float = PATIENCE,
+    limit: float = LIMIT,
 ) -> list[Any]:
     """Call ``function(*arguments)`` in ``count`` processes, and return what each rank returned, by rank.
 
@@ -131,7 +132,7 @@ def start_program(
     ]
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = PATIENCE) -> list[Ended]:
+def finish(processes: Sequence[subprocess.Popen[str]], *, limit: float = LIMIT) -> list[Ended]:
     """Wait for all ranks of a program.
 
     Raises:
@@ -160,7 +161,7 @@ def run_program(
     command: Sequence[str],
     *,
     variables: Mapping[str, str] | None = None,
-    limit: float = PATIENCE,
+    limit: float = LIMIT,
     folder: Path | None = None,
 ) -> list[Ended]:
     """Run ``python COMMAND`` as the ranks of one job, and return how each ended, by rank."""
