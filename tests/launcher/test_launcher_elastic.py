@@ -91,7 +91,7 @@ def test_torchrun_makes_a_new_group_where_it_is_asked_for() -> None:
             "--nproc-per-node=1",
             "--rdzv-backend=c10d",
             "--rdzv-endpoint=algo-1:7777",
-            f"--rdzv-conf=is_host={is_host},keep_alive_interval=3,keep_alive_max_attempt=5,last_call_timeout=300",
+            f"--rdzv-conf=is_host={is_host},keep_alive_interval=3,keep_alive_max_attempt=5,last_call_timeout=15",
             f"--local-addr={host}",
             "--max-restarts=3",
         )
