@@ -58,9 +58,12 @@ elif words[0] == "build":
     tags = [words[number + 1] for number, word in enumerate(words) if word == "--tag"]
     labels = dict(words[number + 1].split("=", 1) for number, word in enumerate(words) if word == "--label")
     write("running/%d" % os.getpid(), "")
-    at_once = len(os.listdir(folder + "/running"))
     print("[1/1] STEP 1/2: FROM x AS y\\n[1/1] STEP 2/2: RUN true\\nup", flush=True)
-    write("most", str(max(at_once, int(said("most") or 0))))
+    import fcntl
+
+    with open(folder + "/counting", "w") as counting:
+        fcntl.flock(counting, fcntl.LOCK_EX)
+        write("most", str(max(len(os.listdir(folder + "/running")), int(said("most") or 0))))
     write("begun/%d" % os.getpid(), "")
     if said("waits") and said("waits") in tags[0]:
         import signal

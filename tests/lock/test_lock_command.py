@@ -295,12 +295,11 @@ def test_ctrl_c_ends_the_resolver_too(tree: Path, plain_server: Server) -> None:
 
 def test_an_interrupt_keeps_what_was_recorded(call: Call, tree: Path, server: Server) -> None:
     """Ctrl-C in the second download: the first one stands in the lock, and the command says it was interrupted."""
-    import _thread
-
     first = server.serve("/metis-5.1.0.tar.gz", METIS)
 
     def interrupting(_request: Request) -> None:
-        _thread.interrupt_main()
+        # A real signal: it ends a wait for bytes as well.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         server.over.wait()
 
     add_artifact(tree, "metis", "5.1.0", url=first, together={"gklib": "1"})
