@@ -312,7 +312,7 @@ def test_an_extension_without_a_compiler_says_so(docker_image: BuiltByCommand, p
 def test_the_commands_of_the_page(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     tag = f"trainworks-test/extended:{uuid.uuid4().hex[:12]}"
     page = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    block, *_ = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     for text, own in (
         ("python build.py extend", f"{sys.executable} {ROOT / 'build.py'} extend --engine docker"),
         ("$(python build.py --framework pytorch --cuda cpu)", docker_image.reference),
