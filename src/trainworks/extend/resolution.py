@@ -154,7 +154,7 @@ def resolve(
         settings: This machine's indexes.
         environment: The process's.
         where: Whose requirements these are, for messages.
-        build: Builds source archives whose metadata nobody knows without running them.
+        build: Builds source archives whose metadata is not known without running them.
 
     Raises:
         LockError: No set of releases fits, or the index does not answer; with uv's own words.
@@ -249,7 +249,7 @@ class _Search:
             self._assumed[archive.name, archive.version] = self._built[str(archive)] = wheel.requires
 
     def _oldness(self, archive: Archive) -> str:
-        """Return the advice about a release that nobody would have chosen; ``""`` for the newest."""
+        """Return the advice about a release that was not asked for; ``""`` for the newest."""
         newest = self._versions([archive.name], alone=True)[0].get(archive.name, archive.version)
         if same_version(newest, archive.version):
             return ""

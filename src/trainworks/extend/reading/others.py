@@ -53,5 +53,5 @@ def kind_of(name: str) -> str:
 
 
 def sentence_of(name: str) -> str:
-    """Return why a file of this name is no requirements file, and what converts it; ``""`` for any other name."""
+    """Return why a file of this name is not a requirements file, and what converts it; ``""`` for any other."""
     return next((sentence for pattern, sentence in _SENTENCES if re.fullmatch(pattern, name)), "")
