@@ -5,8 +5,10 @@ uv resolves each framework's newest `packages` rows again, without their version
 pip. The answer is the newest versions that go together. CUDA, cuDNN and NCCL are those that the framework's wheel
 requires. The rows are printed as TOML, below the name of their file. Nothing is written.
 
-Review the rows, add them to the files, and run `python build.py lock --only NAME` for each target. Vendor rows are not
-asked for. Neither are components that are not on the index, have a CUDA version in their name, or only build others.
+Review the rows, add them to the files, and run `python build.py lock --only NAME` for each target. Components that are
+not on the index, have a CUDA version in their name, or only build others have no row here. Comments name the newer tags
+of what is fetched by git, newer rows of images/artifacts.toml than a stack has, newer frameworks than vendor targets
+have, and what comes from a server that lists no versions.
 
 Exit status: 0, or 1 if nothing could be resolved.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import tomllib
@@ -32,7 +35,9 @@ try:
 
     from trainworks.errors import LockError
     from trainworks.facts.load import load
-    from trainworks.facts.rows import Component, Cuda, Facts, Stack, TargetRow
+    from trainworks.facts.rows import Artifact, Component, Cuda, Facts, Stack, TargetRow
+    from trainworks.host.downloads import Client, UnreachableError
+    from trainworks.host.git import tags_of
     from trainworks.host.settings import HostSettings, read_host_settings
     from trainworks.inputs.lock_python import write_python_lock
     from trainworks.plan.locks import cuda_packages
@@ -44,6 +49,9 @@ except ModuleNotFoundError as error:
 
     explain(error)
     raise
+
+TAG_SECONDS = 60.0
+"""How long a repository may take to list its tags."""
 
 UNKNOWN = "?"
 """A reviewer fills it in: a fact of a CUDA version that the package index does not have."""
@@ -193,7 +201,12 @@ def propose(facts: Facts, settings: HostSettings, today: date) -> Proposal:
         if any((old.framework, old.cuda, old.base) == (row.framework, cuda.name, row.base) for old in facts.targets):
             notes.append(f"{row.framework} {version} for {cuda.name} on {row.base} can replace the row of that cell")
         versions = {each: version_in(found, components[each], cuda) for each in row.versions}
-        missing = [each for each, value in versions.items() if not value]
+        unasked = [each for each in row.versions if not versions[each] and "{" in components[each].python[0]]
+        if unasked:
+            notes.append(
+                f"{row.framework} {version} on {row.base}: add the version for {cuda.name} of: {', '.join(unasked)}"
+            )
+        missing = [each for each, value in versions.items() if not value and each not in unasked]
         if missing:
             notes.append(
                 f"{row.framework} {version} on {row.base}: not on the index for {cuda.name}: {', '.join(missing)}"
@@ -204,6 +217,7 @@ def propose(facts: Facts, settings: HostSettings, today: date) -> Proposal:
     if errors and not found_by_row:
         raise errors[0]
     stack = newer_stack(found_by_row, facts, today)
+    notes += [*vendor_notes(newest, facts), *artifact_notes(facts, settings)]
     if stack:
         targets = [replace(row, stack=stack.name) for row in targets]
     return Proposal(cudas=tuple(cudas.values()), stack=stack, targets=tuple(targets), notes=tuple(notes))
@@ -235,6 +249,59 @@ def newer_stack(found_by_row: Iterable[tuple[TargetRow, Mapping[str, str]]], fac
         components={**old.components, **newer},
         source=f"{old.name} with the newest releases on the package index on {today} of: {', '.join(sorted(newer))}",
     )
+
+
+def vendor_notes(newest: Mapping[str, str], facts: Facts) -> Iterator[str]:
+    """Yield the frameworks of which no vendor target is as new as the package index.
+
+    Args:
+        newest: The newest version on the index, by framework.
+        facts: All rows.
+    """
+    for framework, version in newest.items():
+        rows = [row for row in facts.targets if row.framework == framework and facts.sources_of(row) == "vendor"]
+        ours = max((Version(row.version) for row in rows), default=None)
+        if ours and ours < Version(version):
+            yield f"{framework} {version} is on the package index; the newest vendor target has {ours}"
+
+
+def artifact_notes(facts: Facts, settings: HostSettings) -> Iterator[str]:
+    """Yield what is newer than what the newest stacks download by themselves, and what nobody can be asked about."""
+    stacks = sorted(facts.stacks, key=lambda stack: stack.name)
+    used = {name: version for stack in stacks for name, version in stack.components.items()}
+    silent = []
+    with Client(settings) as client:
+        for name, rows in sorted(facts.artifacts_by_name.items()):
+            newest = max(rows, key=lambda row: Version(public(row.version)))
+            if name in used and Version(public(used[name])) < Version(public(newest.version)):
+                yield f"{name}: images/artifacts.toml has {newest.version}, the newest stack {used[name]}"
+            if not newest.git:
+                silent.append(name)
+                continue
+            try:
+                tags = tags_of(newest.git, ca_path=client.ca_path, seconds=TAG_SECONDS)
+            except UnreachableError as error:
+                yield f"{name}: its tags are not known: {error.message}"
+                continue
+            if tag := newer_tag(newest, tags):
+                yield f"{name}: the tag {tag} is newer than the newest row, {newest.version}"
+    if silent:
+        yield f"not asked for, because their servers list no versions: {', '.join(silent)}"
+
+
+def public(version: str) -> str:
+    """Return the numbers of a vendor's version, which PEP 440 may not know: ``1.7`` of ``1.7-aws``."""
+    found = re.search(r"\d+(\.\d+)*", version)
+    return found[0] if found else "0"
+
+
+def newer_tag(row: Artifact, tags: Iterable[str]) -> str:
+    """Return the newest of the tags that are written as the row's own and have a higher version; ``""`` if none."""
+    before, _, after = row.tag.partition(row.version)
+    form = re.compile(re.escape(before) + r"(\d+(?:\.\d+)+)" + re.sub(r"\d+", lambda _: r"\d+", re.escape(after)))
+    versions = {tag: Version(found[1]) for tag in tags if (found := form.fullmatch(tag))}
+    newer = {tag: version for tag, version in versions.items() if version > Version(public(row.version))}
+    return max(newer, key=newer.__getitem__, default="")
 
 
 def as_toml(proposal: Proposal, frameworks: Iterable[str]) -> Iterator[str]:

@@ -79,6 +79,7 @@ class Manifest(NamedTuple):
         hostname_shim: Path of the shared library; ``""`` for none.
         protected: Python distribution that a job's requirements must not replace -> version; empty if not given.
         companions: Distribution that is compiled against one of ``protected`` -> that one.
+        compiled_by: Distribution that compiles code for GPUs -> the component that it needs and the image lacks.
         minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""`` if it has none, or does not say.
         wheel_index: Package index that the image's framework came from; ``""`` for the usual one.
     """
@@ -95,6 +96,7 @@ class Manifest(NamedTuple):
     hostname_shim: str = ""
     protected: Mapping[str, str] = MappingProxyType({})
     companions: Mapping[str, str] = MappingProxyType({})
+    compiled_by: Mapping[str, str] = MappingProxyType({})
     minimum_driver: str = ""
     wheel_index: str = ""
 
@@ -167,6 +169,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
         hostname_shim=text(content.get("hostname_shim")),
         protected=_texts_by_name(content.get("protected")),
         companions=_texts_by_name(content.get("companions")),
+        compiled_by=_texts_by_name(content.get("compiled_by")),
         minimum_driver=text(content.get("minimum_driver")),
         wheel_index=text(content.get("wheel_index")),
     )

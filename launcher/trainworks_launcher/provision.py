@@ -128,11 +128,13 @@ def unread(code: Code) -> tuple[str, ...]:
 
 
 def _kept(environment: Environment) -> tuple[str, ...]:
-    """Return words for ``install.py``: what of the image stays, and what must have been built for it."""
+    """Return words for ``install.py``: what stays, what must have been built for the image, what it cannot compile."""
     manifest = environment.manifest
     words = ["--keep", *(f"{name}=={version}" for name, version in manifest.protected.items())]
     if manifest.companions:
         words += ["--companions", *(f"{name}={of}" for name, of in manifest.companions.items())]
+    if manifest.compiled_by:
+        words += ["--compiled-by", *(f"{name}={component}" for name, component in manifest.compiled_by.items())]
     if manifest.wheel_index:
         words += ["--index", manifest.wheel_index]
     return tuple(words)

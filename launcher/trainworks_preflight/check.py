@@ -33,7 +33,14 @@ from trainworks_preflight.advice import CUDA_COMPONENTS, OPEN_LIBRARY, Advice, D
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
-from trainworks_preflight.script import Finding, check_compiler, check_devices, check_script, read_script
+from trainworks_preflight.script import (
+    Finding,
+    check_compiler,
+    check_devices,
+    check_operators,
+    check_script,
+    read_script,
+)
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
 _LOADS_BACKENDS = (2, 5)
@@ -175,6 +182,7 @@ def _plan(
         for missing in environment.manifest.missing:
             if missing.component == _COMPILER:
                 findings += check_compiler(parsed, missing.cost)
+        findings += check_operators(parsed, environment.manifest.compiled_by)
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,

@@ -201,6 +201,26 @@ def check_compiler(script: Script, cost: str) -> tuple[Finding, ...]:
     return (*found, *(Finding("triton", why, line) for line in lines[:1]))
 
 
+def check_operators(script: Script, compiled_by: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Find what compiles code for GPUs, for an image without the compiler.
+
+    Args:
+        script: The training script.
+        compiled_by: Distribution to the component that it needs, as the image manifest has it.
+    """
+    lines = {name.partition(".")[0]: line for name, line in reversed(list(script.modules.items()))}
+    return tuple(
+        Finding(
+            module,
+            f"it may compile code for GPUs when it is first used, and the image has no {component}: take one that was"
+            f" built --with {component}",
+            lines[module],
+        )
+        for name, component in compiled_by.items()
+        if (module := name.replace("-", "_")) in lines
+    )
+
+
 def _model_parallel(script: Script, instance_type: str, loader_workers: bool, torchrun: bool) -> Iterator[Finding]:
     """Find what smp needs, and what it does not work with."""
     started = script.called("smp.init") or script.called(f"{_SMP}.init")

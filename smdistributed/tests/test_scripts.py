@@ -73,14 +73,13 @@ def test_a_convolution_net_placed_by_hand_trains_on_two_replicas(tmp_path: Path)
     assert losses[-1] < 0.6 * losses[0]
 
 
-@pytest.mark.parametrize("fp16", [0, 1])
-def test_a_language_model_trains_and_resumes(fp16: int, tmp_path: Path) -> None:
+def test_a_language_model_trains_and_resumes_in_half_precision(tmp_path: Path) -> None:
+    """Without `fp16` the script trains over tensor ranks, below; the convolution net resumes from a partial model."""
     script = SCRIPTS / "language.py"
-    options = ["--pipeline_parallel_degree", "2", "--microbatches", "4", "--fp16", str(fp16)]
+    options = ["--pipeline_parallel_degree", "2", "--microbatches", "4", "--fp16", "1"]
     first = run(script, *options, smp=PIPELINE, folder=tmp_path)
     assert first[-1] < 0.8 * first[0]
-    resumed = "full" if fp16 else "partial"
-    second = run(script, *options, "--max_steps", "4", "--resume", resumed, smp=PIPELINE, folder=tmp_path)
+    second = run(script, *options, "--max_steps", "4", "--resume", "full", smp=PIPELINE, folder=tmp_path)
     assert max(second) < 0.9 * first[0]
     assert (tmp_path / "newest").read_text() == "steps-24"
 

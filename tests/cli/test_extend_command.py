@@ -207,6 +207,14 @@ def test_pips_letter_names_the_requirements(refused: Refused, tmp_path: Path) ->
     assert "1 problem with the extension" in text
 
 
+def test_a_compiler_and_a_variable_are_checked_before_anything_starts(refused: Refused) -> None:
+    words = ("--apt", "g++", "--with", "nvc", "--build-env", "NAME")
+    status, said = refused(*words)
+    assert status == 2, said
+    assert "argument --build-env: must be NAME=VALUE, got 'NAME'" in said
+    assert "unknown compiler in --with: 'nvc'; did you mean nvcc?" in said
+
+
 def test_an_error_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(("extend", "--base", "b:1", "--tag", "t:1", "--format", "json"), root)
     content = json.loads(capsys.readouterr().out)

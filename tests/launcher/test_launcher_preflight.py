@@ -287,6 +287,18 @@ def test_what_compiles_at_run_time_is_told_for_an_image_without_a_compiler(tmp_p
     assert told([]) == []
 
 
+def test_what_compiles_for_gpus_is_told_for_an_image_without_nvcc(tmp_path: Path) -> None:
+    document = {"schema": 1, "programs": {"python": "/p"}, "compiled_by": {"deepspeed": "nvcc", "flash-attn": "nvcc"}}
+    (tmp_path / "image.json").write_text(json.dumps(document), encoding="utf-8")
+    script = "import torch\nfrom deepspeed.ops.adam import FusedAdam\nimport deepspeed\n"
+    option = ("--image-manifest", f"{tmp_path}/image.json")
+    (piece,) = [
+        each for each in run(words(tmp_path, {}, *option, count=1, script=script)).advice if each.subject == "script"
+    ]
+    assert (piece.line, piece.text) == (2, "deepspeed")
+    assert "the image has no nvcc: take one that was built --with nvcc" in piece.why
+
+
 # ------------------------------------------------------------------------------------------------------------- advice
 def test_one_host_with_smddp(tmp_path: Path) -> None:
     advice = advice_of(run(words(tmp_path, SMDDP, count=1)))

@@ -320,6 +320,17 @@ def test_a_companion_that_fits_is_taken_where_pip_finds_it(image: Image, wheels:
 
 
 # ---------------------------------------------------------------------------------------------- what cannot be compiled
+def test_what_may_compile_for_gpus_is_named_where_the_image_has_no_nvcc(image: Image) -> None:
+    image.document["compiled_by"] = {"plain": "nvcc", "absent": "nvcc"}
+    made = image.run("plain\n")
+    assert made.status == 0, made.text
+    warning = (
+        "warning: plain may compile code for GPUs when it is first used, and this image has no nvcc: take an image"
+    )
+    assert f"trainworks: {warning} that was built --with nvcc" in made.text
+    assert "absent" not in made.text.replace("absent=nvcc", "")
+
+
 def test_the_reason_of_a_failed_build_names_the_package_and_the_compiler(image: Image) -> None:
     """pip's own last word is a token; what is missing stands far above it."""
     files = source_of("thing", build="subprocess.run(['gcc', '-c', 'thing.c'])")

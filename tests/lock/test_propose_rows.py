@@ -145,6 +145,9 @@ def propose(root: Path, one_row: Path) -> Callable[[str], Proposed]:
     def run(url: str) -> Proposed:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
         environment |= {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": url, "UV_NO_CACHE": "1"}
+        # Git asks folders of this machine, and no server.
+        environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": "https://"}
+        environment["GIT_CONFIG_KEY_0"] = f"url.file://{one_row}/repositories/.insteadOf"
         command = (sys.executable, str(root / "tools" / "propose_rows.py"), "--root", str(one_row))
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
         return Proposed(status=done.returncode, rows=tomllib.loads(done.stdout), text=done.stdout, err=done.stderr)
@@ -173,7 +176,9 @@ def test_the_rows_of_a_newer_version_are_added_as_they_are(propose: Propose, ind
     assert stack["components"]["mpi4py"] == "98.0"
     assert stack["components"] | {"mpi4py": ""} == {**load(one_row).stack_by_name[old.stack].components, "mpi4py": ""}
     versions = {"torch": "99.1.0", "cuda": "13.9.45", "cudnn": "90.1", "nccl": "90.2"}
-    assert target["versions"] == {**old.versions, **versions}
+    # That of nvcc depends on the CUDA, which was not known before.
+    assert target["versions"] | {"nvcc": "?"} == {**old.versions, **versions, "nvcc": "?"}
+    assert "add the version for cu139 of: nvcc" in proposed.text
     assert (target["version"], target["cuda"], target["stack"]) == ("99.1.0", "cu139", stack["name"])
     assert "torch 99.1.0 wheel" in target["source"]
     # Each part stands below the name of its file.
@@ -212,6 +217,25 @@ def test_a_build_whose_index_is_behind_keeps_its_version(propose: Propose, index
     assert f"torch 99.1.0+cpu is not on the indexes: pytorch for cpu stays {cpu.version}" in proposed.text
     # And counts for the components that all targets have.
     assert proposed.rows["stack"][0]["components"]["mpi4py"] == "98.0"
+
+
+def test_newer_tags_and_rows_of_what_is_downloaded_by_itself_are_named(
+    propose: Propose, index: Index, one_row: Path
+) -> None:
+    """Tags of another form, such as release candidates, are no releases."""
+    repository = one_row / "repositories" / "github.com" / "aws" / "aws-ofi-nccl"
+    git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(("git", "init", "--quiet", str(repository)), check=True)
+    subprocess.run((*git, "commit", "--quiet", "--allow-empty", "--message=x"), check=True)
+    for tag in ("v1.21.1", "v1.9.0", "v1.22.0", "v1.23.0rc1", "v1.24.0-aws", "nightly-2.0"):
+        subprocess.run((*git, "tag", tag), check=True)
+    said = propose(index.url).text
+    assert "# aws-ofi-nccl: the tag v1.22.0 is newer than the newest row, 1.21.1\n" in said
+    assert "# gdrcopy: images/artifacts.toml has 2.6, the newest stack 2.5.1\n" in said
+    assert "# gdrcopy: its tags are not known: cannot fetch https://github.com/NVIDIA/gdrcopy: " in said
+    (silent,) = [line for line in said.splitlines() if line.startswith("# not asked for")]
+    assert "efa-installer" in silent
+    assert "rdma-core" in silent
 
 
 def test_an_index_without_the_packages_is_an_error(propose: Propose, plain_server: Server) -> None:

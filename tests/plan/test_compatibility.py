@@ -34,6 +34,8 @@ def gpus(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
+INDEX = {"sources": "packages"}
+
 CASES = (
     case("image-is-of-base", {"image.base": "ubuntu20.04", "base": "ubuntu22.04"}, base="ubuntu20.04"),
     case("builder-image-is-of-base", {"builder.base": "ubuntu22.04", "base": "ubuntu20.04"}, base="ubuntu22.04"),
@@ -76,6 +78,8 @@ CASES = (
     case("torch-2.7-cuda", {"torch": "2.7.1", "cuda": "12.4.1"}, cuda="12.8.1"),
     case("torch-2.9-cuda", {"torch": "2.10.0", "cuda": "12.9.1"}, cuda="13.0.2"),
     case("torch-2.11-cuda", {"torch": "2.11.0", "cuda": "12.4.1"}, cuda="12.9.1"),
+    case("torch-2.12-cuda-of-the-index", {"torch": "2.14.1", "cuda": "13.2.86", **INDEX}, cuda="13.0.96"),
+    case("torch-2.15-cuda-of-the-index", {"torch": "2.15.0", "cuda": "13.0.96", **INDEX}, cuda="13.2.86"),
     case("torch-python-3.10", {"torch": "1.10.2", "python": "3.10"}, python="3.9"),
     case("torch-python-3.11", {"torch": "1.13.1", "python": "3.11"}, python="3.10"),
     case("torch-python-3.12", {"torch": "2.1.2", "python": "3.12"}, python="3.11"),

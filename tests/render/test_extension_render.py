@@ -14,6 +14,7 @@ import pytest
 from trainworks.extend.plan import EntryPoint, ExtensionPlan, WheelSource, make_extension
 from trainworks.extend.render import RECIPES, render_extension, render_wheels
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel
+from trainworks.extend.toolkit import Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.host.apt import AptSettings, AptSource
 from trainworks.host.pip import PipSettings
@@ -85,7 +86,14 @@ SOURCES = (
     WheelSource(archive=b"two", origin="--source"),
     WheelSource(pin="fast==1.0 --hash=sha256:" + "0" * 64, origin="fast 1.0", name="fast"),
 )
-NAMES = (*PLANS, "wheels")
+COMPILED = (WheelSource(pin="fused==2.0 --hash=sha256:" + "1" * 64, origin="fused 2.0", name="fused"), *SOURCES[2:])
+BENCH = Workbench(
+    component="nvcc",
+    requirements="nvidia-cuda-nvcc==13.2.86 --hash=sha256:" + "2" * 64 + "\n",
+    whole=("fused",),
+    variables={"TORCH_CUDA_ARCH_LIST": "8.0;9.0"},
+)
+NAMES = (*PLANS, "wheels", "compiled-wheels")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +110,8 @@ def name(request: pytest.FixtureRequest) -> str:
 def rendering(name: str, recipes: dict[str, str]) -> Rendering:
     if name == "wheels":
         return render_wheels(SOURCES, OURS, ("g++",), recipes)
+    if name == "compiled-wheels":
+        return render_wheels(COMPILED, OURS, (), recipes, BENCH)
     return render_extension(PLANS[name], recipes)
 
 

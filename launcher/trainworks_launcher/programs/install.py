@@ -1,16 +1,18 @@
 """Runs pip so that it keeps what the image was built around; a program of its own.
 
-Run as ``python -I install.py --keep NAME==VERSION... [--companions NAME=FRAMEWORK...] [--index URL] -- PIP...``, with
-the Python that pip installs for. What is kept goes to pip as constraints, in a file of the host's runtime directory.
-Where an image built on ours has another version installed, that version is kept. A requirement that contradicts a
-constraint is refused before pip starts, because pip may download other packages first. What pip cannot resolve, pip
-reports. A line that names the build of what is kept (``torch==VERSION+cu121``) names what is installed.
+Run as ``python -I install.py --keep NAME==VERSION... [--companions NAME=FRAMEWORK...] [--compiled-by NAME=COMPONENT...]
+[--index URL] -- PIP...``, with the Python that pip installs for. What is kept goes to pip as constraints, in a file of
+the host's runtime directory. Where an image built on ours has another version installed, that version is kept. A
+requirement that contradicts a constraint is refused before pip starts, because pip may download other packages first.
+What pip cannot resolve, pip reports. A line that names the build of what is kept (``torch==VERSION+cu121``) names what
+is installed.
 
 pip looks at what it installs, and not at what is there already: a distribution that loses what it requires is asked for
 beside the requirements, so that it moves too. ``build.py extend`` has these rules as well (``extend/kept.py``).
 
 Companions are compiled against a framework. Their metadata does not say for which build of it, so each companion that
-the installation brought is imported once, and refused if that fails.
+the installation brought is imported once, and refused if that fails. What may compile with a component that the image
+lacks is named in a warning.
 """
 
 from __future__ import annotations
@@ -375,6 +377,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keep", nargs="+", default=[])
     parser.add_argument("--companions", nargs="+", default=[])
+    parser.add_argument("--compiled-by", nargs="+", default=[])
     parser.add_argument("--index", default="")
     given = parser.parse_args(arguments[:split])
     kept = {}
@@ -391,7 +394,8 @@ def main(arguments: Sequence[str]) -> int:
             return _report(str(error))
         if found:
             return _report(refusal(found))
-    before = {name: installed_version(name) for name in (word.partition("=")[0] for word in given.companions)}
+    watched = (word.partition("=")[0] for word in (*given.companions, *given.compiled_by))
+    before = {name: installed_version(name) for name in watched}
     with tempfile.TemporaryDirectory(dir=os.environ.get(_RUNTIME_DIRECTORY)) as directory:
         if "-r" in pip:
             place = pip.index("-r") + 1
@@ -413,6 +417,13 @@ def main(arguments: Sequence[str]) -> int:
             wrong = misfit(name, framework, given.index)
             if wrong:
                 return _report(wrong)
+    for word in given.compiled_by:
+        name, _, component = word.partition("=")
+        if installed_version(name) != before[name]:
+            _report(
+                f"warning: {name} may compile code for GPUs when it is first used, and this image has no"
+                f" {component}: take an image that was built --with {component}"
+            )
     return 0
 
 

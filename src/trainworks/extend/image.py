@@ -44,11 +44,14 @@ from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
 from trainworks.extend.resolution import Archive, Resolvable
 from trainworks.extend.source import SourceTree
+from trainworks.extend.toolkit import Workbench, compiler_warnings, workbench_of
+from trainworks.extend.wheel_cache import cache_key, cached_wheel, keep_wheel
 from trainworks.extend.wheel_files import download_wheels
 from trainworks.extend.wheels import archive_source, build_wheels, find_sources, project_source
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
-from trainworks.facts.rows import Facts
+from trainworks.facts.rows import Facts, TargetRow
+from trainworks.host.cache import cache_folder
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.inspect.targets import find_image
@@ -171,7 +174,17 @@ def plan_extension(
         extras = {extra for each in own for extra in each.requirement.extras.strip("[]").split(",") if extra}
         extras |= set(inputs.extras)
         sources.append(project_source(inputs.source.files, extras=f"[{','.join(sorted(extras))}]" if extras else ""))
-    workshop = _Workshop(base=base, apt=inputs.apt, recipes=recipes, engine=engine, settings=settings, options=request)
+    bench = workbench_of(request.with_components, request.build_environment, base, _row_of_base(base, facts), facts)
+    workshop = _Workshop(
+        base=base,
+        apt=inputs.apt,
+        bench=bench,
+        recipes=recipes,
+        engine=engine,
+        settings=settings,
+        options=request,
+        cache=cache_folder(environment, "wheels"),
+    )
     built = workshop.build(sources)
     if refused := [
         f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} keeps {base.kept[wheel.name]}"
@@ -180,6 +193,7 @@ def plan_extension(
     ]:
         raise ExtendError(refused)
     local, resolvable = _resolvable(inputs, base, built, commits, request.only_binary)
+    resolvable = replace(resolvable, options=(*resolvable.options, *bench.lines))
     companions = frozenset(name for component in facts.components for name in component.companions)
     requirements, lock = "".join(f"{line}\n" for line in resolvable.lines), None
     if inputs.wanted.hashed:
@@ -236,6 +250,8 @@ def plan_extension(
             say(f"  {note}")
         if warning := left_behind(plan.moves):
             say(warning)
+        for warning in [] if bench.component else compiler_warnings([name for name, _ in locked], base, facts):
+            say(f"  warning: {warning}")
     again = checks_again(
         _plan_of_base(base, facts), base, plan.moves, removed=removed, locked={name for name, _ in locked}
     )
@@ -260,10 +276,12 @@ class _Workshop:
 
     base: ExtendedBase
     apt: tuple[str, ...]
+    bench: Workbench
     recipes: Mapping[str, str]
     engine: Engine
     settings: HostSettings
     options: BuildOptions
+    cache: Path
     done: dict[str, Wheel] = field(default_factory=dict)
 
     def build_archives(self, archives: Sequence[Archive]) -> tuple[Wheel, ...]:
@@ -274,10 +292,23 @@ class _Workshop:
         return tuple(self.done[archive.sha256] for archive in archives)
 
     def build(self, sources: Sequence[WheelSource]) -> tuple[Wheel, ...]:
-        """Build wheels, in the same order."""
+        """Return wheels, in the same order: those of the user's cache, or else built."""
+        places = [self.cache / cache_key(source, self.base, self.apt, self.bench) for source in sources]
+        wheels = [
+            None if self.options.no_cache else cached_wheel(place, source)
+            for place, source in zip(places, sources, strict=True)
+        ]
+        missing = [source for source, wheel in zip(sources, wheels, strict=True) if wheel is None]
+        built = iter(self._build(missing))
+        found = []
+        for place, source, wheel in zip(places, sources, wheels, strict=True):
+            found.append(wheel or keep_wheel(place, source, next(built)))
+        return tuple(found)
+
+    def _build(self, sources: Sequence[WheelSource]) -> tuple[Wheel, ...]:
         if not sources:
             return ()
-        rendering = render_wheels(tuple(sources), self.base, self.apt, self.recipes)
+        rendering = render_wheels(tuple(sources), self.base, self.apt, self.recipes, self.bench)
         name = f"trainworks/wheels:{rendering.digest[-12:]}"
         spec = ImageSpec(
             name=name,
@@ -293,9 +324,14 @@ class _Workshop:
 
 def _plan_of_base(base: ExtendedBase, facts: Facts) -> ImagePlan | None:
     """Return what this checkout makes of the target that a base's label names; ``None`` for another maker's image."""
-    title = base.labels.get(TITLE_LABEL, "") if base.launcher else ""
-    row = next((row for row in facts.targets if facts.name_of(row) == title), None)
+    row = _row_of_base(base, facts)
     return make_plan(request_for(row, facts), facts) if row is not None else None
+
+
+def _row_of_base(base: ExtendedBase, facts: Facts) -> TargetRow | None:
+    """Return the target that a base's label names; ``None`` for another maker's image."""
+    title = base.labels.get(TITLE_LABEL, "") if base.launcher else ""
+    return next((row for row in facts.targets if facts.name_of(row) == title), None)
 
 
 def _is_same(folder: Path, source: Path | None) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from trainworks.extend.plan import CODE_FOLDER, COMPONENT, INSTALLED_FILE, ExtensionPlan, WheelSource
 from trainworks.extend.requirements import ExtendedBase
+from trainworks.extend.toolkit import BARE, Workbench
 from trainworks.facts.rows import SourceFile
 from trainworks.render.dockerfile import MACROS, Rendering, blaming, new_environment
 
@@ -44,23 +45,29 @@ def render_extension(plan: ExtensionPlan, recipes: Mapping[str, str]) -> Renderi
         # pip takes a file of an index for one of a folder unless it knows the hash of both before it downloads.
         links = "".join(f'<a href="{wheel.file}#sha256={wheel.sha256}">{wheel.file}</a>\n' for wheel in plan.wheels)
         files += [SourceFile(path="wheels/index.html", content=links.encode())] if links else []
-    return _rendering(plan.base, plan.apt, files, recipes, name=plan.tag, plan=plan, sources=())
+    return _rendering(plan.base, plan.apt, files, recipes, name=plan.tag, plan=plan, sources=(), bench=BARE)
 
 
 def render_wheels(
-    sources: tuple[WheelSource, ...], base: ExtendedBase, apt: tuple[str, ...], recipes: Mapping[str, str]
+    sources: tuple[WheelSource, ...],
+    base: ExtendedBase,
+    apt: tuple[str, ...],
+    recipes: Mapping[str, str],
+    bench: Workbench = BARE,
 ) -> Rendering:
     """Return the build context of an image that has nothing but wheels: ``SOURCE.folder/FILE.whl`` for each source.
 
-    They are built in the base image with the extension's Debian packages, such as a compiler, each in a stage of its
-    own: what an engine built once is not built again for another set. Raises ``RecipeError``.
+    They are built in the base image with the extension's Debian packages and the compiler of ``bench``, each in a stage
+    of its own: what an engine built once is not built again for another set. Raises ``RecipeError``.
     """
     # The folder must exist to be mounted; this machine's own copies of source archives are put there before a build.
     files = [SourceFile(path="archives/.keep", content=b"")] if any(each.pin for each in sources) else []
     files += [
         SourceFile(path=f"sources/{each.file}", content=each.archive or f"{each.pin}\n".encode()) for each in sources
     ]
-    rendering = _rendering(base, apt, files, recipes, name="wheels", plan=None, sources=sources)
+    if bench.component:
+        files.append(SourceFile(path="compiler.txt", content=bench.requirements.encode()))
+    rendering = _rendering(base, apt, files, recipes, name="wheels", plan=None, sources=sources, bench=bench)
     # A build that fails names the package.
     stages = {f"wheel-{number}": each.origin for number, each in enumerate(sources)}
     return replace(rendering, stage_components={**rendering.stage_components, **stages})

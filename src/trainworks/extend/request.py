@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainworks.build.order import BuildOptions
@@ -18,6 +19,8 @@ class ExtendRequest(BuildOptions):
         requirements: File with the Python packages to install; ``None``: ``requirements.txt`` of ``source``, if any.
         only_binary: Names of which no source archive is built; ``:all:`` for all.
         apt: Debian packages to install.
+        with_components: Components that wheels are built with, and that are not in the image: ``nvcc``.
+        build_environment: Variables of these builds.
         source: Folder with the code; ``None`` for no code.
         extras: Extras of the project, or of the lock, to install.
         groups: Dependency groups of the project, or of the lock, to install.
@@ -29,6 +32,8 @@ class ExtendRequest(BuildOptions):
     requirements: Path | None = None
     only_binary: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
+    with_components: tuple[str, ...] = ()
+    build_environment: Mapping[str, str] = field(default_factory=dict)
     source: Path | None = None
     extras: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()

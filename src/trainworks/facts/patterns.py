@@ -52,7 +52,7 @@ OPTIONAL_DIGITS = re.compile(r"(\d+(\.\d+)*)?\Z")
 RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*\Z")
 PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*\Z")
 FLAG = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*\Z")
-BOUNDS = r"(<=|>=|==|!=|<|>)\d[A-Za-z0-9.+]*"
+BOUNDS = r"(<=|>=|==|!=|<|>)(\d|\{cuda\})[A-Za-z0-9.+]*"
 REQUIREMENT = re.compile(rf"[A-Za-z0-9{{][A-Za-z0-9._*{{}}-]*(\[[A-Za-z0-9._,-]+\])?({BOUNDS}(,{BOUNDS})*)?\Z")
 DISTRIBUTION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*\Z")

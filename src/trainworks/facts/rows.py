@@ -209,7 +209,7 @@ class Component:
     sources: tuple[Source, ...] = ("packages", "vendor")
     frameworks: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
-    by_row: bool = False
+    by_row: str = ""
     recipe: str = ""
     artifact: bool = False
     debian: tuple[str, ...] = ()
@@ -222,6 +222,7 @@ class Component:
     replaces_debian: tuple[str, ...] = ()
     protected: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
+    compiles: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     builds_with: tuple[str, ...] = ()
     build_only: bool = False

@@ -37,6 +37,12 @@ def tag_commit(repository: str, tag: str, *, ca_path: str = "", seconds: float =
     return found.get(f"refs/tags/{tag}^{{}}", found.get(f"refs/tags/{tag}", ""))
 
 
+def tags_of(repository: str, *, ca_path: str = "", seconds: float = SECONDS) -> list[str]:
+    """Return the names of a repository's tags; raises as ``tag_commit`` does."""
+    listing = _git(("ls-remote", "--tags", "--refs", repository), repository, ca_path, seconds)
+    return [line.partition("refs/tags/")[2] for line in listing.output.decode().splitlines()]
+
+
 def make_bundle(repository: str, tag: str, commit: str, target: Path, *, ca_path: str = "") -> None:
     """Write a bundle of a commit and its whole history: a file that git can fetch from.
 

@@ -30,7 +30,7 @@ class Requirement:
 
     def __str__(self) -> str:
         """Return it as pip writes it."""
-        return f"{self.asked}=={self.version}" if self.version else self.asked
+        return f"{self.asked}{',' if self.range else ''}=={self.version}" if self.version else self.asked
 
     @property
     def name(self) -> str:

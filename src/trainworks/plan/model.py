@@ -148,6 +148,7 @@ class ImagePlan:
         protected: Python distributions that a job's requirements must not replace, name to version.
         companions: Distributions that are compiled against a component, and that the image does not have: name to
             component.
+        compiled_by: Distributions that compile with a component that the image does not have: name to component.
     """
 
     target: Target
@@ -176,6 +177,7 @@ class ImagePlan:
     imports: tuple[str, ...]
     protected: Mapping[str, str]
     companions: Mapping[str, str]
+    compiled_by: Mapping[str, str]
 
     def as_json(self) -> str:
         """Return the whole plan as JSON: sorted by nothing but its own order, two spaces deep, newline at the end."""

@@ -24,6 +24,7 @@ from trainworks.plan.select import select_components, select_row
 from trainworks.plan.shares import (
     BUILDER,
     companion_distributions,
+    compiled_distributions,
     lock_of,
     protected_distributions,
     share_packages,
@@ -150,6 +151,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         imports=tuple(module for recipe in recipes for module in recipe.imports),
         protected=protected_distributions(components, steps),
         companions=companion_distributions(components, steps),
+        compiled_by=compiled_distributions(components, cell, facts),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 
 from trainworks.errors import LockError
-from trainworks.facts.rows import Component, Cuda, LockedPackage
+from trainworks.facts.rows import Component, Cuda, Facts, LockedPackage
 from trainworks.plan.model import Step
 from trainworks.plan.target import TargetContext
 
@@ -28,7 +28,8 @@ def lock_of(target: TargetContext) -> tuple[LockedPackage, ...]:
 def python_requirements(component: Component, cuda: Cuda) -> tuple[str, ...]:
     """Return what a component asks of the package index for a CUDA cell: names, some with extras or a range."""
     rows = component.python if cuda.version else component.python_cpu or component.python
-    return tuple(row.replace("{wheel_suffix}", cuda.wheel_suffix).replace("{cell}", cuda.name) for row in rows)
+    values = {"{wheel_suffix}": cuda.wheel_suffix, "{cell}": cuda.name, "{cuda}": cuda.version}
+    return tuple(re.sub(r"\{\w+\}", lambda found: values[found[0]], row) for row in rows)
 
 
 def python_patterns(component: Component, cuda: Cuda) -> tuple[str, ...]:
@@ -123,6 +124,13 @@ def companion_distributions(components: Sequence[Component], steps: Sequence[Ste
     """Return the distributions that are compiled against a component, and that no step has: name to component."""
     locked = {package.name for step in steps if step.in_image for package in step.python}
     return {name: component.name for component in components for name in component.companions if name not in locked}
+
+
+def compiled_distributions(components: Sequence[Component], cuda: Cuda, facts: Facts) -> dict[str, str]:
+    """Return the distributions that compile for GPUs with a component that an image for CUDA lacks: name to that."""
+    chosen = {component.name for component in components}
+    lacking = [each for each in facts.components if each.compiles and cuda.version and each.name not in chosen]
+    return {name: each.name for each in lacking for name in each.compiles}
 
 
 def _closure(names: Sequence[str], packages: Mapping[str, LockedPackage]) -> list[str]:

@@ -91,7 +91,7 @@ def _needs_version(component: Component) -> bool:
 
     That is so for a component of vendor sources alone, and for one with ``by_row``.
     """
-    return component.by_row or component.sources == ("vendor",)
+    return bool(component.by_row) or component.sources == ("vendor",)
 
 
 def artifact_rows(component: Component, target: TargetContext, facts: Facts) -> tuple[Artifact, ...]:

@@ -37,6 +37,7 @@ def render_manifest(plan: ImagePlan) -> str:
             if "@" in f"{plan.image}{plan.builder_image}"
             else {}
         ),
+        **({"compiled_by": dict(plan.compiled_by)} if plan.compiled_by else {}),
         **({"first_use": plan.first_use} if plan.first_use else {}),
     }
     return json.dumps(content, indent=2) + "\n"

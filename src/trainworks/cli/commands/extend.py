@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -49,6 +51,7 @@ def parser() -> Grammar:
         fails=(*IMAGE_ERRORS, UnknownNameError, BuildError, HostError, LockError, ExtendError),
         reads=(HOST_SETTINGS, APT_SETTINGS, DOCKER_HOST),
         see_also=("push", "prove", "report"),
+        check=check,
     )
     grammar.add_argument(
         "--base",
@@ -57,12 +60,28 @@ def parser() -> Grammar:
         help="extend this image of the engine or a registry, or of a target",
     )
     grammar.add_argument("--tag", required=True, metavar="IMAGE", help="name the new image, such as my/train:1")
+    grammar.add_argument(
+        "--with",
+        action="append",
+        default=[],
+        dest="with_components",
+        metavar="COMPONENT",
+        help="build wheels with this compiler, which is not in the image: nvcc",
+    )
     add_contents(grammar)
     add_until(grammar, STAGES)
     add_engine(grammar)
     add_format(grammar)
     add_build_options(grammar)
     return grammar
+
+
+def variable(text: str) -> tuple[str, str]:
+    """Return name and value of ``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    return name, value
 
 
 def add_contents(grammar: Grammar) -> None:
@@ -88,11 +107,30 @@ def add_contents(grammar: Grammar) -> None:
     )
     grammar.add_argument("--apt", action="append", default=[], metavar="PACKAGE", help="install this Debian package")
     grammar.add_argument(
+        "--build-env",
+        action="append",
+        default=[],
+        type=variable,
+        metavar="NAME=VALUE",
+        help="set this for builds of wheels, such as TORCH_CUDA_ARCH_LIST=9.0",
+    )
+    grammar.add_argument(
         "--source", type=Path, metavar="DIR", help="copy this folder to /opt/ml/code; install a project"
     )
     grammar.add_argument(
         "--entry-point", metavar="FILE", help="run this file below --source; default: the job names one"
     )
+
+
+def check(options: Namespace, root: Path) -> list[UnknownNameError]:
+    """Return the compilers that do not exist."""
+    from trainworks.facts.load import load
+    from trainworks.plan.names import unknown
+
+    if not options.with_components:
+        return []
+    known = [component.name for component in load(root).components if component.compiles]
+    return [unknown("compiler in --with:", name, known) for name in options.with_components if name not in known]
 
 
 def run(options: Namespace, root: Path) -> int:
@@ -106,6 +144,8 @@ def run(options: Namespace, root: Path) -> int:
         requirements=options.requirements,
         only_binary=tuple(options.only_binary),
         apt=tuple(options.apt),
+        with_components=tuple(options.with_components),
+        build_environment=dict(options.build_env),
         source=options.source,
         extras=tuple(options.extra),
         groups=tuple(options.group),

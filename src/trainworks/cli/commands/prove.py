@@ -97,6 +97,8 @@ def run(options: Namespace, root: Path) -> int:
             groups=tuple(options.group),
             only_binary=tuple(options.only_binary),
             apt=tuple(options.apt),
+            with_components=tuple(options.with_components),
+            build_environment=dict(options.build_env),
             source=options.source,
             entry_point=options.entry_point,
             engine=options.engine,
@@ -108,7 +110,7 @@ def run(options: Namespace, root: Path) -> int:
         attach=options.attach or "",
         builder=options.builder or "",
         engine=options.engine,
-        with_components=tuple(options.with_components),
+        with_components=() if extension else tuple(options.with_components),
         without_components=tuple(options.without_components),
         extension=extension,
     )
@@ -129,10 +131,10 @@ def run(options: Namespace, root: Path) -> int:
 
 def _check_choice(options: Namespace) -> None:
     """Check that the options are those of a target, or those of an extension."""
-    names: tuple[str, ...] = ("requirements", "extra", "group", "apt", "source", "entry_point")
+    names: tuple[str, ...] = ("requirements", "extra", "group", "apt", "build_env", "source", "entry_point")
     advice = "is about an extended image: name its --base too"
     if options.base:
-        names, advice = ("with_components", "without_components"), "is about a target's image, and --base is given"
+        names, advice = ("without_components",), "is about a target's image, and --base is given"
     wrong = [f"--{name.removesuffix('_components').replace('_', '-')}" for name in names if getattr(options, name)]
     if wrong:
         raise CommandLineError([f"{option} {advice}" for option in wrong])

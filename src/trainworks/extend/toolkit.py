@@ -1,0 +1,116 @@
+"""The compiler of CUDA code: in the stages that build an extension's wheels, and not in its image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from trainworks.errors import ExtendError
+from trainworks.extend.requirements import ExtendedBase
+from trainworks.facts.rows import Component, Facts, TargetRow
+from trainworks.plan.model import ImagePlan
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.select import request_for
+from trainworks.plan.target import context_of
+
+BUILD_TOOL = "wheel"
+"""A distribution that builds of older projects import; it is in each lock for our own builds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workbench:
+    """What wheels are built with, beside the base and the extension's Debian packages.
+
+    Attributes:
+        component: The component of the compiler; ``""`` where none was asked for.
+        requirements: Its files, hash-locked, as pip reads them.
+        whole: Distributions that are built with the base's torch in sight: without it they build something else.
+        variables: The environment of builds, such as ``TORCH_CUDA_ARCH_LIST``.
+    """
+
+    component: str = ""
+    requirements: str = ""
+    whole: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What it is made of, a line each: what is built with another one may ask for other packages."""
+        return (*self.requirements.splitlines(), *(f"{name}={value}" for name, value in self.variables.items()))
+
+
+BARE = Workbench()
+"""Nothing beside the base and its Debian packages."""
+
+
+def workbench_of(
+    names: Iterable[str], variables: Mapping[str, str], base: ExtendedBase, row: TargetRow | None, facts: Facts
+) -> Workbench:
+    """Return what wheels are built with.
+
+    The compiler's files are those that the base's own target has locked. Code is compiled for the architectures of its
+    CUDA cell, unless ``variables`` say otherwise.
+
+    Args:
+        names: Components that compile; one at most exists.
+        variables: What the user sets for builds.
+        base: The base image.
+        row: The target that the base is of, or that it extends; ``None`` for another maker's image.
+        facts: All facts.
+
+    Raises:
+        ExtendError: The base's target cannot have a component.
+        UnknownNameError: The same, with the targets that can.
+    """
+    compilers = {each.name: each for each in facts.components if each.compiles}
+    workbench = Workbench(variables=dict(variables))
+    if has := [name for name in compilers if name in base.components]:
+        return replace(workbench, whole=compilers[has[0]].compiles)
+    for name in dict.fromkeys(names):
+        if name not in compilers:
+            raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
+        if row is None:
+            raise ExtendError(
+                [f"--with {name}: {base.reference} is not an image of ours"], hint="take a base that has a compiler"
+            )
+        plan = make_plan(replace(request_for(row, facts), with_components=(name,)), facts)
+        workbench = _workbench(compilers[name], plan, row, variables, facts)
+    return workbench
+
+
+def _workbench(
+    component: Component, plan: ImagePlan, row: TargetRow, variables: Mapping[str, str], facts: Facts
+) -> Workbench:
+    target = context_of(row, facts)
+    files = next(step.python for step in plan.steps if step.component == component.name)
+    tools = [each for each in target.lock or () if each.build and each.name == BUILD_TOOL]
+    architectures = ";".join(f"{each[:-1]}.{each[-1]}" for each in target.cell.architectures)
+    return Workbench(
+        component=component.name,
+        requirements="".join(f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in (*files, *tools)),
+        whole=component.compiles,
+        variables={"TORCH_CUDA_ARCH_LIST": architectures, **variables},
+    )
+
+
+def compiler_warnings(locked: Iterable[str], base: ExtendedBase, facts: Facts) -> list[str]:
+    """Return a warning for each compiler that locked distributions need and an image of ours for CUDA does not have.
+
+    Args:
+        locked: Names of distributions.
+        base: The base image.
+        facts: All facts.
+    """
+    warnings = []
+    if base.launcher and any(name.startswith("nvidia-") for name in base.kept):
+        for component in facts.components:
+            names = [name for name in locked if name in component.compiles]
+            if names and component.name not in base.components:
+                having = (row for row in facts.targets if component.name in context_of(row, facts).components)
+                cells = sorted({row.cuda for row in having})
+                warnings.append(
+                    f"{', '.join(names)}: may compile code for GPUs when it is first used, and "
+                    f"{base.reference} has no {component.name}. Build the base with `--with {component.name}` "
+                    f"(--cuda {' or '.join(cells)}), or extend with it: then only the builds have it"
+                )
+    return warnings

@@ -1,0 +1,141 @@
+"""What an extension's wheels are compiled with, who is warned, and the cache of what was compiled."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trainworks.errors import ExtendError, UnknownNameError
+from trainworks.extend.plan import WheelSource
+from trainworks.extend.requirements import ExtendedBase, Wheel
+from trainworks.extend.toolkit import BARE, compiler_warnings, workbench_of
+from trainworks.extend.wheel_cache import cache_key, cached_wheel, keep_wheel
+from trainworks.facts.rows import Facts
+from trainworks.plan.select import row_named
+
+CU132 = "pytorch-2.15.0-cu132-py311-debian12"
+BASE = ExtendedBase(
+    reference="my/base:1",
+    identifier="sha256:" + "b" * 64,
+    python="/opt/venv/bin/python",
+    version="3.11",
+    glibc="2.36",
+    machine="x86_64",
+    environment={},
+    distributions=(),
+    kept={"torch": "2.15.0", "nvidia-cuda-runtime": "13.2.86"},
+)
+ARCHIVE = WheelSource(pin="fused==1.0 --hash=sha256:" + "0" * 64, origin="fused 1.0", name="fused")
+
+
+def wheel_of(name: str, tag: str = "cp311-cp311-linux_x86_64") -> Wheel:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name}\nVersion: 1.0\nRequires-Dist: numpy\n")
+    return Wheel(file=f"{name}-1.0-{tag}.whl", content=buffer.getvalue(), requires=("numpy",), built=True)
+
+
+# ------------------------------------------------------------------------------------------------------- the compiler
+def test_nvcc_is_the_one_that_the_target_has_locked(facts: Facts) -> None:
+    bench = workbench_of(("nvcc",), {"MAX_JOBS": "2"}, BASE, row_named(CU132, facts), facts)
+    pins = dict(line.split(" ")[0].split("==") for line in bench.requirements.splitlines())
+    assert pins["nvidia-cuda-nvcc"] == pins["nvidia-nvvm"] == pins["nvidia-cuda-crt"] == "13.2.86"
+    assert {"nvidia-cuda-cccl", "wheel"} <= pins.keys()
+    assert all(" --hash=sha256:" in line for line in bench.requirements.splitlines())
+    assert bench.variables == {"TORCH_CUDA_ARCH_LIST": "7.5;8.0;8.6;8.9;9.0;10.0;10.3;12.0", "MAX_JOBS": "2"}
+    assert {"deepspeed", "flash-attn"} <= set(bench.whole)
+
+
+def test_the_users_architectures_win(facts: Facts) -> None:
+    chosen = {"TORCH_CUDA_ARCH_LIST": "9.0"}
+    assert workbench_of(("nvcc",), chosen, BASE, row_named(CU132, facts), facts).variables == chosen
+
+
+def test_a_base_that_has_nvcc_gets_none(facts: Facts) -> None:
+    base = replace(BASE, components={"nvcc": "13.2.86"})
+    bench = workbench_of(("nvcc",), {}, base, row_named(CU132, facts), facts)
+    assert (bench.component, bench.requirements) == ("", "")
+    assert "deepspeed" in bench.whole, "it is built with torch in sight all the same"
+
+
+def test_without_a_choice_there_are_the_users_variables_alone(facts: Facts) -> None:
+    bench = workbench_of((), {"A": "1"}, BASE, row_named(CU132, facts), facts)
+    assert bench == replace(BARE, variables={"A": "1"})
+
+
+@pytest.mark.parametrize("cell", ["2.4.1-cu121", "2.10.0-cu128"])
+def test_cuda_12_has_none_and_the_nearest_target_that_has_is_named(cell: str, facts: Facts) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        workbench_of(("nvcc",), {}, BASE, row_named(f"pytorch-{cell}-py311-debian12", facts), facts)
+    assert "the wheels of CUDA 12 have ptxas, but neither nvcc nor cicc" in caught.value.message
+    assert "pytorch-2.14.1-cu130-py311-debian12" in (caught.value.hint or "")
+
+
+def test_another_makers_image_and_another_component_are_refused(facts: Facts) -> None:
+    with pytest.raises(ExtendError, match="my/base:1 is not an image of ours"):
+        workbench_of(("nvcc",), {}, BASE, None, facts)
+    with pytest.raises(ExtendError, match="--with git: builds of wheels can have nvcc"):
+        workbench_of(("git",), {}, BASE, row_named(CU132, facts), facts)
+
+
+# -------------------------------------------------------------------------------------------------------- the warning
+def test_what_may_compile_is_named_where_the_compiler_is_missing(facts: Facts) -> None:
+    (warning,) = compiler_warnings(["deepspeed", "einops", "flash-attn"], BASE, facts)
+    assert warning.startswith("deepspeed, flash-attn: may compile code for GPUs")
+    assert "--cuda cu130 or cu132" in warning
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        replace(BASE, components={"nvcc": "13.2.86"}),
+        replace(BASE, kept={"torch": "2.13.0+cpu"}),
+        replace(BASE, launcher=False),
+    ],
+    ids=["has nvcc", "no CUDA", "another maker's"],
+)
+def test_nobody_else_is_warned(base: ExtendedBase, facts: Facts) -> None:
+    assert compiler_warnings(["deepspeed"], base, facts) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- the cache
+def test_what_was_built_is_found_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cached_wheel(tmp_path / "one", ARCHIVE) is None
+    wheel = wheel_of("fused")
+    assert keep_wheel(tmp_path / "one", ARCHIVE, wheel) is wheel
+    assert cached_wheel(tmp_path / "one", ARCHIVE) == wheel
+    said = capsys.readouterr().err
+    assert f"compiled and kept: {tmp_path}/one/{wheel.file}" in said
+    assert f"built before: {tmp_path}/one/{wheel.file}" in said
+
+
+def test_a_broken_file_of_the_cache_is_built_again(tmp_path: Path) -> None:
+    (tmp_path / wheel_of("fused").file).write_bytes(b"half a file")
+    assert cached_wheel(tmp_path, ARCHIVE) is None
+
+
+def test_a_folder_of_the_user_is_built_each_time(tmp_path: Path) -> None:
+    project = WheelSource(archive=b"files", origin="--source", name="mine")
+    keep_wheel(tmp_path / "one", project, wheel_of("mine"))
+    assert cached_wheel(tmp_path / "one", project) is None
+    assert not (tmp_path / "one").exists()
+
+
+def test_another_torch_compiler_architecture_or_debian_package_is_another_wheel(facts: Facts) -> None:
+    bench = workbench_of(("nvcc",), {}, BASE, row_named(CU132, facts), facts)
+    keys = {
+        cache_key(ARCHIVE, BASE, (), BARE),
+        cache_key(replace(ARCHIVE, pin=ARCHIVE.pin.replace("0", "1")), BASE, (), BARE),
+        cache_key(ARCHIVE, replace(BASE, kept={"torch": "2.14.1"}), (), BARE),
+        cache_key(ARCHIVE, replace(BASE, full_version="3.11.9"), (), BARE),
+        cache_key(ARCHIVE, BASE, ("g++",), BARE),
+        cache_key(ARCHIVE, BASE, (), bench),
+        cache_key(ARCHIVE, BASE, (), replace(bench, variables={"TORCH_CUDA_ARCH_LIST": "9.0"})),
+    }
+    assert len(keys) == 7
+    same = cache_key(ARCHIVE, replace(BASE, reference="other", identifier="sha256:" + "c" * 64), (), BARE)
+    assert same in keys, "the same base under another name"
