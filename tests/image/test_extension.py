@@ -491,8 +491,8 @@ def test_an_image_of_another_maker(docker_image: BuiltByCommand, foreign: str, p
     assert f"{foreign} was not built from this checkout as it is now" in proven.stderr
     document = json.loads((project.folder / "proof" / "sbom.cdx.json").read_text(encoding="utf-8"))
     hashed = {each["name"] for each in document["components"] if each.get("hashes")}
-    # einops has a wheel and a source distribution: pip's choice is not written down.
-    assert hashed == {foreign.rpartition(":")[0], "greeting", "/opt/ml/code/train.py"}
+    # The lock has one file of einops, its wheel: that is what was installed.
+    assert hashed == {foreign.rpartition(":")[0], "einops", "greeting", "/opt/ml/code/train.py"}
     # Its own entry point is kept; this one starts what its first argument names.
     job = docker_image.engine.run(project.tag, ("/opt/ml/code/train.py", "argument"), timeout=120)
     assert job.output.splitlines()[-1] == "trained good day 0.8.1 /opt/ml/code argument"
