@@ -138,8 +138,11 @@ def test_a_list_is_filtered(
     assert 0 < len(expected) < len(facts.targets)
     assert main(["--list", *words.split(), "--format", "json"], root) == 0
     assert {row["name"] for row in json.loads(capsys.readouterr().out)} == expected
-    assert main(["--list", *words.split()], root) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(expected) + 1
+
+
+def test_a_filtered_list_for_people(facts: Facts, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--only", "*cpu*"], root) == 0
+    assert len(capsys.readouterr().out.splitlines()) == sum("-cpu-" in facts.name_of(row) for row in facts.targets) + 1
 
 
 @pytest.mark.parametrize("words", ["--until plan", "--engine docker", "--push", "--with metis", "--all", "-j 2"])

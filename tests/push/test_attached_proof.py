@@ -24,6 +24,9 @@ from trainworks.proof.envelope import PrivateKey, key_identifier, sign
 from trainworks.proof.verify import ATTESTATIONS_FILE, CYCLONEDX_FILE
 from trainworks.registry.tools import Registries
 
+pytestmark = pytest.mark.engine
+"""They need the programs that `make engines` installs: oras, and a registry."""
+
 KEY = ed25519.Ed25519PrivateKey.generate()
 
 

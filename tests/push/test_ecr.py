@@ -16,6 +16,9 @@ from push.support import PASSWORD, USER, RegistryServer, Tunnel, docker_configur
 from trainworks.cli import main
 from trainworks.registry import ecr
 
+pytestmark = pytest.mark.engine
+"""They need the programs that `make engines` installs: oras, and a registry."""
+
 ACCOUNT, REGION = "123456789012", "eu-west-1"
 HOST = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 

@@ -26,6 +26,9 @@ from trainworks.registry.names import Tags
 from trainworks.registry.push import promote_image
 from trainworks.registry.tools import Registries, RegistryUnreachableError
 
+pytestmark = pytest.mark.engine
+"""They need the programs that `make engines` installs: oras, and a registry."""
+
 
 def promote(mine: Hostile, *more: str, source: str = "team/image:1.0", target: str = "released") -> int:
     return main(["promote", f"{mine.host}/{source}", f"{mine.host}/{target}", *more])
