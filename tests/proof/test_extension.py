@@ -167,7 +167,7 @@ def test_it_is_verified(extension: Proven, tmp_path: Path, capsys: pytest.Captur
     ("words", "option"),
     [
         (("--requirements", "requirements.txt"), "--requirements is about an extended image: name its --base too"),
-        (("--base", "my/base:1", "--with", "rmm"), "--with is about a target's image, and --base is given"),
+        (("--base", "my/base:1", "--without", "rmm"), "--without is about a target's image, and --base is given"),
     ],
 )
 def test_a_target_or_an_extension(
