@@ -306,10 +306,10 @@ def test_nothing_but_ignored_files(code: Path) -> None:
 # Requirements.
 
 
-def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+def wheel(folder: Path, name: str, version: str, *requires: str, python: str = ">=3.6") -> None:
     stem = f"{name}-{version}"
     lines = [
-        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Python: {python}\n",
         *(f"Requires-Dist: {row}\n" for row in requires),
     ]
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as file:
@@ -534,6 +534,17 @@ def source_archive(folder: Path, name: str, version: str, *requires: str, mark: 
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_release_for_an_older_python_is_not_taken_as_pip_does_not_take_it(settings: HostSettings) -> None:
+    """dataclasses 0.8 is for Python 3.6 alone, and packages of its time ask for any."""
+    (folder,) = settings.pip.local_folders
+    wheel(folder, "old_tool", "1.0", "classes")
+    wheel(folder, "classes", "0.6")
+    wheel(folder, "classes", "0.8", python=">=3.6, <3.7")
+    assert resolved("old-tool", settings) == ["classes==0.6", "old-tool==1.0"]
+    with pytest.raises(LockError, match=r"classes 0\.8 is not for Python 3\.11"):
+        resolved("classes==0.8", settings)
 
 
 def test_the_newest_release_is_built_where_it_has_no_wheel(settings: HostSettings) -> None:

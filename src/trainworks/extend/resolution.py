@@ -9,11 +9,13 @@ then everything is resolved again with what its wheel requires.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as Specification
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
@@ -87,7 +90,7 @@ class LockedRelease:
         version: Exact.
         hashes: sha256 of its wheels that fit the base, or of the archive that it is built from.
         archive: What it is built from; ``None`` for a wheel.
-        wheel: Address of the wheel that pip would take; ``""`` without one.
+        wheel: Address or file of the wheel that pip would take; ``""`` without one.
         parents: Names of what requires it; ``-r requirements.in`` is the user's own.
         released: When its file was published, ``YYYY-MM-DD``; ``""`` where the index does not say.
     """
@@ -185,6 +188,7 @@ class _Search:
         self._assumed: dict[tuple[str, str], tuple[str, ...]] = {}
         self._built: dict[str, tuple[str, ...]] = {}
         self._early: set[str] = set()
+        self._unfit: dict[tuple[str, str], bool] = {}
         self._roots: list[str] = []
         installed = folder / "installed"
         installed.mkdir()
@@ -224,6 +228,8 @@ class _Search:
                 self._roots += broken
                 continue
             releases = self._files({name: version for name, version in changed.items() if name not in own}, parents)
+            if self._find_unfit(releases):
+                continue
             unknown = [
                 each.archive
                 for each in releases
@@ -232,6 +238,32 @@ class _Search:
             if not unknown:
                 return releases, tuple(removed)
             self._build(unknown, build)
+
+    def _find_unfit(self, releases: Sequence[LockedRelease]) -> bool:
+        """Exclude releases that are not for the base's Python, and return whether there are any.
+
+        uv looks at the oldest Python that a release is for, and not at the newest; pip looks at both.
+        """
+        asked = [each for each in releases if each.wheel and (each.name, each.version) not in self._unfit]
+        with ThreadPoolExecutor(8) as pool:
+            heads = pool.map(self._metadata_of, asked)
+            for each, head in zip(asked, heads, strict=True):
+                found = re.search(r"^Requires-Python: *(.+?)\s*$", head, re.MULTILINE)
+                self._unfit[each.name, each.version] = bool(found) and not _takes(
+                    found[1] if found else "", self._base.full_version or self._base.version
+                )
+        return any(self._unfit[each.name, each.version] for each in asked)
+
+    def _metadata_of(self, release: LockedRelease) -> str:
+        """Return the head of a wheel's metadata; ``""`` where its index does not have it beside the wheel."""
+        address = release.wheel.partition("#")[0]
+        if not address.startswith(("http://", "https://")):
+            return _metadata_in(self._folder / unquote(address.removeprefix("file://")))
+        try:
+            answer = self._client.get(f"{address}.metadata")
+        except UnreachableError:
+            return ""
+        return answer.text.partition("\n\n")[0] if answer.ok else ""
 
     def _build(self, archives: Sequence[Archive], build: BuildArchives) -> None:
         """Build archives for what they require."""
@@ -355,12 +387,8 @@ class _Search:
             return known
         if not release.wheel:
             return None
-        try:
-            answer = self._client.get(f"{release.wheel.partition('#')[0]}.metadata")
-        except UnreachableError:
-            return None
-        head = answer.text.partition("\n\n")[0]
-        return re.findall(r"^Requires-Dist: (.+?)\s*$", head, re.MULTILINE) if answer.ok else None
+        head = self._metadata_of(release)
+        return re.findall(r"^Requires-Dist: (.+?)\s*$", head, re.MULTILINE) if head else None
 
     def _older(self, releases: Mapping[str, LockedRelease]) -> Iterator[Older]:
         """Yield the direct requirements that are not locked at the newest release that they allow."""
@@ -454,7 +482,8 @@ class _Search:
         _write_lines(folder / "requirements.in", lines)
         while True:
             early = [f"{name}>=0.dev0" for name in sorted(self._early)]
-            _write_lines(folder / "constraints.txt", (*constraints, *self._wanted.constraints, *early))
+            unfit = [f"{name}!={version}" for (name, version), wrong in self._unfit.items() if wrong]
+            _write_lines(folder / "constraints.txt", (*constraints, *self._wanted.constraints, *early, *unfit))
             output = folder / ("pylock.toml" if "pylock.toml" in more else "preferred.txt")
             # uv prefers the versions that an output of earlier has, as pip prefers what is installed.
             output.unlink(missing_ok=True)
@@ -486,7 +515,10 @@ class _Search:
                 elif asked and asked["name"] not in self._early:
                     self._early.add(asked["name"])
                 else:
-                    raise
+                    python = base.full_version or base.version
+                    unfit = [f"{name} {version}" for (name, version), wrong in self._unfit.items() if wrong]
+                    said = "".join(f"\n{each} is not for Python {python}" for each in unfit)
+                    raise LockError(f"{error.message}{said}", hint=error.hint) from error
 
     def _assume(self, name: str, version: str) -> None:
         """Assume what a release requires: nothing, or what another release of it does that was built.
@@ -561,7 +593,7 @@ def _release(
     if fitting:
         fitting.sort(key=lambda found: found[:2])
         hashes = tuple(dict.fromkeys(wheel["hashes"]["sha256"] for _, _, wheel in fitting))
-        address = fitting[0][2].get("url", "")
+        address = str(fitting[0][2].get("url") or fitting[0][2].get("path", ""))
         released = _date_of(fitting[0][2])
         return LockedRelease(
             name=name, version=version, hashes=hashes, wheel=address, parents=parents, released=released
@@ -602,6 +634,22 @@ def no_builds(folder: Path) -> None:
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _metadata_in(wheel: Path) -> str:
+    """Return the head of a wheel's metadata; ``""`` for a file that has none."""
+    with contextlib.suppress(OSError, StopIteration, zipfile.BadZipFile), zipfile.ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return archive.read(name).decode("utf-8", "replace").partition("\n\n")[0]
+    return ""
+
+
+def _takes(requires_python: str, version: str) -> bool:
+    """Whether a release is for a Python; what cannot be read excludes none."""
+    try:
+        return SpecifierSet(requires_python).contains(version, prereleases=True)
+    except InvalidSpecifier:
+        return True
 
 
 def _is_version(text: str) -> bool:
