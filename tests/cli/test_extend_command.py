@@ -519,10 +519,13 @@ class Hook(MetadataHookInterface):
 """
 
 
-def source_archive(folder: Path, name: str, version: str, *requires: str, mark: str = "") -> str:
-    """Write a source archive that only running it tells what it requires, and return its hash."""
+def source_archive(folder: Path, name: str, version: str, *requires: str, mark: str = "", metadata: str = "2.1") -> str:
+    """Write a source archive that only running it tells what it requires, and return its hash.
+
+    With metadata of 2.2 it says that it requires nothing, and uv believes it.
+    """
     files = {
-        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "PKG-INFO": f"Metadata-Version: {metadata}\nName: {name}\nVersion: {version}\n",
         "pyproject.toml": PROJECT_OF_ARCHIVE.format(name=name, version=version),
         "hatch_build.py": HOOK_OF_ARCHIVE.format(requires=list(requires), mark=mark),
         f"{name}.py": "",
@@ -581,6 +584,14 @@ def test_what_an_archive_requires_counts_when_it_is_known(settings: HostSettings
     assert built[0] == "speed 3"
     assert built[-1] == "speed 1"
     assert "speed 1 is not the newest that is asked for, 3" in found.notes[-1]
+
+
+def test_what_a_wheel_requires_counts_where_its_archive_says_less(settings: HostSettings) -> None:
+    """As DeepSpeed, whose wheel asks for NVIDIA's management library if it was built beside CUDA."""
+    (folder,) = settings.pip.local_folders
+    source_archive(folder, "speed", "3", "helper", metadata="2.2")
+    found = resolution("speed", settings, build=partial(build_here, folder=folder))
+    assert [f"{each.name}=={each.version}" for each in found.releases] == ["helper==5", "speed==3"]
 
 
 def test_an_old_release_that_cannot_be_built_is_said_to_be_old(settings: HostSettings) -> None:

@@ -3,8 +3,8 @@
 uv knows nothing of what an image has installed. Each distribution of the base takes part as a wheel made for the
 occasion, with its name, its version and what it requires; an output file of earlier makes uv prefer those versions, as
 pip prefers what is installed. Nothing is built on this machine: a release that has a source archive only, and no
-metadata that can be trusted without running it, is first taken to require nothing, then built in the base image, and
-then everything is resolved again with what its wheel requires.
+metadata that can be trusted without running it, is first taken to require nothing. What is taken as an archive is built
+in the base image, and then everything is resolved again with what its wheel requires.
 """
 
 from __future__ import annotations
@@ -189,6 +189,7 @@ class _Search:
         self._built: dict[str, tuple[str, ...]] = {}
         self._early: set[str] = set()
         self._unfit: dict[tuple[str, str], bool] = {}
+        self._guesses = 0
         self._roots: list[str] = []
         installed = folder / "installed"
         installed.mkdir()
@@ -230,14 +231,11 @@ class _Search:
             releases = self._files({name: version for name, version in changed.items() if name not in own}, parents)
             if self._find_unfit(releases):
                 continue
-            unknown = [
-                each.archive
-                for each in releases
-                if each.archive and (each.name, each.version) in self._assumed and str(each.archive) not in self._built
-            ]
-            if not unknown:
+            # What an archive says of itself is not always what its wheel requires: DeepSpeed asks for more beside CUDA.
+            unbuilt = [each.archive for each in releases if each.archive and str(each.archive) not in self._built]
+            if not unbuilt:
                 return releases, tuple(removed)
-            self._build(unknown, build)
+            self._build(unbuilt, build)
 
     def _find_unfit(self, releases: Sequence[LockedRelease]) -> bool:
         """Exclude releases that are not for the base's Python, and return whether there are any.
@@ -267,7 +265,9 @@ class _Search:
 
     def _build(self, archives: Sequence[Archive], build: BuildArchives) -> None:
         """Build archives for what they require."""
-        if len(self._built) + len(archives) > MOST_BUILDS:
+        guessed = sum((archive.name, archive.version) in self._assumed for archive in archives)
+        self._guesses += guessed
+        if self._guesses > MOST_BUILDS:
             raise LockError(
                 f"{self._what} cannot be resolved: {MOST_BUILDS} source archives were built to find releases that fit "
                 f"each other, the last of {archives[0].name}",
