@@ -152,7 +152,7 @@ def checkout(tmp_path: Path) -> Path:
     """Give a copy of the facts that a test may spoil."""
     for name in ("images", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    (tmp_path / "launcher").mkdir()
+    shutil.copytree(ROOT / "launcher" / "entrypoint", tmp_path / "launcher" / "entrypoint")
     return tmp_path
 
 

@@ -38,7 +38,7 @@ def checkout(root: Path, tmp_path: Path) -> Path:
     """Give a checkout with one target's lock: to copy and read fifty more of the same would take most of the time."""
     shutil.copytree(root / "images", tmp_path / "images", ignore=lambda *_: ["lock"], copy_function=shutil.copy)
     shutil.copytree(root / "templates", tmp_path / "templates", copy_function=shutil.copy)
-    (tmp_path / "launcher").mkdir()
+    shutil.copytree(root / "launcher" / "entrypoint", tmp_path / "launcher" / "entrypoint", copy_function=shutil.copy)
     (tmp_path / LOCK).parent.mkdir()
     shutil.copy(root / LOCK, tmp_path / LOCK)
     return tmp_path
@@ -408,6 +408,9 @@ def test_what_reaches_a_dockerfile_cannot_bring_words_of_its_own(
         ('path = ["/opt/x:/evil"]\n', "key 'path': '/opt/x:/evil' is not the absolute path of a folder"),
         ('imports = ["os; evil"]\n', "key 'imports': 'os; evil' is not the name of a Python module"),
         ('owns = ["evil"]\n', "key 'owns': 'evil' is not an absolute path"),
+        ('removes = ["evil"]\n', "key 'removes': 'evil' is not an absolute path"),
+        ('[copies]\n"/a" = "files/none"\n', "key 'copies': there is no file 'files/none'"),
+        ('[copies]\n"a" = "files/builder/fetch"\n', "key 'copies': 'a' is not an absolute path"),
         ('[programs]\nssh = "ssh"\n', "key 'programs': 'ssh' is not the absolute path of a program"),
     ],
 )
@@ -485,7 +488,7 @@ def test_a_table_that_is_missing_is_one_problem(checkout: Path, problems_of: Cal
 
 
 def test_the_packages_own_folder_stands_in_for_one_that_is_missing(checkout: Path, facts: Facts) -> None:
-    (checkout / "launcher").rmdir()
+    shutil.rmtree(checkout / "launcher")
     assert load(checkout).files == facts.files
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import py_compile
 import re
+import shutil
 import subprocess
 import sys
+import typing
 import uuid
 from pathlib import Path
 
@@ -37,9 +42,14 @@ from trainworks.plan.resolve import make_plan
 PACKAGES = "/opt/venv/lib/python3.11/site-packages"
 
 
-def stock(root: Path, *owned: str) -> inventory.InventoryAnswer:
+def stock(root: Path, *owned: str, delivered: inventory.DeliveredRequest | None = None) -> inventory.InventoryAnswer:
     """Run the inventory as it runs in an image, in a child, with a folder as the image's root."""
-    request: inventory.InventoryRequest = {"root": str(root), "owned": list(owned), "contents": ""}
+    request: inventory.InventoryRequest = {
+        "root": str(root),
+        "owned": list(owned),
+        "contents": "",
+        "delivered": delivered,
+    }
     command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
     child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return questions.inventory_of(Completed(status=child.returncode, output=child.stdout))
@@ -114,6 +124,132 @@ def test_distributions_own_what_they_record_and_bytecode_of_it(tmp_path: Path) -
         "/srv/own-1.dist-info/RECORD",
         "/srv/own.py",
     ]
+
+
+def damaged(root: Path, **parts: object) -> dict[str, str]:
+    """Return what is not as it was delivered, by path."""
+    request: dict[str, object] = {"removed": [], "digests": [], "copies": [], "closed": [], "sourced": [], **parts}
+    found = stock(root, delivered=typing.cast("inventory.DeliveredRequest", request))["damaged"]
+    return {each["path"]: f"{each['owner']}: {each['problem']}" for each in found}
+
+
+def recorded(content: str) -> str:
+    """Return the digest and the size of a file, as in RECORD."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).decode().rstrip("=")
+    return f"sha256={digest},{len(content)}"
+
+
+def test_files_of_wheels_are_held_to_their_record(tmp_path: Path) -> None:
+    names = ("fine", "gone", "removed", "cut", "changed", "emptied", "linked", "closed")
+    files = {f"{PACKAGES}/one/{name}.py": f"name = {name!r}\n" for name in names}
+    record = [f"one/{Path(path).name},{recorded(content)}\n" for path, content in files.items()]
+    program = "#!/opt/venv/bin/python\n"
+    record += [f"../../../bin/one,{recorded(program)}\n", "one-1.dist-info/RECORD,,\n"]
+    write(tmp_path, files | {"/opt/venv/bin/one": program, f"{PACKAGES}/one-1.dist-info/RECORD": "".join(record)})
+    (tmp_path / "opt/venv/bin/one").chmod(0o755)
+    assert damaged(tmp_path) == {}
+
+    folder = tmp_path / PACKAGES.lstrip("/") / "one"
+    for name in ("gone", "removed", "linked"):
+        (folder / f"{name}.py").unlink()
+    (folder / "linked.py").symlink_to("fine.py")
+    (folder / "cut.py").write_text("name")
+    (folder / "changed.py").write_text("name = 'CHANGED'\n")
+    (folder / "emptied.py").write_text("")
+    (folder / "closed.py").chmod(0o600)
+    (tmp_path / "opt/venv/bin/one").write_text("#!/nonexistent/pyth\n")
+    found = damaged(tmp_path, removed=[f"{PACKAGES}/one/rem*"])
+    assert found == {
+        f"{PACKAGES}/one/gone.py": "python one: is missing",
+        f"{PACKAGES}/one/cut.py": "python one: has 4 bytes, and should have 13",
+        f"{PACKAGES}/one/changed.py": "python one: has other contents",
+        f"{PACKAGES}/one/emptied.py": "python one: has 0 bytes, and should have 17",
+        f"{PACKAGES}/one/linked.py": "python one: is a link to fine.py, and no plain file",
+        f"{PACKAGES}/one/closed.py": "python one: has mode 0600: only some users can read it",
+        "/opt/venv/bin/one": f"python one: has {len('#!/nonexistent/pyth') + 1} bytes, and should have {len(program)}",
+    }
+
+
+def test_files_of_debian_packages_are_held_to_their_sums(tmp_path: Path) -> None:
+    def md5(content: str) -> str:
+        return hashlib.md5(content.encode(), usedforsecurity=False).hexdigest()
+
+    info = "/var/lib/dpkg/info"
+    files = {"/usr/lib/git/https": "tls", "/usr/lib/moved": "sshd", "/etc/git.conf": "safe", "/usr/lib/other": "new"}
+    status = "Package: git\nStatus: install ok installed\nConffiles:\n"
+    sums = "".join(f"{md5(text)}  {path}\n" for path, text in (("usr/lib/git/https", "tls"), ("bin/sshd", "sshd")))
+    database = {
+        "/var/lib/dpkg/status": f"{status} /etc/git.conf {md5('safe')}\n /etc/old.conf {md5('')} obsolete\n\n",
+        f"{info}/git.list": "/usr\n/usr/lib/git/https\n/bin/sshd\n/etc/git.conf\n/usr/bin/link\n/usr/share/doc/git/x\n",
+        # The second package took a file over from the first, whose sums still have it.
+        f"{info}/git.md5sums": f"{sums}{md5('old')}  usr/lib/other\n{md5('x')}  usr/share/doc/git/x\n",
+        f"{info}/other:amd64.list": "/usr/lib/other\n",
+        f"{info}/other:amd64.md5sums": f"{md5('new')}  usr/lib/other\n",
+        "/var/lib/dpkg/diversions": "/bin/sshd\n/usr/lib/moved\n:\n",
+        "/var/lib/dpkg/alternatives/awk": "auto\n/usr/bin/awk\n\n/usr/bin/mawk\n5\n",
+    }
+    write(tmp_path, files | database)
+    (tmp_path / "usr/bin").mkdir()
+    (tmp_path / "etc/alternatives").mkdir()
+    for link in ("usr/bin/link", "usr/bin/awk", "etc/alternatives/awk"):
+        (tmp_path / link).symlink_to(tmp_path / "usr/lib/other")
+    assert damaged(tmp_path) == {}
+
+    (tmp_path / "usr/lib/git/https").unlink()
+    (tmp_path / "usr/bin/link").unlink()
+    (tmp_path / "usr/bin/awk").unlink()
+    (tmp_path / f"{info}/other:amd64.md5sums".lstrip("/")).unlink()
+    write(tmp_path, {"/usr/lib/moved": "other", "/etc/git.conf": ""})
+    assert damaged(tmp_path) == {
+        f"{info}/other:amd64.md5sums": "package other: is missing: nothing says what the package's files are",
+        "/usr/lib/git/https": "package git: is missing",
+        "/usr/lib/moved": "package git: has other contents",
+        "/etc/git.conf": "package git: is empty",
+        "/usr/bin/link": "package git: is missing",
+        "/usr/bin/awk": ": is missing, or leads nowhere: update-alternatives(1) made it",
+    }
+
+
+def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path: Path) -> None:
+    folder = tmp_path / "opt/launcher"
+    write(tmp_path, {"/etc/one": "one", "/etc/two": "two", "/usr/share/two": "two"})
+    write(tmp_path, {f"/opt/launcher/{name}.py": f"{name} = 1\n" for name in "abcd"})
+    for name in "abcd":
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(folder / f"{name}.py"), doraise=True, invalidation_mode=mode)
+    parts = {
+        "digests": [("launcher", "/etc/one", hashlib.sha256(b"one").hexdigest())],
+        "copies": [("/etc/two", "/usr/share/two"), ("/etc/three", "/usr/share/three")],
+        "sourced": ["/opt/launcher/**"],
+    }
+    assert damaged(tmp_path, **parts) == {}
+
+    write(tmp_path, {"/etc/one": "1", "/etc/two": "2", "/opt/launcher/a.py": "a = 2\n"})
+    (folder / "b.py").unlink()
+    compiled = {name: next(folder.glob(f"__pycache__/{name}.*")) for name in "cd"}
+    compiled["c"].write_bytes(compiled["c"].read_bytes()[:-9])
+    compiled["d"].write_bytes(b"")
+    (tmp_path / "opt").chmod(0o700)
+    found = damaged(tmp_path, **parts)
+    assert found.pop(f"/{compiled['c'].relative_to(tmp_path)}").startswith(": is damaged bytecode")
+    assert found == {
+        "/etc/one": "recipe launcher: has other contents",
+        "/etc/two": ": has other contents; it was made as a copy of /usr/share/two",
+        "/opt/launcher/a.py": ": has other contents than its bytecode was made of",
+        "/opt/launcher/b.py": ": is missing, and its bytecode is there",
+        f"/{compiled['d'].relative_to(tmp_path)}": ": has 0 bytes, which is no bytecode",
+        "/opt": ": has mode 0700: only some users can enter the folder",
+    }
+
+
+def test_programs_are_executable(tmp_path: Path) -> None:
+    write(tmp_path, {"/usr/bin/tool": "#!/bin/sh\n", "/usr/bin/notes": "text", "/usr/lib/part": "#!/bin/sh\n"})
+    shutil.copyfile("/bin/sh", tmp_path / "usr/lib/program")
+    (tmp_path / "usr/lib/program").chmod(0o644)
+    assert damaged(tmp_path) == {
+        "/usr/bin/tool": ": has mode 0644: it cannot be executed",
+        "/usr/lib/program": ": has mode 0644: it cannot be executed",
+    }
 
 
 def test_patterns_of_owned_files() -> None:
@@ -203,6 +339,11 @@ def test_capabilities_are_rights_too(tmp_path: Path) -> None:
 
 
 def test_facts_of_known_files_are_absolute_and_name_no_path_twice(facts: Facts) -> None:
+    for row in facts.generated_files:
+        if row.sha256 or row.copy_of:
+            assert not re.search(r"[*?]", "".join(row.paths)), "a file with known contents is named in full"
+        assert row.sha256 == "" or re.fullmatch("[0-9a-f]{64}", row.sha256)
+        assert row.copy_of == "" or row.copy_of.startswith("/")
     for paths in (
         [path for row in facts.generated_files for path in row.paths],
         [path for row in facts.privileged_files for path in row.paths],

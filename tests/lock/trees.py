@@ -40,7 +40,7 @@ def make_tree(
     images = root / "images"
     (images / "lock").mkdir(parents=True)
     shutil.copytree(ROOT / "templates", root / "templates")
-    (root / "launcher").mkdir()
+    shutil.copytree(ROOT / "launcher" / "entrypoint", root / "launcher" / "entrypoint")
     for name in (table.name for table in TABLES.values()):
         # Rows that name other rows would need them all.
         content = (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8") if name in ("bases", "cuda") else ""

@@ -45,6 +45,8 @@ class FrontMatter:
     path: tuple[str, ...] = ()
     programs: Mapping[str, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
+    removes: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 
@@ -134,6 +136,8 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
                 for raw in content.check
             ),
             owns=content.owns,
+            removes=content.removes,
+            copies=content.copies,
             imports=content.imports,
         )
     return recipes

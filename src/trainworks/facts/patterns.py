@@ -28,6 +28,7 @@ FRONT_MATTER_PATTERNS: Patterns = {
     "path": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a folder"),
     "programs": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a program"),
     "owns": (re.compile(r"/\S+\Z"), "an absolute path, in which `*` may stand"),
+    "removes": (re.compile(r"/\S+\Z"), "an absolute path, in which `*` may stand"),
     "imports": (re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z"), "the name of a Python module"),
 }
 """What texts of a front matter must look like, by key, as in ``PATTERNS``."""

@@ -350,10 +350,14 @@ class GeneratedFiles:
     Attributes:
         name: Who makes them.
         paths: Absolute patterns; ``*`` stays within a folder, ``**`` goes through all below.
+        sha256: The digest of the contents, where they are the same in every image; then ``paths`` are plain.
+        copy_of: The path of a package's file that these are copies of; likewise.
     """
 
     name: str
     paths: tuple[str, ...]
+    sha256: str = ""
+    copy_of: str = ""
     source: str
 
 
@@ -477,6 +481,8 @@ class Recipe:
         programs: Programs that the launcher starts, name to absolute path; they go into the manifest.
         checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
+        removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
+        copies: Files of the image that are copied as they are: absolute path, to the path in the build context.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
     """
 
@@ -487,6 +493,8 @@ class Recipe:
     programs: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckRow, ...] = ()
     owns: tuple[str, ...] = ()
+    removes: tuple[str, ...] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
 
 

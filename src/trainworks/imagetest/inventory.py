@@ -1,4 +1,4 @@
-"""Lists the files of an image from inside: the owner of each, and which have rights that few should have.
+"""Lists the files of an image from inside: the owner and the rights of each, and what is not as it was delivered.
 
 Like the probe, this file is sent into a container and run there by the image's ``/usr/bin/python3``: standard library
 only, no syntax newer than Python 3.8, and no import of the rest of this package. It reads an ``InventoryRequest`` and
@@ -10,16 +10,21 @@ prints one line, ``MARKER`` followed by an ``InventoryAnswer`` as JSON.
 
 from __future__ import annotations
 
+import base64
 import csv
 import glob
 import hashlib
+import importlib.util
 import json
+import marshal
 import os
 import re
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Optional, TypedDict
 
 MARKER = "trainworks-inventory: "
@@ -35,6 +40,28 @@ class InventoryRequest(TypedDict):
     root: str
     owned: list[str]
     contents: str
+    delivered: Optional[DeliveredRequest]  # noqa: UP045 (read by Python 3.8)
+
+
+class DeliveredRequest(TypedDict):
+    """What decides how the files of the image should be: fields of ``trainworks.plan.checks.DeliveredFilesCheck``."""
+
+    removed: list[str]
+    digests: list[tuple[str, str, str]]
+    copies: list[tuple[str, str]]
+    closed: list[str]
+    sourced: list[str]
+
+
+class DamagedFile(TypedDict):
+    """A file that is not as its maker delivered it.
+
+    ``owner`` is ``package NAME``, ``python NAME``, ``recipe NAME`` or nothing; ``problem`` goes on after the path.
+    """
+
+    owner: str
+    path: str
+    problem: str
 
 
 class PrivilegedFile(TypedDict):
@@ -64,6 +91,7 @@ class InventoryAnswer(TypedDict):
 
     ``files`` is how many files and links were looked at, ``packages`` how many system packages there are: none of
     either is an inventory that looked at nothing. ``open`` has the paths that everybody may write to, with their modes.
+    ``damaged`` are the files that are not as they were delivered, sorted, where that was asked.
     """
 
     files: int
@@ -72,6 +100,7 @@ class InventoryAnswer(TypedDict):
     open: list[tuple[str, int]]
     privileged: list[PrivilegedFile]
     error: str
+    damaged: list[DamagedFile]
     contents: Optional[InventoryContents]  # noqa: UP045 (read by Python 3.8)
 
 
@@ -106,6 +135,12 @@ class Owners:
         self.others: dict[str, str] = {}
         self.names: set[str] = set()
         self.error = ""
+        # Owner, path, algorithm, digest (hexadecimal, or base64url without padding as in RECORD), size or -1.
+        self.sums: list[tuple[str, str, str, str, int]] = []
+        self.problems: list[DamagedFile] = []
+        self.alternatives: list[tuple[str, str]] = []
+        self.diverted: dict[tuple[str, str], str] = {}
+        self.set_aside: set[str] = set()
         self._real_folders: dict[str, str] = {}
         if os.path.isdir(root + "/var/lib/dpkg/info"):
             self._read_dpkg()
@@ -133,8 +168,10 @@ class Owners:
             if diverted and diverted != by:
                 del self.packages[self.real(place)]
                 self.packages[self.real(instead)] = diverted
+                self.diverted[self.real(place), diverted] = self.real(instead)
             elif diverted:
                 self.packages[self.real(instead)] = by
+                self.set_aside.add(self.real(instead))
         for path in glob.glob(glob.escape(self.root) + "/var/lib/dpkg/alternatives/*"):
             self._add_alternatives(os.path.basename(path), _lines(path))
 
@@ -162,8 +199,34 @@ class Owners:
                 self.names.add(name)
                 self.packages[self.real(path)] = name
 
+    def read_sums(self) -> None:
+        """Take dpkg's sums of the files of every package, and those of their configuration; RPM's are not read."""
+        for path in sorted(glob.glob(glob.escape(self.root) + "/var/lib/dpkg/info/*.list")):
+            sums = path[: -len("list")] + "md5sums"
+            name = os.path.basename(path)[: -len(".list")].partition(":")[0]
+            if not os.path.exists(sums):
+                problem = "is missing: nothing says what the package's files are"
+                self.problems.append({"owner": "package " + name, "path": sums[len(self.root) :], "problem": problem})
+            for line in _lines(sums):
+                digest, _, file = line.partition("  ")
+                self._add_sum("/" + file, digest, name)
+        for fields in debian_packages(self.root):
+            for line in fields.get("Conffiles", "").splitlines():
+                words = line.split(" ")
+                # With a third word, the package no longer has the file.
+                if len(words) == 2 and words[0].startswith("/"):
+                    self._add_sum(words[0], words[1], fields.get("Package", ""))
+
+    def _add_sum(self, path: str, digest: str, name: str) -> None:
+        path = self.real(path)
+        path = self.diverted.get((path, name), path)
+        # A file that another package took over stays in the sums of the first.
+        if self.packages.get(path) == name and not path.startswith(DOCUMENTATION):
+            self.sums.append(("package " + name, path, "md5", digest, -1))
+
     def _add_alternatives(self, name: str, lines: list[str]) -> None:
         """Take the links of one group: its name is the file's, its link the second line, then pairs of name, link."""
+        self.alternatives += [("/etc/alternatives/" + name, link) for link in lines[1:2]]
         links = [*lines[1:2]]
         names = [name]
         for index in range(2, len(lines) - 1, 2):
@@ -183,8 +246,15 @@ class Owners:
         try:
             with open(self.root + record, encoding="utf-8", errors="surrogateescape", newline="") as file:
                 for row in csv.reader(file):
-                    if row:
-                        self.others[self.real(os.path.normpath(os.path.join(folder, row[0])))] = name
+                    if not row:
+                        continue
+                    path = self.real(os.path.normpath(os.path.join(folder, row[0])))
+                    self.others[path] = name
+                    algorithm, _, digest = row[1].partition("=") if len(row) > 1 else ("", "", "")
+                    # The distributions of system packages are changed by their makers; those have sums of their own.
+                    if digest and algorithm in hashlib.algorithms_guaranteed and record not in self.packages:
+                        size = int(row[2]) if len(row) > 2 and row[2].isdigit() else -1
+                        self.sums.append(("python " + name, path, algorithm, digest, size))
         except OSError:
             pass
 
@@ -204,7 +274,7 @@ class Owners:
         """Return the file itself, or the source that Python compiled it from where only that has an owner."""
         if path in self.packages or path in self.others:
             return path
-        compiled = re.fullmatch(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc", path)
+        compiled = _COMPILED.fullmatch(path)
         return path if compiled is None else f"{compiled[1]}/{compiled[2]}.py"
 
 
@@ -235,10 +305,14 @@ def pattern_of(patterns: Iterable[str]) -> re.Pattern[str]:
 def debian_packages(root: str) -> Iterator[dict[str, str]]:
     """Yield the fields of every Debian package that is installed."""
     fields: dict[str, str] = {}
+    key = ""
     for line in [*_lines(root + "/var/lib/dpkg/status"), ""]:
+        if line.startswith(" "):
+            fields[key] += "\n" + line[1:]
+            continue
         if line:
-            key, _, value = line.partition(": ")
-            fields[key] = value
+            key, _, value = line.partition(":")
+            fields[key] = value.strip()
             continue
         if fields.get("Status", "").endswith(" installed"):
             yield fields
@@ -261,6 +335,155 @@ def rights_of(path: str, status: os.stat_result) -> str:
     except OSError:
         pass
     return ", ".join(found)
+
+
+# --- as delivered ----------------------------------------------------------------------------------------------------
+
+DOCUMENTATION = tuple(f"/usr/share/{name}/" for name in ("doc", "man", "info", "locale", "groff", "linda", "lintian"))
+"""What images leave out of packages, by an option of dpkg."""
+
+PT_INTERP = 3
+_COMPILED = re.compile(r"(.*)/__pycache__/([^/]+?)\.[a-z]+-\d+(?:\.opt-\d)?\.pyc")
+
+
+def damaged_files(
+    request: DeliveredRequest, owners: Owners, files: list[tuple[str, os.stat_result]], folders: dict[str, int]
+) -> list[DamagedFile]:
+    """Return what is not as its maker delivered it, by the sums that ``owners`` has read.
+
+    Args:
+        files: The files and links of the image.
+        folders: Its folders, with their modes.
+    """
+    root = owners.root
+    removed = pattern_of(request["removed"])
+    found: dict[tuple[str, str], str] = {}
+
+    def tell(owner: str, path: str, problem: str) -> None:
+        if problem and not removed.fullmatch(path):
+            found.setdefault((path, owner), problem)
+
+    sums = [*owners.sums]
+    sums += [
+        ("recipe " + name if name else "", path, "sha256", digest, -1) for name, path, digest in request["digests"]
+    ]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        # hashlib lets other threads run while it reads a large block.
+        told = pool.map(lambda one: (one[0], one[1], problem_of(root, *one[1:])), sums)
+        for owner, path, problem in told:
+            tell(owner, path, problem)
+    for path, original in request["copies"]:
+        if os.path.exists(root + original):
+            digest = _digest(root + original)
+            problem = problem_of(root, path, "sha256", digest, -1)
+            tell(owners.name(original), path, problem and f"{problem}; it was made as a copy of {original}")
+    for path, package in owners.packages.items():
+        left_out = path in owners.set_aside or path.startswith((*DOCUMENTATION, "/run/", "/var/"))
+        if not left_out and not os.path.lexists(root + path):
+            tell("package " + package, path, "is missing")
+    for place, link in owners.alternatives:
+        for path in (place, link):
+            if not path.startswith(DOCUMENTATION) and not os.path.exists(root + path):
+                tell("", path, "is missing, or leads nowhere: update-alternatives(1) made it")
+    sourced = pattern_of(request["sourced"])
+    closed = pattern_of(request["closed"])
+    programs = {entry for entry in os.environ.get("PATH", "").split(":") if entry}
+    for path, status in files:
+        if stat.S_ISLNK(status.st_mode):
+            continue
+        match = _COMPILED.fullmatch(path)
+        if match is not None:
+            source = f"{match[1]}/{match[2]}.py"
+            if os.path.exists(root + source) or sourced.fullmatch(source):
+                tell(owners.name(path), *_bytecode_problem(root, path, source))
+        if closed.fullmatch(path):
+            continue
+        mode = stat.S_IMODE(status.st_mode)
+        if not mode & stat.S_IROTH:
+            tell(owners.name(path), path, f"has mode {mode:04o}: only some users can read it")
+        if mode & 0o111 != 0o111 and (
+            (os.path.dirname(path) in programs and _starts(root + path, b"#!", b"\x7fELF")) or _is_program(root + path)
+        ):
+            tell(owners.name(path), path, f"has mode {mode:04o}: it cannot be executed")
+    for path, mode in folders.items():
+        if mode & 0o005 != 0o005 and not closed.fullmatch(path):
+            tell("", path, f"has mode {mode:04o}: only some users can enter the folder")
+    for (path, owner), problem in sorted(found.items()):
+        owners.problems.append({"owner": owner, "path": path, "problem": problem})
+    return owners.problems
+
+
+def problem_of(root: str, path: str, algorithm: str, digest: str, size: int) -> str:
+    """Return how a file differs from its sum, or nothing; ``size`` is -1 where it is not known."""
+    try:
+        status = os.lstat(root + path)
+        if stat.S_ISLNK(status.st_mode):
+            return f"is a link to {os.readlink(root + path)}, and no plain file"
+        if not stat.S_ISREG(status.st_mode):
+            return "is not a plain file"
+        if size >= 0 and status.st_size != size:
+            return f"has {status.st_size} bytes, and should have {size}"
+        found = hashlib.new(algorithm)
+        with open(root + path, "rb") as file:
+            for chunk in iter(lambda: file.read(1 << 20), b""):
+                found.update(chunk)
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if digest in (found.hexdigest(), base64.urlsafe_b64encode(found.digest()).decode().rstrip("=")):
+        return ""
+    return "is empty" if status.st_size == 0 else "has other contents"
+
+
+def _bytecode_problem(root: str, path: str, source: str) -> tuple[str, str]:
+    """Return which of a file of bytecode and its source is damaged, and how; no problem is an empty one.
+
+    Python takes bytecode of the kind that these images have without a look at its source.
+    """
+    try:
+        with open(root + path, "rb") as file:
+            data = file.read()
+        with open(root + source, "rb") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return source, "is missing, and its bytecode is there"
+    except OSError as error:
+        return path, f"cannot be read: {error.strerror}"
+    if len(data) < 16:
+        return path, f"has {len(data)} bytes, which is no bytecode"
+    (flags,) = struct.unpack_from("<I", data, 4)
+    if data[:4] != importlib.util.MAGIC_NUMBER:
+        return path, ""
+    if flags & 1 and data[8:16] != importlib.util.source_hash(text):
+        return source, "has other contents than its bytecode was made of"
+    try:
+        marshal.loads(data[16:])
+    except (ValueError, EOFError, TypeError) as error:
+        return path, f"is damaged bytecode: {error}"
+    return path, ""
+
+
+def _starts(path: str, *beginnings: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(5).startswith(beginnings)
+    except OSError:
+        return False
+
+
+def _is_program(path: str) -> bool:
+    """Say whether a file is an ELF program: it names the loader that starts it, and is not called a library."""
+    if ".so" in os.path.basename(path) or not _starts(path, b"\x7fELF\x02"):
+        return False
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    try:
+        (table,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        return any(struct.unpack_from("<I", head, table + size * index)[0] == PT_INTERP for index in range(count))
+    except struct.error:
+        return False
 
 
 # --- contents --------------------------------------------------------------------------------------------------------
@@ -323,14 +546,17 @@ def answer_request(request: InventoryRequest) -> InventoryAnswer:
         "open": [],
         "privileged": [],
         "error": owners.error,
+        "damaged": [],
         "contents": None,
     }
+    folders: dict[str, int] = {}
     rest: list[tuple[str, os.stat_result]] = []
     for path, status in walk(root):
         kind = status.st_mode
         if not stat.S_ISLNK(kind) and kind & stat.S_IWOTH:
             answer["open"].append((path, stat.S_IMODE(kind)))
         if stat.S_ISDIR(kind):
+            folders[path] = stat.S_IMODE(kind)
             continue
         answer["files"] += 1
         if stat.S_ISREG(kind):
@@ -343,6 +569,9 @@ def answer_request(request: InventoryRequest) -> InventoryAnswer:
         rest.append((path, status))
     declared = pattern_of(request["owned"])
     answer["unowned"] = [path for path, _ in rest if not owners.owns(path) and not declared.fullmatch(path)]
+    if request["delivered"] is not None:
+        owners.read_sums()
+        answer["damaged"] = damaged_files(request["delivered"], owners, rest, folders)
     if request["contents"]:
         answer["contents"] = contents_of(root, rest, owners, digests=request["contents"] == "digests")
     return answer

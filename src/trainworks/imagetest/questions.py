@@ -62,8 +62,19 @@ def probed(checks: Iterable[kinds.Check]) -> list[kinds.Check]:
 
 def inventory_request_of(checks: Iterable[kinds.Check]) -> inventory.InventoryRequest:
     """Return the questions of these checks to the inventory."""
+    checks = tuple(checks)
     owned = [pattern for check in checks if isinstance(check, kinds.OwnedFilesCheck) for pattern in check.owned]
-    return {"root": "/", "owned": owned, "contents": ""}
+    delivered: inventory.DeliveredRequest | None = None
+    for check in checks:
+        if isinstance(check, kinds.DeliveredFilesCheck):
+            delivered = {
+                "removed": list(check.removed),
+                "digests": list(check.digests),
+                "copies": list(check.copies),
+                "closed": list(check.closed),
+                "sourced": list(check.sourced),
+            }
+    return {"root": "/", "owned": owned, "contents": "", "delivered": delivered}
 
 
 def command_of(
@@ -123,7 +134,8 @@ def take_contents(container: Container, *, digests: bool) -> inventory.Inventory
     Raises:
         ImageTestError: The image has no Python to run the script with.
     """
-    request: inventory.InventoryRequest = {"root": "/", "owned": [], "contents": "digests" if digests else "files"}
+    wanted = "digests" if digests else "files"
+    request: inventory.InventoryRequest = {"root": "/", "owned": [], "contents": wanted, "delivered": None}
     contents = take_inventory(container, request)["contents"]
     assert contents is not None
     return contents

@@ -67,6 +67,8 @@ def title_of(check: kinds.Check) -> str:
             return "no Python distribution, Debian package or CUDA library is installed twice"
         case kinds.OwnedFilesCheck():
             return "every file belongs to a package or a recipe"
+        case kinds.DeliveredFilesCheck():
+            return "every file is as its maker delivered it"
         case kinds.WorldWritableCheck(allowed=allowed):
             return f"no file can be changed by every user, except {', '.join(allowed)}"
         case kinds.PrivilegedFilesCheck():

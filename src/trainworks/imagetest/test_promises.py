@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import NoReturn, cast
@@ -271,6 +271,32 @@ def test_owned_files(check: kinds.OwnedFilesCheck, stock: inventory.InventoryAns
         )
 
 
+def test_delivered_files(
+    check: kinds.DeliveredFilesCheck,  # noqa: ARG001  (the inventory has asked it)
+    stock: inventory.InventoryAnswer,
+    subject: ImageUnderTest,
+) -> None:
+    """Every file is as its maker delivered it."""
+    if stock["damaged"]:
+        lines = [damage(each, subject.checks) for each in stock["damaged"]]
+        _broken(
+            f"{_lines(lines)}\nbuild the image again; what a recipe itself removes or replaces is declared in its "
+            "front matter (`removes`)"
+        )
+
+
+def damage(found: inventory.DamagedFile, checks: Iterable[kinds.Check]) -> str:
+    """Return what is wrong with a file, and whose it is: the component, as far as the plan says it, and the package."""
+    kind, _, name = found["owner"].partition(" ")
+    component = {"recipe": name, "package": "system"}.get(kind, "")
+    for check in checks:
+        if isinstance(check, kinds.PythonPackageCheck) and kind == "python":
+            component = check.component if canonicalize_name(check.distribution) == name else component
+    whose = [f"component {component}"] if component else []
+    whose += [f"{'distribution' if kind == 'python' else 'package'} {name}"] if kind in ("python", "package") else []
+    return f"{found['path']} {found['problem']}" + (f" ({', '.join(whose)})" if whose else "")
+
+
 def test_world_writable(check: kinds.WorldWritableCheck, stock: inventory.InventoryAnswer) -> None:
     """No file can be changed by every user."""
     problems = []
@@ -337,6 +363,7 @@ PROMISES: dict[str, Callable[..., None]] = {
     "debian-package": test_debian_package,
     "rpm-package": test_rpm_package,
     "owned-files": test_owned_files,
+    "delivered-files": test_delivered_files,
     "world-writable": test_world_writable,
     "privileged-files": test_privileged_files,
     "secrets": test_secrets,

@@ -185,6 +185,31 @@ class OwnedFilesCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeliveredFilesCheck:
+    """Every file is as its maker delivered it: there, with its contents, and readable for every user.
+
+    The sums are those of Python wheels (RECORD), of Debian's packages (documentation left out), and the declared ones.
+    Bytecode is held to its source. Programs are executable, and those that ``update-alternatives`` chose are there.
+
+    Attributes:
+        component: Who promises it.
+        removed: Patterns of delivered files that recipes remove or replace (``removes``), as in ``OwnedFilesCheck``.
+        digests: Files that no package lists: component (or ``""``), path, SHA-256.
+        copies: Files that no package lists: path, and the path of the file that it is a copy of, where that one exists.
+        closed: Patterns of paths that only some users may read.
+        sourced: Patterns of Python modules that no package lists and that bytecode was made of.
+    """
+
+    component: str
+    removed: tuple[str, ...]
+    digests: tuple[tuple[str, str, str], ...]
+    copies: tuple[tuple[str, str], ...]
+    closed: tuple[str, ...]
+    sourced: tuple[str, ...]
+    kind: Literal["delivered-files"] = "delivered-files"
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorldWritableCheck:
     """Only its owner can write to a path; ``allowed`` are folders for all, which must have the sticky bit."""
 
@@ -260,6 +285,7 @@ Check = (
     | SingleLibraryCheck
     | DuplicatePackagesCheck
     | OwnedFilesCheck
+    | DeliveredFilesCheck
     | WorldWritableCheck
     | PrivilegedFilesCheck
     | SearchPathCheck

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -47,6 +48,13 @@ The index has them as ``aarch64``, so pip installs them: WHEEL of ``nvidia-cuspa
 
 FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of folders in an image)
 """Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
+
+FOR_SOME_USERS = (
+    *("/root/**", "/root", "/etc/*shadow*", "/etc/.pwd.lock", "/etc/security/opasswd", "/etc/ssl/private", "/var/**"),
+    *("/run/**", "/etc/credstore*", "/etc/sudoers*", "/usr/lib/credstore*", "/usr/lib/dbus-1.0/*"),
+    *("/etc/polkit-1/**", "/usr/share/polkit-1/**"),
+)
+"""What a Linux system keeps from its users; everything else can be read by all: jobs are started by any user."""
 
 DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that come with the host's driver and are never in an image."""
@@ -171,12 +179,23 @@ def _major(version: str) -> str:
 
 
 def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
-    """Return the promises about all files of the image: each has a known origin, none gives rights away."""
+    """Return the promises about all files of the image: known origin, as delivered, no rights given away."""
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
+    files = {file.path: hashlib.sha256(file.content).hexdigest() for file in facts.files}
+    digests = [("", path, row.sha256) for row in facts.generated_files if row.sha256 for path in row.paths]
+    digests += [(recipe.name, path, files[file]) for recipe in recipes for path, file in recipe.copies.items()]
     return [
         checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
+        checks.DeliveredFilesCheck(
+            component=IMAGE,
+            removed=tuple(pattern for recipe in recipes for pattern in recipe.removes),
+            digests=tuple(digests),
+            copies=tuple((path, row.copy_of) for row in facts.generated_files if row.copy_of for path in row.paths),
+            closed=FOR_SOME_USERS,
+            sourced=tuple(pattern for recipe in recipes for pattern in recipe.owns if pattern.endswith("/**")),
+        ),
         checks.WorldWritableCheck(component=IMAGE, allowed=FOLDERS_FOR_ALL),
         checks.PrivilegedFilesCheck(component=IMAGE, allowed=tuple(allowed)),
     ]
