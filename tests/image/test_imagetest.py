@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import io
 import os
@@ -53,10 +54,12 @@ from trainworks.imagetest.run import run_checks
 from trainworks.plan.checks import (
     Check,
     CommandCheck,
+    ConfigurationCheck,
     DebianPackageCheck,
     ImportCheck,
     LabelCheck,
     LoadedLibraryCheck,
+    OpenableLibrariesCheck,
     PathCheck,
     PythonPackageCheck,
     SearchPathCheck,
@@ -276,6 +279,79 @@ def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
     found = answer(tmp_path, distributions=True, sizes=True)
     assert [one["version"] for one in found["distributions"] if one["name"] == "pytest"] == [pytest.__version__]
     assert [tuple(size) for size in found["sizes"]] == [("/usr/lib/deep/site-packages/big", 1000)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED: only Linux has this loader")
+def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
+    tree.library("/opt/late/libfine.so.1")
+    tree.library("/opt/late/libdriver.so.1", "libcuda.so.1")
+    tree.library("/opt/gone/liblost.so.1", "libgone.so.1")
+    (tree.root / "opt/gone/libcut.so.1").write_bytes((tree.root / "opt/late/libfine.so.1").read_bytes()[:300])
+    (tree.root / "opt/gone/link.so.1").symlink_to("libcut.so.1")
+    patterns = [f"{tree.root}/opt/{folder}/lib*.so*" for folder in ("late", "gone", "none")]
+    fine, broken = (
+        OpenableLibrariesCheck(component="c", libraries=tuple(some), provided=("libcuda.so.1",))
+        for some in (patterns[:1], patterns)
+    )
+    request = [dataclasses.asdict(check) for check in (fine, broken)]
+    good, (nothing, cut, lost, _) = answer(Path("/"), checks=request)["problems"]
+    assert good == []
+    assert nothing == f"no file fits {patterns[2]}"
+    assert cut.startswith(f"{tree.root}/opt/gone/libcut.so.1 cannot be opened: ")
+    assert lost.startswith(f"{tree.root}/opt/gone/liblost.so.1 cannot be opened: libgone.so.1")
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+def configured(image: BuiltImage, *, others: bool = False) -> str:
+    """Return what the check says of an image's configuration."""
+    check = ConfigurationCheck(
+        component="c",
+        environment=(("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin")),
+        entry_point=("/train",),
+        command=("train",),
+        working_folder="/code",
+        others=others,
+    )
+    (result,) = run_checks(LocalEngine(), image, (check,), report=lambda _: None)
+    assert result.passed == (result.detail == "")
+    return result.detail
+
+
+CONFIGURED = dataclasses.replace(
+    IMAGE,
+    environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+    entry_point=("/train",),
+    command=("train",),
+    working_folder="/code",
+    stop_signal="SIGTERM",
+    user="root",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"entry_point": ("/bin/false",)}, "ENTRYPOINT is ['/bin/false'], and should be ['/train']"),
+        ({"command": ()}, "CMD is [], and should be ['train']"),
+        ({"working_folder": "/"}, "WORKDIR is '/', and should be '/code'"),
+        ({"user": "nobody"}, "USER is 'nobody'"),
+        ({"stop_signal": "SIGKILL"}, "STOPSIGNAL is 'SIGKILL'"),
+        ({"volumes": ("/opt/ml",)}, "VOLUME is ['/opt/ml']"),
+        ({"environment": {"PATH": "/usr/bin:/bin"}}, "ENV LANG is missing"),
+        ({"environment": {**CONFIGURED.environment, "LANG": "POSIX"}}, "ENV LANG is 'POSIX', and should be 'C.UTF-8'"),
+        ({"environment": {**CONFIGURED.environment, "PYTHONPATH": "/tmp"}}, "ENV PYTHONPATH is '/tmp', and nothing"),
+    ],
+)
+def test_the_configuration_is_the_plans(changes: dict[str, typing.Any], said: str) -> None:
+    assert configured(CONFIGURED) == ""
+    assert configured(dataclasses.replace(CONFIGURED, **changes)).startswith(said)
+
+
+def test_variables_of_a_makers_base_image_are_its_own() -> None:
+    image = dataclasses.replace(CONFIGURED, environment={**CONFIGURED.environment, "NVARCH": "x86_64"})
+    assert configured(image, others=True) == ""
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

@@ -423,6 +423,10 @@ class BuildahEngine:
             environment=dict(entry.partition("=")[::2] for entry in configuration.get("Env") or ()),
             entry_point=tuple(configuration.get("Entrypoint") or ()),
             command=tuple(configuration.get("Cmd") or ()),
+            working_folder=str(configuration.get("WorkingDir") or ""),
+            user=str(configuration.get("User") or ""),
+            stop_signal=str(configuration.get("StopSignal") or ""),
+            volumes=tuple(sorted(configuration.get("Volumes") or ())),
             created=str(description["OCIv1"].get("created") or ""),
         )
 

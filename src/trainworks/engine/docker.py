@@ -675,6 +675,10 @@ def _built(reference: str, image: SdkImage) -> BuiltImage:
         digests=tuple(image.attrs.get("RepoDigests") or ()),
         entry_point=tuple(configuration.get("Entrypoint") or ()),
         command=tuple(configuration.get("Cmd") or ()),
+        working_folder=str(configuration.get("WorkingDir") or ""),
+        user=str(configuration.get("User") or ""),
+        stop_signal=str(configuration.get("StopSignal") or ""),
+        volumes=tuple(sorted(configuration.get("Volumes") or ())),
         created=str(image.attrs.get("Created") or ""),
     )
 

@@ -86,6 +86,10 @@ class BuiltImage:
         digests: ``NAME@sha256:...`` of the registries that it was pulled from or pushed to, if the engine records them.
         entry_point: The program that a container runs.
         command: Default arguments of the entry point.
+        working_folder: The folder that a container starts in.
+        user: The user that a container runs as; ``""`` is root.
+        stop_signal: The signal that ends a container; ``""`` is SIGTERM.
+        volumes: Folders that get a volume of their own in each container, sorted.
         created: Creation time in its configuration (ISO 8601).
     """
 
@@ -97,6 +101,10 @@ class BuiltImage:
     digests: tuple[str, ...] = ()
     entry_point: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    working_folder: str = ""
+    user: str = ""
+    stop_signal: str = ""
+    volumes: tuple[str, ...] = ()
     created: str = ""
 
 

@@ -369,8 +369,8 @@ def damaged_files(
     ]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         # hashlib lets other threads run while it reads a large block.
-        told = pool.map(lambda one: (one[0], one[1], problem_of(root, *one[1:])), sums)
-        for owner, path, problem in told:
+        judged = pool.map(lambda one: (one[0], one[1], problem_of(root, *one[1:])), sums)
+        for owner, path, problem in judged:
             tell(owner, path, problem)
     for path, original in request["copies"]:
         if os.path.exists(root + original):
@@ -408,9 +408,10 @@ def damaged_files(
     for path, mode in folders.items():
         if mode & 0o005 != 0o005 and not closed.fullmatch(path):
             tell("", path, f"has mode {mode:04o}: only some users can enter the folder")
+    told: list[DamagedFile] = []
     for (path, owner), problem in sorted(found.items()):
-        owners.problems.append({"owner": owner, "path": path, "problem": problem})
-    return owners.problems
+        told.append({"owner": owner, "path": path, "problem": problem})
+    return [*told, *owners.problems]
 
 
 def problem_of(root: str, path: str, algorithm: str, digest: str, size: int) -> str:

@@ -573,11 +573,11 @@ def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
     process = python_process(loader, image.python)
     if process is None or process.main is None:
         return [error or image.python + " is not a program"]
-    if "/" in library:
-        elf = loader.elf(library)
-        found = (library, elf) if elf is not None and elf.loadable else None
-    else:
+    found = None
+    if "/" not in library:
         found = loader.find(library, process.main, process.main)
+    elif (elf := loader.elf(library)) is not None and elf.loadable:
+        found = (library, elf)
     problems = [f"no {library} is found"]
     if found is not None:
         missing = loader.load(found[0], found[1], process).missing
@@ -585,6 +585,54 @@ def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
     advice = "install the library, or name its folder in the file's RPATH or in /etc/ld.so.conf.d (and run ldconfig)"
     unexplained = error and not any(name in error for name in check["provided"])
     return told(problems, advice) or ([error] if unexplained else [])
+
+
+# Runs under the environment's own Python: sent as text. Each library is opened in a process of its own.
+_OPEN = """
+import ctypes, json, os, sys
+found = {}
+for path in sys.argv[1:]:
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        try:
+            ctypes.CDLL(path, os.RTLD_NOW)
+        except OSError as error:
+            said = str(error)
+        os.write(send, said.encode("utf-8", "replace")[:4000])
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as answer:
+        said = answer.read().decode("utf-8", "replace")
+    status = os.waitpid(child, 0)[1]
+    if said or status:
+        found[path] = said or "opening it ends the process with status %d" % status
+print("\\n" + json.dumps(found))
+"""
+
+
+def check_openable_libraries(check: dict[str, Any], image: Image) -> list[str]:
+    """Open each library that fits a pattern; where only the driver's are missing, follow the loader's search."""
+    problems, paths = [], []
+    for pattern in check["libraries"]:
+        fitting = [path for path in matching(image.root, pattern) if not os.path.islink(image.root + path)]
+        problems += [] if fitting else [f"no file fits {pattern}"]
+        paths += fitting
+    output, error = _run([image.python, "-c", _OPEN, *(image.root + path for path in paths)])
+    if error:
+        return [f"{image.python} does not open them: {error}"]
+    for path, said in json.loads(output.splitlines()[-1]).items():
+        path = path[len(image.root) :]
+        elf = image.loader.elf(path)
+        if elf is not None and any(said.startswith(name + ":") for name in check["provided"]):
+            process = python_process(image.loader, image.python)
+            missing = image.loader.load(path, elf, process).missing
+            lines = [f"{file} does not find {name}" for file, name in missing if name not in check["provided"]]
+            problems += lines
+        else:
+            problems.append(f"{path} cannot be opened: {said.replace(path + ': ', '')}")
+    return told(problems, "a job that first needs it fails then: install the library's wheel again, and what it needs")
 
 
 def _dlopen(python: str, library: str) -> str:
@@ -827,6 +875,7 @@ QUESTIONS: dict[str, Callable[[dict[str, Any], Image], list[str]]] = {
     "shared-libraries": check_shared_libraries,
     "elf-needs": check_elf_needs,
     "loadable-library": check_loadable_library,
+    "openable-libraries": check_openable_libraries,
     "loaded-library": check_loaded_library,
     "single-library": check_single_library,
     "duplicate-packages": check_duplicate_packages,

@@ -124,7 +124,9 @@ def _read(completed: Completed, marker: str) -> str:
 
 def ask(container: Container, request: probe.ProbeRequest) -> probe.ProbeAnswer:
     """Run the probe in a container."""
-    children = 1 + sum(check["kind"] in ("loaded-library", "loadable-library") for check in request["checks"])
+    children = 1 + sum(
+        check["kind"] in ("loaded-library", "loadable-library", "openable-libraries") for check in request["checks"]
+    )
     return answer_of(container.run(command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
 
 

@@ -56,6 +56,8 @@ def title_of(check: kinds.Check) -> str:
             return f"import {module} loads {library}"
         case kinds.LoadableLibraryCheck(library=library):
             return f"{library} can be loaded"
+        case kinds.OpenableLibrariesCheck(libraries=libraries):
+            return f"each of {', '.join(libraries)} can be opened"
         case kinds.SharedLibrariesCheck(roots=roots):
             return f"all shared libraries under {', '.join(roots)} find what they need"
         case kinds.SingleLibraryCheck(soname=soname):
@@ -81,6 +83,10 @@ def title_of(check: kinds.Check) -> str:
             return f"the image is at most {megabytes} MB"
         case kinds.LabelCheck(label=label, value=value):
             return f"label {label} is {value}"
+        case kinds.ConfigurationCheck():
+            return "environment, entry point and the rest of the configuration are the plan's"
+        case kinds.StartCheck(arguments=arguments, expect=expect):
+            return f"a container starts with {shlex.join(arguments)}{f' and prints {expect!r}' if expect else ''}"
     assert_never(check)
 
 

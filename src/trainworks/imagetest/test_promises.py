@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import NoReturn, cast
@@ -105,9 +105,9 @@ def _tail(output: str) -> str:
     return output.strip()[-_OUTPUT_LIMIT:] or "(it printed nothing)"
 
 
-def _lines(lines: list[str]) -> str:
-    more = [f"... and {len(lines) - LINE_LIMIT} more"] if len(lines) > LINE_LIMIT else []
-    return "\n".join([*lines[:LINE_LIMIT], *more])
+def _lines(lines: list[str], limit: int = LINE_LIMIT) -> str:
+    more = [f"... and {len(lines) - limit} more"] if len(lines) > limit else []
+    return "\n".join([*lines[:limit], *more])
 
 
 def test_inside(check: kinds.Check, problems: dict[kinds.Check, list[str]]) -> None:
@@ -278,11 +278,26 @@ def test_delivered_files(
 ) -> None:
     """Every file is as its maker delivered it."""
     if stock["damaged"]:
-        lines = [damage(each, subject.checks) for each in stock["damaged"]]
+        lines = damages(stock["damaged"], subject.checks)
         _broken(
-            f"{_lines(lines)}\nbuild the image again; what a recipe itself removes or replaces is declared in its "
-            "front matter (`removes`)"
+            f"{_lines(lines, 3 * LINE_LIMIT)}\nbuild the image again; what a recipe itself removes or replaces is "
+            "declared in its front matter (`removes`)"
         )
+
+
+def damages(found: Iterable[inventory.DamagedFile], checks: Sequence[kinds.Check]) -> list[str]:
+    """Return a line for each damaged file, and one for many of a folder that have the same damage."""
+    alike: dict[tuple[str, str, str], list[inventory.DamagedFile]] = {}
+    for each in found:
+        owner = "" if each["path"].endswith(".md5sums") else each["owner"]
+        alike.setdefault((each["path"].rpartition("/")[0], owner, each["problem"]), []).append(each)
+    lines = []
+    for (folder, _, _), group in alike.items():
+        if len(group) > 3:
+            lines.append(f"{damage(group[0], checks)}, and so are {len(group) - 1} others in {folder}")
+        else:
+            lines += [damage(each, checks) for each in group]
+    return lines
 
 
 def damage(found: inventory.DamagedFile, checks: Iterable[kinds.Check]) -> str:
@@ -353,6 +368,39 @@ def test_label(check: kinds.LabelCheck, subject: ImageUnderTest) -> None:
         _broken(f"it is {value!r}")
 
 
+def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest) -> None:
+    """The configuration is what was rendered."""
+    image = subject.image
+    said = [
+        ("ENTRYPOINT", list(image.entry_point), list(check.entry_point)),
+        ("CMD", list(image.command), list(check.command)),
+        ("WORKDIR", image.working_folder, check.working_folder),
+        ("USER", "" if image.user in ("root", "0", "0:0") else image.user, ""),
+        ("STOPSIGNAL", "" if image.stop_signal == "SIGTERM" else image.stop_signal, ""),
+        ("VOLUME", list(image.volumes), []),
+    ]
+    problems = [f"{name} is {found!r}, and should be {wanted!r}" for name, found, wanted in said if found != wanted]
+    wanted = dict(check.environment)
+    for name, value in sorted(image.environment.items()):
+        if name not in wanted and not check.others:
+            problems.append(f"ENV {name} is {value!r}, and nothing sets it")
+        elif name in wanted and value != wanted[name]:
+            problems.append(f"ENV {name} is {value!r}, and should be {wanted[name]!r}")
+    problems += [f"ENV {name} is missing" for name in wanted if name not in image.environment]
+    if problems:
+        _broken("\n".join([*problems, "build the image again, or declare it in a recipe (`environment`)"]))
+
+
+def test_start(check: kinds.StartCheck, subject: ImageUnderTest) -> None:
+    """A container starts through the entry point."""
+    completed = subject.engine.run(subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT)
+    if completed.status != 0 or check.expect not in completed.output:
+        _broken(
+            f"a container with {shlex.join(check.arguments)} ended with status {completed.status} and printed\n"
+            f"{_tail(completed.output)}"
+        )
+
+
 PROMISES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(QUESTIONS, test_inside),
     "path": test_path,
@@ -369,5 +417,7 @@ PROMISES: dict[str, Callable[..., None]] = {
     "secrets": test_secrets,
     "size": test_size,
     "label": test_label,
+    "configuration": test_configuration,
+    "start": test_start,
 }
 """Every kind of promise and the function that asks it."""

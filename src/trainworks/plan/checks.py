@@ -142,6 +142,24 @@ class LoadableLibraryCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OpenableLibrariesCheck:
+    """Every library that fits a pattern can be opened by itself, by the image's Python.
+
+    These are libraries that others open by name, when a job first needs them: no file NEEDs them.
+
+    Attributes:
+        component: Who promises it.
+        libraries: Patterns of paths, as of a shell; each fits at least one file. Links are passed by.
+        provided: Sonames that the host's driver brings, as in ``LoadableLibraryCheck``.
+    """
+
+    component: str
+    libraries: tuple[str, ...]
+    provided: tuple[str, ...] = ()
+    kind: Literal["openable-libraries"] = "openable-libraries"
+
+
+@dataclass(frozen=True, kw_only=True)
 class ElfNeedsCheck:
     """What is under ``roots`` was built against the libraries that the image has, not against another major version.
 
@@ -270,6 +288,43 @@ class LabelCheck:
     kind: Literal["label"] = "label"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationCheck:
+    """The image's configuration is the one that was rendered, and nothing was added.
+
+    User, signal and volumes are the engine's defaults.
+
+    Attributes:
+        component: Who promises it.
+        environment: Names and values of its variables, sorted.
+        entry_point: The program that a container runs.
+        command: Default arguments of the entry point.
+        working_folder: The folder that a container starts in.
+        others: Whether the base image may have variables of its own.
+    """
+
+    component: str
+    environment: tuple[tuple[str, str], ...]
+    entry_point: tuple[str, ...]
+    command: tuple[str, ...]
+    working_folder: str
+    others: bool = False
+    kind: Literal["configuration"] = "configuration"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartCheck:
+    """A container that is started with these arguments, as a platform does it, ends with status 0.
+
+    It prints ``expect``, a substring of stdout and stderr together. The arguments go through the image's entry point.
+    """
+
+    component: str
+    arguments: tuple[str, ...]
+    expect: str = ""
+    kind: Literal["start"] = "start"
+
+
 Check = (
     PathCheck
     | CommandCheck
@@ -280,6 +335,7 @@ Check = (
     | RpmPackageCheck
     | LoadedLibraryCheck
     | LoadableLibraryCheck
+    | OpenableLibrariesCheck
     | SharedLibrariesCheck
     | ElfNeedsCheck
     | SingleLibraryCheck
@@ -292,5 +348,7 @@ Check = (
     | SecretsCheck
     | SizeCheck
     | LabelCheck
+    | ConfigurationCheck
+    | StartCheck
 )
 """Any promise; ``kind`` tells them apart, in Python and in the plan's JSON."""

@@ -116,6 +116,16 @@ class FabricVariable:
     why: str
 
 
+ENTRY_POINT = ("/opt/trainworks/bin/train",)
+"""The program that every image starts."""
+
+COMMAND = ("train",)
+"""Arguments of the entry point where a platform gives none."""
+
+WORKING_FOLDER = "/opt/ml/code"
+"""Where containers start: the folder of the user's code."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImagePlan:
     """An image, complete: the same plan always renders to the same bytes.

@@ -10,7 +10,7 @@ from trainworks.errors import FactsError
 from trainworks.facts.rows import CheckRow, Facts, Recipe
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
-from trainworks.plan.model import Step
+from trainworks.plan.model import COMMAND, ENTRY_POINT, WORKING_FOLDER, Step
 from trainworks.plan.target import TargetContext
 
 IMAGE = "image"
@@ -50,11 +50,34 @@ FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of fol
 """Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
 
 FOR_SOME_USERS = (
-    *("/root/**", "/root", "/etc/*shadow*", "/etc/.pwd.lock", "/etc/security/opasswd", "/etc/ssl/private", "/var/**"),
+    *(
+        "/root/**",
+        "/root",
+        "/etc/*shadow*",
+        "/etc/*-",
+        "/etc/.pwd.lock",
+        "/etc/security/opasswd",
+        "/etc/ssl/private",
+        "/var/**",
+    ),
     *("/run/**", "/etc/credstore*", "/etc/sudoers*", "/usr/lib/credstore*", "/usr/lib/dbus-1.0/*"),
     *("/etc/polkit-1/**", "/usr/share/polkit-1/**"),
 )
 """What a Linux system keeps from its users; everything else can be read by all: jobs are started by any user."""
+
+UNKNOWN_USER = ("setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", "HOME=/nonexistent")
+"""Starts a command as Kubernetes does where no user of an image may be root: with a number that has no name."""
+
+TRITON = frozenset({"triton", "pytorch-triton"})
+"""Names of the compiler that torch.compile uses for GPUs."""
+
+TRITON_TOOLS = (
+    "import glob, importlib.util, os, subprocess; "
+    "(folder,) = importlib.util.find_spec('triton').submodule_search_locations; "
+    "every = lambda name: glob.glob(os.path.join(folder, '**', name), recursive=True); "
+    "[subprocess.run([path, '--version'], check=True) for path in every('ptxas') or ['ptxas']]; "
+    "print('libdevice is', 'there' if any(map(os.path.getsize, every('libdevice*.bc'))) else 'missing')"
+)
 
 DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Libraries that come with the host's driver and are never in an image."""
@@ -109,7 +132,9 @@ def _fill(value: object, known: Mapping[str, str]) -> object:
     return value
 
 
-def image_checks(steps: Sequence[Step], labels: Mapping[str, str], target: TargetContext) -> list[Check]:
+def image_checks(
+    steps: Sequence[Step], labels: Mapping[str, str], environment: Mapping[str, str], target: TargetContext
+) -> list[Check]:
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
     cell = target.cell
     found: list[Check] = []
@@ -123,6 +148,15 @@ def image_checks(steps: Sequence[Step], labels: Mapping[str, str], target: Targe
         if step.python:
             names = tuple(package.name for package in step.python)
             found.append(checks.PythonImportsCheck(component=step.component, distributions=names))
+            if cell.version and TRITON & {*names}:
+                found.append(
+                    checks.CommandCheck(
+                        component=step.component,
+                        command=("python", "-c", TRITON_TOOLS),
+                        expect="libdevice is there",
+                        why="Triton's own assembler starts, and its library of functions for the device is there",
+                    )
+                )
     if target.sources == "packages":
         # Vendors' images bring CUDA libraries as files: there wheels that require them as packages are not satisfied.
         found.append(
@@ -168,6 +202,27 @@ def image_checks(steps: Sequence[Step], labels: Mapping[str, str], target: Targe
     )
     found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
     found += [
+        checks.ConfigurationCheck(
+            component=IMAGE,
+            environment=tuple(sorted(environment.items())),
+            entry_point=ENTRY_POINT,
+            command=COMMAND,
+            working_folder=WORKING_FOLDER,
+            # Images of CUDA have many variables that say what is in them.
+            others=bool(target.row.image),
+        ),
+        checks.StartCheck(component=IMAGE, arguments=("sh", "-c", 'echo "in $PWD"'), expect=f"in {WORKING_FOLDER}\n"),
+        checks.CommandCheck(
+            component=IMAGE,
+            command=(*UNKNOWN_USER, "sh", "-ec", "train --version; python -c 'import pip; print(\"imported\")'"),
+            expect="imported",
+            why="a user whom the image does not know can start the launcher and Python",
+        ),
+        checks.CommandCheck(
+            component=IMAGE,
+            command=("sh", "-ec", 'new=$(mktemp); ldconfig -X -C "$new"; cmp "$new" /etc/ld.so.cache; rm "$new"'),
+            why="the loader's cache has every library that ldconfig finds",
+        ),
         checks.SecretsCheck(component=IMAGE),
         checks.SizeCheck(component=IMAGE, megabytes=target.row.size_budget_megabytes),
     ]

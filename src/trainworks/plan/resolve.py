@@ -106,9 +106,10 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     recipes = [facts.recipes[step.recipe] for step in steps]
     image = _reference(row.image, base, facts)
     labels = _labels(target, row.image or base.image)
+    environment = _environment(context, steps, recipes)
     plan_checks = (
         *declared_checks(steps, facts.recipes, target.python),
-        *image_checks(steps, labels, context),
+        *image_checks(steps, labels, environment, context),
         *file_checks(recipes, facts),
     )
     return ImagePlan(
@@ -120,7 +121,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         cuda_home=CUDA_HOME if cell.version and row.image else "",
         cuda_architectures=cell.architectures,
         steps=steps,
-        environment=_environment(context, steps, recipes),
+        environment=environment,
         labels=labels,
         tags=(reference_of(row, facts, variant_of(components, context, facts)),),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},

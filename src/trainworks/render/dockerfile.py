@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.facts.text import CONTROL
-from trainworks.plan.model import ImagePlan, Step
+from trainworks.plan.model import COMMAND, ENTRY_POINT, WORKING_FOLDER, ImagePlan, Step
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.layers import WheelLayer, divided, largest_wheel, one_layer
@@ -121,6 +121,9 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
             layers=layers,
             environment=plan.environment.items(),
             labels=plan.labels.items(),
+            working_folder=WORKING_FOLDER,
+            entry_point=ENTRY_POINT,
+            command=COMMAND,
         )
     return Rendering(
         dockerfile=dockerfile,
