@@ -102,7 +102,12 @@ def test_contents_are_files_packages_and_distributions_with_owners(tmp_path: Pat
     (tmp_path / "usr/lib/libc.so.6").symlink_to("libc-2.36.so")
     (tmp_path / "opt/trainworks").mkdir()
     (tmp_path / "opt/trainworks/image.json").write_text('{"name": "x"}')
-    request: inventory.InventoryRequest = {"root": str(tmp_path), "owned": [], "contents": "digests"}
+    request: inventory.InventoryRequest = {
+        "root": str(tmp_path),
+        "owned": [],
+        "contents": "digests",
+        "delivered": None,
+    }
     command = questions.command_of(request, script="inventory.py", interpreter=sys.executable)
     child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     found = questions.inventory_of(Completed(status=child.returncode, output=child.stdout))["contents"]
