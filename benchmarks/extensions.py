@@ -2,8 +2,8 @@
 """Measures `build.py extend` with requirements that have nothing to build: resolved, built and tested in one command.
 
 The peer is `uv pip install` of the lock that ours wrote, in a container of the same base with an empty cache. It
-resolves nothing, makes no image and tests nothing: what ours takes more is what those cost. Both take turns. Needs
-docker and the base image (`build.py --framework pytorch --cuda cpu`).
+resolves nothing, makes no image and tests nothing: what ours takes more is what those cost, and that pip installs. Both
+compile bytecode, and take turns. Needs docker and the base image (`build.py --framework pytorch --cuda cpu`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,21 @@ def main() -> int:
                 run((program, "rmi", "--force", tag))
             (lock,) = Path(folder).glob("*.locked.txt")
             configuration = Path(folder, "uv.toml")
-            configuration.write_text(uv_configuration(read_host_settings(os.environ).pip), encoding="utf-8")
-            mounts = (f"{find_uv_bin()}:/opt/uv:ro", f"{lock}:/lock.txt:ro", f"{configuration}:/uv.toml:ro")
-            install = ("/opt/uv", "pip", "install", "--python", "/opt/venv/bin/python", "--no-deps", "--require-hashes")
+            settings = read_host_settings(os.environ)
+            configuration.write_text(uv_configuration(settings.pip), encoding="utf-8")
+            authorities = Path(folder, "ca.pem")
+            authorities.write_bytes(settings.ca)
+            mounts = [f"{find_uv_bin()}:/opt/uv:ro", f"{lock}:/lock.txt:ro", f"{configuration}:/uv.toml:ro"]
+            variables = ["--env", "SSL_CERT_FILE=/ca.pem"] if settings.ca else []
+            mounts += [f"{authorities}:/ca.pem:ro"] if settings.ca else []
+            options_of_uv = ("--no-deps", "--require-hashes", "--compile-bytecode", "--config-file", "/uv.toml")
+            install = ("/opt/uv", "pip", "install", "--python", "/opt/venv/bin/python", *options_of_uv)
             peer.append(
                 clock_process(
                     (
-                        *(program, "run", "--rm", "--network", "host", "--entrypoint", ""),
+                        *(program, "run", "--rm", "--network", "host", "--entrypoint", "", *variables),
                         *(word for mount in mounts for word in ("--volume", mount)),
-                        *(options.base, *install, "--config-file", "/uv.toml", "--requirements", "/lock.txt"),
+                        *(options.base, *install, "--requirements", "/lock.txt"),
                     )
                 )
             )
