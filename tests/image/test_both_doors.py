@@ -49,8 +49,8 @@ ASKING = """ \\
     || exit 1; }}"""
 
 
-def by_pip(image: BuiltByCommand, base: ExtendedBase, folder: Path) -> list[dict[str, str]]:
-    """Return what pip would install in the image for each line, by name."""
+def by_pip(image: BuiltByCommand, base: ExtendedBase, folder: Path) -> list[dict[str, tuple[str, list[str]]]]:
+    """Return what pip would install in the image for each line: name to version, and to what that requires."""
     kept = " ".join(shlex.quote(f"{name}=={version}") for name, version in base.kept.items())
     asking = "".join(
         ASKING.format(number=number, words=" ".join(map(shlex.quote, text.split())))
@@ -70,14 +70,15 @@ def by_pip(image: BuiltByCommand, base: ExtendedBase, folder: Path) -> list[dict
     image.engine.build(request, lambda _event: None)
     program = (
         "import json, pathlib; rows = {int(path.name): {each['metadata']['name'].lower().replace('_', '-')"
-        ".replace('.', '-'): each['metadata']['version'] for each in json.loads(path.read_text())['install']} "
+        ".replace('.', '-'): (each['metadata']['version'], each['metadata'].get('requires_dist', [])) "
+        "for each in json.loads(path.read_text())['install']} "
         "for path in pathlib.Path('/answers').iterdir()}; print(json.dumps([rows[key] for key in sorted(rows)]))"
     )
     try:
         answer = image.engine.run(tag, ("python", "-c", program), timeout=120)
     finally:
         image.engine.remove(tag)
-    found: list[dict[str, str]] = json.loads(answer.output.splitlines()[-1])
+    found: list[dict[str, tuple[str, list[str]]]] = json.loads(answer.output.splitlines()[-1])
     return found
 
 
@@ -85,12 +86,24 @@ def test_extend_and_a_job_resolve_alike(docker_image: BuiltByCommand, tmp_path: 
     _, base = find_base(docker_image.reference, docker_image.engine, load(ROOT))
     settings = read_host_settings(os.environ)
 
+    theirs = by_pip(docker_image, base, tmp_path)
+    known = {(name, version): requires for found in theirs for name, (version, requires) in found.items()}
+
     def build(archives: Sequence[Archive]) -> Sequence[Wheel]:
-        raise AssertionError(f"{archives} say what they require without a build")
+        """Give wheels that require what pip found in the same archives."""
+        return [
+            Wheel(
+                file=f"{each.name.replace('-', '_')}-{each.version}-py3-none-any.whl",
+                content=b"",
+                requires=tuple(known[each.name, each.version]),
+                built=True,
+            )
+            for each in archives
+        ]
 
     ours = []
     for text in CORPUS:
         wanted = Resolvable(lines=tuple(text.split()))
         releases = resolve(wanted, base, settings, os.environ, where=text, build=build).releases
         ours.append({each.name: each.version for each in releases})
-    assert ours == by_pip(docker_image, base, tmp_path)
+    assert ours == [{name: version for name, (version, _) in found.items()} for found in theirs]
