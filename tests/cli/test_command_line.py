@@ -503,12 +503,23 @@ def test_interrupted_is_said_in_one_line(
     assert ended, "what was started has been stopped"
 
 
+MODULES = "import argparse, dataclasses, json, pathlib, re, subprocess, tomllib, typing"
+
+
 def test_planning_is_quick(root: Path) -> None:
-    """Issue 2 asks for half a second from process start; CPU time, because other tests may keep this machine busy."""
-    words = ("--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
-    assert run(root, *words).returncode == 0, "the first start of a new checkout compiles it"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run(root, *words).returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds < 1.0, "twice the promise: half of it is for a slow machine"
+    """Issue 2 asks for half a second from process start, which is six to eight starts of Python with a few modules.
+
+    Processor time, and both in turns: other tests make this machine slower by as much for both.
+    """
+
+    def seconds(*words: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *words], capture_output=True, check=True, timeout=300)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    planning = (str(root / "build.py"), "--framework", "pytorch", "--cuda", "cu121", "--until", "plan")
+    seconds(*planning)  # the first start of a new checkout compiles it
+    turns = [(seconds(*planning), seconds("-c", MODULES)) for _ in range(3)]
+    ours, peer = (min(column) for column in zip(*turns, strict=True))
+    assert ours < 14 * peer, turns
