@@ -25,11 +25,11 @@ test: setup engines torch  ## set up, then try everything once: a real image, jo
 	@echo "== 3 of 3: the cpu image is built and tested, and jobs run in it =="
 	$(BIN)/python -m pytest -m core --verbose tests/image tests/push
 
-test-quick: setup  ## the tests that need no engine; 4 minutes
+test-quick: setup  ## the tests that need no engine; 5 minutes
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # Before a change of an engine, a recipe, the supervisor or a transport is called done. docs/status.md gets a line.
-test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; an hour at most
+test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_FULL_MATRIX=1; an hour
 	tools/note-test-run begin
 	@echo "== 1 of 3: what needs no engine =="
 	$(BIN)/python -m pytest $(PARALLEL)
