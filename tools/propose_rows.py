@@ -266,7 +266,7 @@ def vendor_notes(newest: Mapping[str, str], facts: Facts) -> Iterator[str]:
 
 
 def artifact_notes(facts: Facts, settings: HostSettings) -> Iterator[str]:
-    """Yield what is newer than what the newest stacks download by themselves, and what nobody can be asked about."""
+    """Yield newer versions of what the newest stacks download by themselves, and what has no list of versions."""
     stacks = sorted(facts.stacks, key=lambda stack: stack.name)
     used = {name: version for stack in stacks for name, version in stack.components.items()}
     silent = []

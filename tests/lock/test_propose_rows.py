@@ -222,7 +222,7 @@ def test_a_build_whose_index_is_behind_keeps_its_version(propose: Propose, index
 def test_newer_tags_and_rows_of_what_is_downloaded_by_itself_are_named(
     propose: Propose, index: Index, one_row: Path
 ) -> None:
-    """Tags of another form, such as release candidates, are no releases."""
+    """Tags of another form, such as release candidates, do not count."""
     repository = one_row / "repositories" / "github.com" / "aws" / "aws-ofi-nccl"
     git = ("git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org")
     subprocess.run(("git", "init", "--quiet", str(repository)), check=True)

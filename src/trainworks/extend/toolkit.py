@@ -65,7 +65,9 @@ def workbench_of(
     compilers = {each.name: each for each in facts.components if each.compiles}
     workbench = Workbench(variables=dict(variables))
     if has := [name for name in compilers if name in base.components]:
-        return replace(workbench, whole=compilers[has[0]].compiles)
+        # It is in the base; without a GPU a build does not know what to compile for.
+        set_here = {**_architectures(row, facts), **variables} if row is not None else dict(variables)
+        return Workbench(whole=compilers[has[0]].compiles, variables=set_here)
     for name in dict.fromkeys(names):
         if name not in compilers:
             raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
@@ -84,13 +86,18 @@ def _workbench(
     target = context_of(row, facts)
     files = next(step.python for step in plan.steps if step.component == component.name)
     tools = [each for each in target.lock or () if each.build and each.name == BUILD_TOOL]
-    architectures = ";".join(f"{each[:-1]}.{each[-1]}" for each in target.cell.architectures)
     return Workbench(
         component=component.name,
         requirements="".join(f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in (*files, *tools)),
         whole=component.compiles,
-        variables={"TORCH_CUDA_ARCH_LIST": architectures, **variables},
+        variables={**_architectures(row, facts), **variables},
     )
+
+
+def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
+    """Return the variable by which PyTorch's builds are told the architectures of a target's CUDA cell."""
+    cell = facts.cuda_by_name[row.cuda]
+    return {"TORCH_CUDA_ARCH_LIST": ";".join(f"{each[:-1]}.{each[-1]}" for each in cell.architectures)}
 
 
 def compiler_warnings(locked: Iterable[str], base: ExtendedBase, facts: Facts) -> list[str]:

@@ -41,7 +41,7 @@ def cached_wheel(folder: Path, source: WheelSource) -> Wheel | None:
 
 
 def keep_wheel(folder: Path, source: WheelSource, wheel: Wheel) -> Wheel:
-    """Write a built wheel into its folder of the cache, and return it; a cache that cannot be written is no error."""
+    """Write a built wheel into its folder of the cache, and return it. If the cache cannot be written, go on."""
     if _stays(source):
         with contextlib.suppress(OSError):
             write_cached(folder / wheel.file, wheel.content)
