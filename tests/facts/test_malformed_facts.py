@@ -348,6 +348,21 @@ REACH_A_DOCKERFILE = (
     ("cuda", 'wheel_suffix = "', "evil ", "key 'wheel_suffix': 'evil "),
     ("stacks", 'open-mpi = "', "5 evil", "key 'components': '5 evil"),
     ("pytorch", 'torch = "', "2; evil ", "key 'versions': '2; evil "),
+    ("components", 'debian = ["', 'evil-", "', "key 'debian': 'evil-' is not the name of a package"),
+    ("cuda", 'minimum_driver = "', "450; evil ", "key 'minimum_driver': '450; evil "),
+    ("bases", 'archive = "', "https://a/$(touch /evil)?", "key 'archive': 'https://a/$(touch /evil)?"),
+    ("artifacts", 'url = "', "https://a/`evil`?", "key 'url': 'https://a/`evil`?"),
+    ("artifacts", 'git = "', "https://a/';evil;'", "key 'git': \"https://a/"),
+    ("fabric", 'name = "', "A=1 ", "key 'name': 'A=1 FI_PROVIDER'"),
+    ("fabric", 'value = "', "efa -x LD_PRELOAD=/evil ", "key 'value': 'efa -x LD_PRELOAD=/evil "),
+    ("generated-files", 'paths = ["', '/**", "', "key 'paths': '/**' is not an absolute path"),
+    ("generated-files", 'paths = ["', '/usr/**", "', "key 'paths': '/usr/**' is not an absolute path"),
+    ("generated-files", 'paths = ["', '/*/a", "', "key 'paths': '/*/a' is not an absolute path"),
+    ("generated-files", 'paths = ["', '/etc/../**", "', "key 'paths': '/etc/../**' is not an absolute path"),
+    ("privileged-files", 'paths = ["', '/usr/bin/../bin/chage", "', "key 'paths': '/usr/bin/../bin/chage' is not"),
+    ("privileged-files", 'paths = ["', '/usr/*/chage", "', "key 'paths': '/usr/*/chage' is not an absolute path"),
+    ("instances", "gpus = ", "100000000", "key 'gpus': 100000000"),
+    ("built", 'date = "20', '26-99-99"  # ', "2026-99-99 is not a day of the calendar"),
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'name = "', "bcrypt --index-url ", "key 'name': 'bcrypt --index-url"),
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "../../../../etc/cron.d/", "key 'file': '../../../../etc"),
     ("lock/pytorch-2.4.1-cu121-py311-debian12", 'file = "', "/etc/", "key 'file': '/etc/"),
@@ -408,9 +423,11 @@ def test_what_reaches_a_dockerfile_cannot_bring_words_of_its_own(
         ('path = ["/opt/x:/evil"]\n', "key 'path': '/opt/x:/evil' is not the absolute path of a folder"),
         ('imports = ["os; evil"]\n', "key 'imports': 'os; evil' is not the name of a Python module"),
         ('owns = ["evil"]\n', "key 'owns': 'evil' is not an absolute path"),
+        ('owns = ["/**"]\n', "key 'owns': '/**' is not an absolute path"),
         ('removes = ["evil"]\n', "key 'removes': 'evil' is not an absolute path"),
         ('[copies]\n"/a" = "files/none"\n', "key 'copies': there is no file 'files/none'"),
         ('[copies]\n"a" = "files/builder/fetch"\n', "key 'copies': 'a' is not an absolute path"),
+        ('path = ["/opt/../evil"]\n', "key 'path': '/opt/../evil' is not the absolute path of a folder"),
         ('[programs]\nssh = "ssh"\n', "key 'programs': 'ssh' is not the absolute path of a program"),
     ],
 )
@@ -420,6 +437,13 @@ def test_what_a_front_matter_says_cannot_bring_words_of_its_own_either(
     (checkout / "templates" / "components" / "ssh.j2").write_text(f"{{#\n{front}#}}\n", encoding="utf-8")
     (problem,) = problems_of()
     assert problem.startswith(f"templates/components/ssh.j2: {said}")
+
+
+def test_a_recipe_with_line_ends_of_windows_says_so(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+    path = checkout / "templates" / "components" / "ssh.j2"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    (problem,) = problems_of()
+    assert problem == ("templates/components/ssh.j2: has line ends of Windows (CR LF); save it with those of Unix (LF)")
 
 
 def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:

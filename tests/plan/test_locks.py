@@ -13,6 +13,7 @@ from trainworks.plan.target import context_of
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 CUDA = "pytorch-2.4.1-cu121-py311-debian12"
+CPU_PLATFORM = "Python 3.11, x86_64, glibc 2.36"
 NEURON = "pytorch-2.9.0-neuron-py312-ubuntu24.04-vendor"
 
 
@@ -81,6 +82,35 @@ def test_every_lock_of_this_repository_can_be_built_from(facts: Facts) -> None:
             {"version": "2026.10", "file": "islpy-2026.10-cp312-cp312-linux_x86_64.whl"},
             ("has islpy 2026.10, its component's row asks for islpy<2026.2",),
         ),
+        *(
+            (CPU, name, build, {"file": file}, (f"{name} {version}: its file is for {tag}, not for {CPU_PLATFORM}",))
+            for name, build, version, tag, file in (
+                (
+                    "bcrypt",
+                    False,
+                    "5.0.0",
+                    "cp311-cp311-macosx_11_0_arm64",
+                    "bcrypt-5.0.0-cp311-cp311-macosx_11_0_arm64.whl",
+                ),
+                ("bcrypt", False, "5.0.0", "cp313-cp313-linux_x86_64", "bcrypt-5.0.0-cp313-cp313-linux_x86_64.whl"),
+                (
+                    "bcrypt",
+                    False,
+                    "5.0.0",
+                    "cp311-cp311-manylinux_2_40_x86_64",
+                    "bcrypt-5.0.0-cp311-cp311-manylinux_2_40_x86_64.whl",
+                ),
+                (
+                    "bcrypt",
+                    False,
+                    "5.0.0",
+                    "cp311-cp311-musllinux_1_2_x86_64",
+                    "bcrypt-5.0.0-cp311-cp311-musllinux_1_2_x86_64.whl",
+                ),
+                ("bcrypt", False, "5.0.0", "cp311-cp311-win_amd64", "bcrypt-5.0.0-cp311-cp311-win_amd64.whl"),
+                ("bcrypt", False, "5.0.0", "py2-none-any", "bcrypt-5.0.0-py2-none-any.whl"),
+            )
+        ),
     ],
 )
 def test_one_damage_is_one_problem(
@@ -92,7 +122,9 @@ def test_one_damage_is_one_problem(
 def test_a_component_that_names_its_packages_by_a_pattern_is_looked_at_too(facts: Facts) -> None:
     target = "pytorch-2.4.1-cu121-py311-debian12"
     runtime = "nvidia-cuda-runtime-cu12"
-    other = spoiled(facts, target, runtime, version="12.4.1", file=f"{runtime.replace('-', '_')}-12.4.1-py3-none.whl")
+    other = spoiled(
+        facts, target, runtime, version="12.4.1", file=f"{runtime.replace('-', '_')}-12.4.1-py3-none-any.whl"
+    )
     assert problems(other, target) == ("has nvidia-cuda-runtime-cu12 12.4.1, the target's version of cuda is 12.1.105",)
 
 

@@ -245,18 +245,43 @@ def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("kind", "values", "said"),
     [
-        (CheckRow(kind="pathh", values={}), "check 1 (kind = 'pathh'): unknown kind (available: path, command"),
-        (CheckRow(kind="path", values={"path": "/x"}), "check 1 (kind = 'path'): "),
-        (CheckRow(kind="import", values={"modul": "torch"}), "check 1 (kind = 'import'): "),
+        ("pathh", {}, "unknown kind; did you mean path?"),
+        ("path", {"path": "/x"}, "key 'state' is missing"),
+        ("path", {"path": "x", "state": "file"}, "key 'path': 'x' is not an absolute path"),
+        ("path", {"path": "", "state": "file"}, "key 'path': is empty"),
+        ("path", {"path": "/x", "state": "flie"}, "key 'state': must be 'file' or 'directory'"),
+        ("import", {"modul": "torch"}, "unknown key 'modul'"),
+        ("import", {"module": "import torch"}, "key 'module': 'import torch' is not the name of a Python module"),
+        ("command", {"command": "torchrun --help"}, "key 'command': must be an array, got 'torchrun --help'"),
+        ("command", {"command": []}, "key 'command': is empty"),
+        ("command", {"command": ["torchrun", ""]}, "key 'command': '' is not a word of a command"),
+        ("command", {"command": ["torchrun", 5]}, "key 'command.1': must be a string, got 5"),
+        ("command", {"command": ["torchrun"], "expect": 5}, "key 'expect': must be a string, got 5"),
+        ("command", {"command": ["torchrun"], "component": "nccl"}, "key 'component': a promise is its recipe's"),
+        ("openable-libraries", {"libraries": ["a b"]}, "key 'libraries': 'a b' is not the name or the absolute path"),
+        (
+            "python-package",
+            {"distribution": "-r evil", "version": "1"},
+            "key 'distribution': '-r evil' is not the name",
+        ),
+        ("size", {"megabytes": "5"}, "key 'megabytes': must be an integer, got '5'"),
     ],
 )
-def test_a_malformed_promise_names_its_recipe(row: CheckRow, said: str, facts: Facts) -> None:
-    recipe = replace(facts.recipes["torch"], checks=(row,))
+def test_a_malformed_promise_names_its_recipe(kind: str, values: dict[str, object], said: str, facts: Facts) -> None:
+    recipe = replace(facts.recipes["torch"], checks=(CheckRow(kind=kind, values=values),))
     with pytest.raises(FactsError) as caught:
         plan_of(CPU, replace(facts, recipes={**facts.recipes, "torch": recipe}))
-    assert f"templates/components/torch.j2: {said}" in caught.value.problems[0]
+    assert f"templates/components/torch.j2: check 1 (kind = {kind!r}): {said}" in caught.value.problems[0]
+
+
+def test_promises_of_what_nobody_chose_are_read_too(facts: Facts) -> None:
+    rows = (CheckRow(kind="import", values={}, beside="rmm"), CheckRow(kind="command", values={"command": "x"}))
+    recipe = replace(facts.recipes["nccl"], checks=rows)
+    with pytest.raises(FactsError) as caught:
+        plan_of(CPU, replace(facts, recipes={**facts.recipes, "nccl": recipe}))
+    assert [problem.partition(": check ")[2][0] for problem in caught.value.problems] == ["1", "2"]
 
 
 def test_a_base_gets_a_new_name_when_its_content_may_change(facts: Facts) -> None:

@@ -160,3 +160,16 @@ def test_a_line_break_in_the_environment_is_refused(facts: Facts) -> None:
     spoiled = replace(facts, recipes={**facts.recipes, "metis": recipe})
     with pytest.raises(RecipeError, match=r"\Atemplates/Dockerfile\.j2: line \d+: 'x\\nRUN curl evil' has a control"):
         render(make_plan(Request(framework="pytorch", cuda="cpu"), spoiled), spoiled)
+
+
+def test_what_a_recipe_copies_has_to_be_there(facts: Facts) -> None:
+    gone = ("files/compiler/compile-a-model", "files/system/", "launcher/trainworks_launcher/")
+    left = replace(facts, files=tuple(file for file in facts.files if not file.path.startswith(gone)))
+    plan = make_plan(Request(framework="pytorch", cuda="cpu"), facts)
+    with pytest.raises(RecipeError) as caught:
+        render(plan, left)
+    assert caught.value.message.split("; ") == [
+        "the recipe of compiler takes files/compiler/compile-a-model, which is missing",
+        "the recipe of system, builder takes files/system, which is missing",
+        "the recipe of launcher takes launcher/trainworks_launcher, which is missing",
+    ]

@@ -109,7 +109,9 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
     for path in sorted((templates / "components").glob("*.j2")):
         where, text = f"templates/components/{path.name}", reader.text(path)
         match = FRONT_MATTER.match(text)
-        if match is None and where not in reader.unreadable:
+        if "\r" in text:
+            reader.problems.append(f"{where}: has line ends of Windows (CR LF); save it with those of Unix (LF)")
+        elif match is None and where not in reader.unreadable:
             reader.problems.append(f"{where}: must start with a front matter: {{#, lines of TOML, #}}")
         front = reader.parse(match["toml"], where) if match else {}
         read, problems = shape_of(FrontMatter).read(front)

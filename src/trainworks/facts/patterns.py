@@ -13,9 +13,13 @@ from trainworks.facts.rows import (
     Built,
     Component,
     Cuda,
+    FabricVariable,
+    GeneratedFiles,
+    Instance,
     LockedArtifact,
     LockedBaseImage,
     LockedPackage,
+    PrivilegedFiles,
     Rule,
     Stack,
     TargetRow,
@@ -24,14 +28,48 @@ from trainworks.facts.rows import (
 Patterns = Mapping[str, tuple[re.Pattern[str], str]]
 """By key: the pattern, and how a person would say it. Each text of a list and each value of a table must match."""
 
+_PART = r"(?!\.{1,2}(/|\Z))[^\s/:*?\[\]\"'$`\\]+"
+_WILD_PART = r"(?!\.{1,2}(/|\Z)|\*\*)[^\s/\"'$`\\]+"
+
+PATH = re.compile(rf"(/{_PART})+\Z")
+"""An absolute path, without ``.``, ``..`` and a slash at its end: one file has one name."""
+
+PATH_PATTERN = re.compile(rf"/{_PART}((/{_WILD_PART})*|/{_PART}(/{_WILD_PART})*/\*\*)\Z")
+"""Paths: ``*`` stays within a folder that is named, ``/**`` is for all below two folders that are.
+
+One that begins with ``*``, or is for everything in ``/usr``, would switch off the test that every file has an owner.
+"""
+
+_PATH = (PATH, "an absolute path, without `..`")
+_PATH_PATTERN = (
+    PATH_PATTERN,
+    "an absolute path without `..`, in which `*` may stand behind the first folder, and `/**` at the end behind two",
+)
+_MODULE = (re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z"), "the name of a Python module")
+
 FRONT_MATTER_PATTERNS: Patterns = {
-    "path": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a folder"),
-    "programs": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of a program"),
-    "owns": (re.compile(r"/\S+\Z"), "an absolute path, in which `*` may stand"),
-    "removes": (re.compile(r"/\S+\Z"), "an absolute path, in which `*` may stand"),
-    "imports": (re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z"), "the name of a Python module"),
+    "path": (PATH, "the absolute path of a folder"),
+    "programs": (PATH, "the absolute path of a program"),
+    "owns": _PATH_PATTERN,
+    "removes": _PATH_PATTERN,
+    "imports": _MODULE,
 }
 """What texts of a front matter must look like, by key, as in ``PATTERNS``."""
+
+_LIBRARY = r"[A-Za-z0-9._+{}-]+"
+
+CHECK_PATTERNS: Patterns = {
+    "path": (re.compile(r"/[^\s\"'$`\\]+\Z"), "an absolute path, in which `*` may stand"),
+    "command": (re.compile(r"(?s).+"), "a word of a command"),
+    "arguments": (re.compile(r"(?s).+"), "a word of a command"),
+    "module": _MODULE,
+    "distribution": (re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z"), "the name of a Python distribution"),
+    "library": (re.compile(rf"(/[^\s\"'$`\\]+|{_LIBRARY})\Z"), "the name or the absolute path of a library"),
+    "libraries": (re.compile(rf"(/[^\s\"'$`\\]+|{_LIBRARY})\Z"), "the name or the absolute path of a library"),
+    "soname": (re.compile(rf"{_LIBRARY}\Z"), "the name of a library"),
+    "provided": (re.compile(rf"{_LIBRARY}\Z"), "the name of a library"),
+}
+"""What texts of the checks of a front matter must look like, by key, as in ``PATTERNS``."""
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 """The name of an environment variable."""
@@ -42,7 +80,8 @@ DIGEST = re.compile(r"(sha256:[0-9a-f]{64})?\Z")
 OPTIONAL_SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
 COMMIT = re.compile(r"([0-9a-f]{40})?\Z")
 FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
-URL = re.compile(r"(https:/{2}\S+)?\Z")
+URL = re.compile(r"(https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+)?\Z")
+"""Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
 VERSION = re.compile(r"\d+(\.\d+)*([.+-]?[a-z0-9]+)*\Z")
 PYTHON = re.compile(r"3\.\d+\Z")
 OPTIONAL_NAME = re.compile(r"([a-z0-9]+([.-][a-z0-9]+)*)?\Z")
@@ -51,7 +90,8 @@ OPTIONAL_IMAGE = re.compile(rf"({IMAGE.pattern.removesuffix(chr(92) + 'Z')})?\Z"
 DIGITS = re.compile(r"\d+(\.\d+)*\Z")
 OPTIONAL_DIGITS = re.compile(r"(\d+(\.\d+)*)?\Z")
 RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*\Z")
-PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]*\Z")
+PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.+_-]*[A-Za-z0-9+])?\Z")
+"""apt-get(8) reads ``name-`` as a package to remove."""
 FLAG = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*\Z")
 BOUNDS = r"(<=|>=|==|!=|<|>)(\d|\{cuda\})[A-Za-z0-9.+]*"
 REQUIREMENT = re.compile(rf"[A-Za-z0-9{{][A-Za-z0-9._*{{}}-]*(\[[A-Za-z0-9._,-]+\])?({BOUNDS}(,{BOUNDS})*)?\Z")
@@ -72,7 +112,8 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "image": _IMAGE,
         "digest": (DIGEST, "'sha256:' and 64 hexadecimal digits, or absent"),
         "python": (PYTHON, "MAJOR.MINOR, for example '3.11'"),
-        "pythons": (re.compile(r"/[A-Za-z0-9._/+-]+\Z"), "the absolute path of an interpreter"),
+        "pythons": (PATH, "the absolute path of an interpreter"),
+        "archive": (URL, "an https:// URL, or absent"),
     },
     Built: {
         "inputs": (re.compile(r"sha256:[0-9a-f]{64}\Z"), "'sha256:' and 64 hexadecimal digits"),
@@ -90,6 +131,7 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         ),
         "version": (OPTIONAL_DIGITS, "numbers and dots, or absent"),
         "wheel_suffix": (re.compile(r"(cu\d+)?\Z"), "'cu' and digits, or absent"),
+        "minimum_driver": (OPTIONAL_DIGITS, "numbers and dots, or absent"),
         "architectures": (re.compile(r"\d+[a-z]?\Z"), "an architecture as nvcc names it, without the dot: '80'"),
     },
     Component: {
@@ -119,6 +161,19 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "fingerprint": (FINGERPRINT, "40 upper-case hexadecimal digits, or absent"),
     },
     Rule: {"name": (NAME, "lower-case letters, digits and dashes")},
+    FabricVariable: {
+        "name": (
+            re.compile(r"(?!PATH\Z|LD_|PYTHON|BASH_ENV\Z|ENV\Z|IFS\Z)[A-Z_][A-Z0-9_]*\Z"),
+            "the name of a variable in capitals, and not one that decides which programs and libraries run",
+        ),
+        "value": (re.compile(r"[A-Za-z0-9._:/,+-]+\Z"), "one word, without blanks and quotes: it goes to mpirun"),
+    },
+    GeneratedFiles: {
+        "paths": _PATH_PATTERN,
+        "sha256": (OPTIONAL_SHA256, "64 hexadecimal digits, or absent"),
+        "copy_of": (re.compile(rf"({PATH.pattern.removesuffix(chr(92) + 'Z')})?\Z"), f"{_PATH[1]}, or absent"),
+    },
+    PrivilegedFiles: {"package": _PACKAGES, "paths": _PATH},
     TargetRow: {
         "version": (VERSION, "a version, for example '2.4.1'"),
         "python": (re.compile(r"(3\.\d+)?\Z"), "MAJOR.MINOR, for example '3.11', or absent"),
@@ -142,3 +197,8 @@ PATTERNS: Mapping[type[Any], Patterns] = {
 
 Of a list it is each text that must, of a table each value. Everything that reaches a Dockerfile has a pattern.
 """
+
+LARGEST: Mapping[type[Any], Mapping[str, int]] = {
+    Instance: {"gpus": 256, "neuron_cores": 1024, "efa_devices": 256, "memory_gib": 262_144},
+}
+"""The largest number that can be meant, by row type and key: several times what the largest host has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from datetime import date
 from graphlib import CycleError, TopologicalSorter
 
 from trainworks.facts.patterns import FILE
@@ -88,6 +89,19 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
         problems.extend(
             f"images/lock/{name}.toml: no target of this name" for name in sorted(set(facts.locks) - set(target_names))
         )
+    problems.extend(
+        f"images/built.toml: built {row.target!r}: key 'date': {row.date} is not a day of the calendar"
+        for row in facts.built
+        if not _is_day(row.date)
+    )
+
+
+def _is_day(text: str) -> bool:
+    """Return whether a text that looks like a day, ISO 8601, is one."""
+    try:
+        return bool(date.fromisoformat(text))
+    except ValueError:
+        return False
 
 
 def _circle(components: Iterable[Component]) -> list[str]:

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
+from packaging.tags import Tag, parse_tag
 from packaging.version import InvalidVersion, Version
 
 from trainworks.errors import LockError
 from trainworks.facts.ranges import satisfies
-from trainworks.facts.rows import Artifact, Facts, LockedPackage
+from trainworks.facts.rows import MACHINES, Artifact, Facts, LockedPackage
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.shares import BUILDER, distribution_name, lock_of, python_patterns, python_requirements
 from trainworks.plan.target import TargetContext, artifact_rows
+from trainworks.plan.wheel_tags import wheel_tags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +102,17 @@ def check_lock(target: TargetContext, facts: Facts) -> None:
 def lock_problems(target: TargetContext, facts: Facts) -> tuple[str, ...]:
     """Return everything that is wrong with the lock of a target that has one, one sentence each.
 
-    A package that is missing or left over from another lock, versions that the rows do not say, and files that are of
-    another package or version than their row says. Which versions a package accepts of another is not in a lock: the
-    image test ``pip check`` looks at that.
+    A package that is missing or left over from another lock, versions that the rows do not say, files that are of
+    another package or version than their row says, and wheels that the target's Python on its base cannot load. Which
+    versions a package accepts of another is not in a lock: the image test ``pip check`` looks at that.
     """
     packages = lock_of(target)
-    return (*_other_files(packages), *_row_problems(target, facts, packages), *_gaps(packages))
+    return (
+        *_other_files(packages),
+        *_unfit_wheels(target, packages),
+        *_row_problems(target, facts, packages),
+        *_gaps(packages),
+    )
 
 
 def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
@@ -112,6 +120,29 @@ def _other_files(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
         name, version = _names_of_file(package.file)
         if name != package.name or not _same(version, package.version):
             yield f"{package.name} {package.version}: its file is {package.file}, of another package or version"
+
+
+def _unfit_wheels(target: TargetContext, packages: tuple[LockedPackage, ...]) -> Iterator[str]:
+    """Yield the wheels for another Python, machine or C library than the target's."""
+    base = target.base
+    loadable = _loadable(target.python, MACHINES[base.architecture], base.glibc)
+    for package in packages:
+        if package.file.endswith(".whl") and loadable.isdisjoint(_tags(package.file)):
+            tag = "-".join(package.file.removesuffix(".whl").rsplit("-", 3)[-3:])
+            yield (
+                f"{package.name} {package.version}: its file is for {tag}, "
+                f"not for Python {target.python}, {MACHINES[base.architecture]}, glibc {base.glibc}"
+            )
+
+
+@lru_cache(maxsize=64)
+def _loadable(python: str, machine: str, glibc: str) -> frozenset[Tag]:
+    return frozenset(wheel_tags(python=python, machine=machine, glibc=glibc))
+
+
+@lru_cache(maxsize=8192)
+def _tags(file: str) -> frozenset[Tag]:
+    return parse_tag("-".join(file.removesuffix(".whl").rsplit("-", 3)[-3:]))
 
 
 def _same(one: str, other: str) -> bool:

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from trainworks.errors import FactsError
+from trainworks.facts.patterns import CHECK_PATTERNS
+from trainworks.facts.reader import mismatches
 from trainworks.facts.rows import CheckRow, Facts, Recipe
+from trainworks.facts.shapes import shape_of, short
+from trainworks.likeness import nearest
 from trainworks.plan import checks
 from trainworks.plan.checks import Check
 from trainworks.plan.model import COMMAND, ENTRY_POINT, WORKING_FOLDER, Step
@@ -84,31 +88,54 @@ DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python: str) -> list[Check]:
-    """Return the promises of the recipes' front matters; raises ``FactsError`` with every malformed one."""
-    found: list[Check] = []
+    """Return the promises of the recipes' front matters; raises ``FactsError`` with every malformed one.
+
+    Those of recipes that no step has, and those ``beside`` a component that is not there, must be well-formed too: a
+    promise that nobody reads until a component is chosen would be found malformed by whoever chooses it.
+    """
     problems: list[str] = []
-    chosen = {step.component for step in steps}
-    for step in steps:
-        for number, check_row in enumerate(recipes[step.recipe].checks, start=1):
-            if check_row.beside and check_row.beside not in chosen:
-                continue
-            where = f"templates/components/{step.recipe}.j2: check {number} (kind = {check_row.kind!r})"
-            try:
-                found.append(_check(check_row, step, python))
-            except TypeError as error:
-                problems.append(f"{where}: {error}")
+    well_formed = {
+        recipe.name: [_values(row, f"{recipe.name}.j2: check {number}", problems) for number, row in rows]
+        for recipe in recipes.values()
+        for rows in [tuple(enumerate(recipe.checks, start=1))]
+    }
     if problems:
         raise FactsError(problems)
+    chosen = {step.component for step in steps}
+    found: list[Check] = []
+    for step in steps:
+        known = known_versions(step, python)
+        for row, values in zip(recipes[step.recipe].checks, well_formed[step.recipe], strict=True):
+            if not row.beside or row.beside in chosen:
+                filled_in = {key: _fill(value, known) for key, value in values.items()}
+                found.append(CHECK_TYPES[row.kind](component=step.component, **filled_in))
     return found
 
 
-def _check(row: CheckRow, step: Step, python: str) -> Check:
+def _values(row: CheckRow, where: str, problems: list[str]) -> Mapping[str, object]:
+    """Return the values of a promise as its kind has them; ``problems`` gets what is wrong with them."""
+    where = f"templates/components/{where} (kind = {short(row.kind)})"
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
-        raise TypeError(f"unknown kind (available: {', '.join(CHECK_TYPES)})")
-    values = {key: _fill(value, known_versions(step, python)) for key, value in row.values.items()}
-    check: Check = check_type(component=step.component, **values)
-    return check
+        near = nearest(row.kind, sorted(CHECK_TYPES))
+        advice = f"did you mean {near}?" if near else f"there are {', '.join(CHECK_TYPES)}"
+        problems.append(f"{where}: unknown kind; {advice}")
+        return {}
+    if "component" in row.values:
+        problems.append(f"{where}: key 'component': a promise is its recipe's, and cannot name another component")
+        return {}
+    check, wrong = shape_of(check_type).read({**row.values, "component": IMAGE})
+    if check is not None:
+        # Of each text that a kind asks for; one with a default may be empty.
+        wrong += [
+            f"key '{key}': is empty"
+            for key in shape_of(check_type).required
+            if key != "component" and getattr(check, key) in ("", ())
+        ]
+        patterns = {key: form for key, form in CHECK_PATTERNS.items() if key in row.values}
+        wrong += mismatches(check, patterns)
+    problems += [f"{where}: {problem}" for problem in wrong]
+    return {key: getattr(check, key) for key in row.values} if check is not None else {}
 
 
 def known_versions(step: Step, python: str) -> Mapping[str, str]:
@@ -124,10 +151,10 @@ def filled(text: str, known: Mapping[str, str]) -> str:
 
 
 def _fill(value: object, known: Mapping[str, str]) -> object:
-    """Put versions into texts, and make lists of TOML tuples."""
+    """Put versions into texts, and into those of lists."""
     if isinstance(value, str):
         return filled(value, known)
-    if isinstance(value, list):
+    if isinstance(value, tuple):
         return tuple(_fill(item, known) for item in value)
     return value
 

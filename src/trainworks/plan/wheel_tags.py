@@ -28,4 +28,5 @@ def wheel_tags(*, python: str, machine: str, glibc: str) -> list[Tag]:
     platforms.append(f"linux_{machine}")
     version = tuple(int(part) for part in python.split("."))
     interpreter = f"cp{python.replace('.', '')}"
-    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
+    # The ABI is given: without it packaging looks whether the running Python is a debug or a free-threaded build.
+    return [*cpython_tags(version, [interpreter], platforms), *compatible_tags(version, interpreter, platforms)]

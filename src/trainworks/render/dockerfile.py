@@ -44,6 +44,10 @@ MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 DIVIDED = "wheel_layers"
 """Value that a recipe reads instead of ``requirements`` if its wheels may be divided among several layers."""
 
+CONTEXT_COPY = re.compile(r"^COPY (?!--from=)(?:--\S+ )*(.+) \S+$", re.MULTILINE)
+CONTEXT_MOUNT = re.compile(r"--mount=(?=\S*type=bind)(?!\S*from=)\S*source=([^\s,]+)")
+"""What a Dockerfile takes from its build context: sources of a ``COPY``, and of a mount."""
+
 STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
 """Finds the names of a block's stages: a component may need more than one."""
 
@@ -125,9 +129,12 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
             entry_point=ENTRY_POINT,
             command=COMMAND,
         )
+    files = _context_files(plan, facts, dockerfile, wheels)
+    if check:
+        _check_sources(dockerfile, files, texts)
     return Rendering(
         dockerfile=dockerfile,
-        files=_context_files(plan, facts, dockerfile, wheels),
+        files=files,
         stage_components={name: stage.component for stage in stages for name in STAGE_NAME.findall(stage.text)}
         | {"image": "image"},
         texts=texts,
@@ -238,6 +245,25 @@ def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[s
     problems += [f"it ignores `{name}`, which its row gives" for name in unused]
     if problems:
         raise RecipeError(f"templates/{name}: {'; '.join(problems)}", hint=f"it may read: {', '.join(sorted(values))}")
+
+
+def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[str, str]) -> None:
+    """Refuse a Dockerfile that copies or mounts what its context does not have."""
+    copied = [source for sources in CONTEXT_COPY.findall(dockerfile) for source in sources.split()]
+    paths = [f"{file.path}/" for file in files]
+    missing = [
+        source
+        for source in sorted({*copied, *CONTEXT_MOUNT.findall(dockerfile)})
+        if not any(path.startswith(f"{source}/") for path in paths)
+    ]
+    if missing:
+        recipes = {path: [name for name, text in texts.items() if path in text] for path in missing}
+        raise RecipeError(
+            "; ".join(
+                f"the recipe of {', '.join(names)} takes {path}, which is missing" for path, names in recipes.items()
+            ),
+            hint="files of recipes are in templates/files, launcher and smdistributed of the checkout",
+        )
 
 
 def _blocks(environment: Environment, component: str, values: Mapping[str, object]) -> dict[str, str]:
