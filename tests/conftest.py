@@ -150,9 +150,8 @@ def facts() -> Facts:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Give a copy of the facts that a test may spoil."""
-    for name in ("images", "templates"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copytree(ROOT / "launcher" / "entrypoint", tmp_path / "launcher" / "entrypoint")
+    for name in ("images", "templates", "launcher"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 

@@ -27,6 +27,7 @@ from trainworks.plan.resolve import base_reference, make_plan
 from trainworks.plan.select import request_for
 from trainworks.plan.shares import companion_distributions
 from trainworks.plan.target import context_of
+from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
@@ -169,6 +170,22 @@ def test_libraries_of_the_targets_own_cuda_are_asked_for(facts: Facts) -> None:
     assert {"libcudart.so.12", "libcudnn.so.9"} <= set(asked["cu121"].libraries)
     assert "libcudart.so.13" in asked["cu130"].libraries
     assert "cpu" not in asked
+
+
+def test_the_title_says_what_an_image_has_besides_or_lacks(facts: Facts) -> None:
+    request = Request(framework="pytorch", cuda="cu121")
+    for changed, title in (
+        (request, CU121),
+        (replace(request, without_components=("aws-ofi-nccl", "gdrcopy")), f"{CU121}-tcp"),
+        (replace(request, with_components=("huggingface",)), f"{CU121}-with-huggingface"),
+    ):
+        plan = make_plan(changed, facts)
+        assert plan.labels[TITLE_LABEL] == title
+        named = image_named(title, facts)
+        assert named is not None
+        found = request_of(named.row, named.variant, facts)
+        assert found is not None
+        assert make_plan(found, facts).steps == plan.steps
 
 
 def test_labels_are_promised_and_few_enough_for_aws(facts: Facts) -> None:

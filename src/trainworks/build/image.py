@@ -72,6 +72,7 @@ class ImageResult:
         base_seconds: How long the base image took.
         unchanged: Whether the engine had an image of the same inputs, and nothing was built.
         checks: One result for each check; ``None`` where the image was not tested.
+        looked_at: Whether the image was there, and nothing was to be built.
     """
 
     image: BuiltImage
@@ -80,6 +81,7 @@ class ImageResult:
     base_seconds: float = 0
     unchanged: bool = False
     checks: tuple[CheckResult, ...] | None = None
+    looked_at: bool = False
 
     @property
     def broken(self) -> ImageTestError | None:
@@ -88,8 +90,9 @@ class ImageResult:
         if not failed:
             return None
         names = ", ".join(sorted({outcome.component for outcome in failed}))
+        how = "is there" if self.looked_at else "was built"
         return ImageTestError(
-            f"{self.image.reference} was built, and {len(failed)} of its checks failed: {names}",
+            f"{self.image.reference} {how}, and {len(failed)} of its checks failed: {names}",
             hint="the lines above that begin with FAIL say why; the image stays in the engine's store",
             reported=True,
         )
@@ -142,7 +145,7 @@ def build_image(
         seconds=seconds,
         base_seconds=based - started,
         unchanged=unchanged,
-        checks=_test(spec, image, engine, options.junit) if options.until == "test" else None,
+        checks=test_image(spec, image, engine, options.junit) if options.until == "test" else None,
     )
 
 
@@ -191,8 +194,8 @@ def fill_context(spec: ImageSpec, folder: Path) -> None:
         say(f"  from this machine's own folders: {', '.join(found)}")
 
 
-def _test(spec: ImageSpec, image: BuiltImage, engine: Engine, junit: Path | None) -> tuple[CheckResult, ...]:
-    """Run each check on the image: one line for each as soon as it is known, and a line that sums up."""
+def test_image(spec: ImageSpec, image: BuiltImage, engine: Engine, junit: Path | None) -> tuple[CheckResult, ...]:
+    """Run each check on an image: one line for each as soon as it is known, and a line that sums up."""
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
 

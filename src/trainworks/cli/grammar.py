@@ -409,11 +409,16 @@ def add_until(container: Container, stages: Sequence[str]) -> None:
 def add_build_options(container: Container) -> None:
     """Add the options of every build."""
     container.add_argument("--output", type=Path, metavar="DIR", help="write the build context to this folder")
+    add_junit(container)
+    container.add_argument("--no-cache", action="store_true", help="build every step again")
+    container.add_argument("--verbose", action="store_true", help="show every line that the build prints")
+
+
+def add_junit(container: Container) -> None:
+    """Add ``--junit``, for what runs image tests."""
     container.add_argument(
         "--junit", type=Path, metavar="FILE", help="write the results of the image tests as JUnit XML"
     )
-    container.add_argument("--no-cache", action="store_true", help="build every step again")
-    container.add_argument("--verbose", action="store_true", help="show every line that the build prints")
 
 
 def add_repositories(container: Container, *, required: bool = False) -> None:

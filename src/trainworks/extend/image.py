@@ -50,7 +50,7 @@ from trainworks.extend.wheel_files import download_wheels
 from trainworks.extend.wheels import archive_source, build_wheels, find_sources, project_source
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
-from trainworks.facts.rows import Facts, TargetRow
+from trainworks.facts.rows import Facts
 from trainworks.host.cache import cache_folder
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings, read_host_settings
@@ -58,6 +58,7 @@ from trainworks.inspect.targets import find_image
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
+from trainworks.plan.variants import TITLE_LABEL, ImageName, image_named, request_of
 from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
 
@@ -65,7 +66,6 @@ PIP_SECRETS = ("pip.conf", "ca.pem", "netrc")
 APT_SECRETS = ("apt.conf", "sources.list")
 """What of this machine's settings the installation reads."""
 
-TITLE_LABEL = "org.opencontainers.image.title"
 """Has the name of the target that an image of ours was built from; an extension inherits it."""
 
 
@@ -174,7 +174,8 @@ def plan_extension(
         extras = {extra for each in own for extra in each.requirement.extras.strip("[]").split(",") if extra}
         extras |= set(inputs.extras)
         sources.append(project_source(inputs.source.files, extras=f"[{','.join(sorted(extras))}]" if extras else ""))
-    bench = workbench_of(request.with_components, request.build_environment, base, _row_of_base(base, facts), facts)
+    ours = _name_of_base(base, facts)
+    bench = workbench_of(request.with_components, request.build_environment, base, ours.row if ours else None, facts)
     workshop = _Workshop(
         base=base,
         apt=inputs.apt,
@@ -324,14 +325,15 @@ class _Workshop:
 
 def _plan_of_base(base: ExtendedBase, facts: Facts) -> ImagePlan | None:
     """Return what this checkout makes of the target that a base's label names; ``None`` for another maker's image."""
-    row = _row_of_base(base, facts)
-    return make_plan(request_for(row, facts), facts) if row is not None else None
+    named = _name_of_base(base, facts)
+    if named is None:
+        return None
+    return make_plan(request_of(named.row, named.variant, facts) or request_for(named.row, facts), facts)
 
 
-def _row_of_base(base: ExtendedBase, facts: Facts) -> TargetRow | None:
-    """Return the target that a base's label names; ``None`` for another maker's image."""
-    title = base.labels.get(TITLE_LABEL, "") if base.launcher else ""
-    return next((row for row in facts.targets if facts.name_of(row) == title), None)
+def _name_of_base(base: ExtendedBase, facts: Facts) -> ImageName | None:
+    """Return the target and variant that a base's label names; ``None`` for another maker's image."""
+    return image_named(base.labels.get(TITLE_LABEL, ""), facts) if base.launcher else None
 
 
 def _is_same(folder: Path, source: Path | None) -> bool:
@@ -422,11 +424,10 @@ def with_index_of(image: BuiltImage, facts: Facts, settings: HostSettings) -> Ho
 
     Its torch may be a build that the default index does not have, and what goes with that is there too.
     """
-    if TITLE_LABEL not in image.labels or settings.pip.names_a_source:
+    named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    if named is None or not named.row.wheel_index or settings.pip.names_a_source:
         return settings
-    rows = [row for row in facts.targets if facts.name_of(row) == image.labels[TITLE_LABEL] and row.wheel_index]
-    indexes = tuple(row.wheel_index for row in rows)
-    return replace(settings, pip=replace(settings.pip, extra_index_urls=indexes)) if indexes else settings
+    return replace(settings, pip=replace(settings.pip, extra_index_urls=(named.row.wheel_index,)))
 
 
 def _secrets(settings: HostSettings, base: ExtendedBase, apt: tuple[str, ...]) -> dict[str, bytes]:

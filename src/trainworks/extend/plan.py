@@ -27,13 +27,13 @@ from trainworks.plan.checks import (
     PythonImportsCheck,
     SecretsCheck,
 )
+from trainworks.plan.variants import BASE_NAME_LABEL
 
 CODE_FOLDER = "/opt/ml/code"
 """Where the platform and both launchers look for the user's code."""
 
 SUBMIT_DIRECTORY = "SAGEMAKER_SUBMIT_DIRECTORY"
 PROGRAM = "SAGEMAKER_PROGRAM"
-BASE_NAME_LABEL = "org.opencontainers.image.base.name"
 BASE_DIGEST_LABEL = "org.opencontainers.image.base.digest"
 APT_LABEL = "trainworks.apt"
 """Label with the Debian packages that were asked for."""

@@ -21,6 +21,7 @@ from trainworks.host.security import (
 from trainworks.host.settings import HostSettings, read_host_settings
 from trainworks.inspect.system_packages import DebianPackage, SystemPackages, read_system_packages
 from trainworks.plan.model import IMAGE_TIME
+from trainworks.plan.variants import image_named
 from trainworks.terminal.output import say
 
 WIDTH = 100
@@ -135,7 +136,8 @@ def days_since(created: str) -> int | None:
 
 def newly_locked(installed: SystemPackages, facts: Facts) -> tuple[NewlyLocked, ...]:
     """Return the installed Python packages of which the target's lock has another version."""
-    lock = facts.locks.get(installed.target)
+    named = image_named(installed.target, facts)
+    lock = facts.locks.get(facts.name_of(named.row)) if named else None
     return tuple(
         NewlyLocked(name=each.name, installed=installed.python[each.name], locked=each.version)
         for each in (lock.packages if lock else ())

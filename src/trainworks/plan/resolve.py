@@ -30,7 +30,7 @@ from trainworks.plan.shares import (
     share_packages,
 )
 from trainworks.plan.target import OWN_PYTHON, TargetContext, context_of
-from trainworks.plan.variants import reference_of, usual_components, variant_of
+from trainworks.plan.variants import BASE_NAME_LABEL, TITLE_LABEL, reference_of, usual_components, variant_of
 
 ENVIRONMENT: Mapping[str, str] = {
     "PATH": "/opt/trainworks/bin:/opt/venv/bin",
@@ -105,7 +105,8 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     steps = _steps(components, context, parts.artifacts)
     recipes = [facts.recipes[step.recipe] for step in steps]
     image = _reference(row.image, base, facts)
-    labels = _labels(target, row.image or base.image)
+    variant = variant_of(components, context, facts)
+    labels = _labels(target, row.image or base.image, variant)
     environment = _environment(context, steps, recipes)
     plan_checks = (
         *declared_checks(steps, facts.recipes, target.python),
@@ -123,7 +124,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         steps=steps,
         environment=environment,
         labels=labels,
-        tags=(reference_of(row, facts, variant_of(components, context, facts)),),
+        tags=(reference_of(row, facts, variant),),
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
         missing=_missing(components, context, facts),
@@ -267,13 +268,13 @@ def _environment(target: TargetContext, steps: Sequence[Step], recipes: Sequence
     return environment
 
 
-def _labels(target: Target, base_image: str) -> dict[str, str]:
+def _labels(target: Target, base_image: str, variant: str) -> dict[str, str]:
     device = f"gpu.{target.cuda}" if target.cuda.startswith("cu") else target.cuda
     aws = "com.amazonaws.ml.engines.sagemaker.dlc"
     return {
-        "org.opencontainers.image.title": target.name,
+        TITLE_LABEL: f"{target.name}{variant}",
         "org.opencontainers.image.version": target.version,
-        "org.opencontainers.image.base.name": base_image,
+        BASE_NAME_LABEL: base_image,
         # AWS reads these to know what a training image is; at most 10 of them.
         f"{aws}.framework.{target.framework}.{target.version}": "true",
         f"{aws}.device.{device}": "true",

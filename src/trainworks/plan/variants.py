@@ -21,6 +21,12 @@ LONGEST = 80
 
 HASHED = "-variant-"
 
+TITLE_LABEL = "org.opencontainers.image.title"
+"""Label of every image of this project: its target's name, with the variant. Images that extend it inherit it."""
+
+BASE_NAME_LABEL = "org.opencontainers.image.base.name"
+"""Label of every image: the reference of the image that it stands on."""
+
 
 @dataclass(frozen=True)
 class ImageName:

@@ -13,7 +13,7 @@ from trainworks.engine import choose, image_in
 from trainworks.engine.processes import run
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import OutputError, ProofError, UnknownNameError
-from trainworks.extend.image import TITLE_LABEL, plan_extension
+from trainworks.extend.image import plan_extension
 from trainworks.extend.render import RECIPES
 from trainworks.extend.request import ExtendRequest
 from trainworks.facts.load import BUILT, load
@@ -24,7 +24,7 @@ from trainworks.plan.model import ImagePlan
 from trainworks.plan.names import unknown
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
-from trainworks.plan.variants import image_named, request_of
+from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
 from trainworks.proof.components import (
     BillOfMaterials,
     ListedComponent,
@@ -168,12 +168,13 @@ def _base_components(reference: str, image: BuiltImage, engine: Engine, root: Pa
     """Return the components of an image that was extended; with hashes and downloads if this checkout built it."""
     found = _ask(engine, reference)
     facts = load(root)
-    for row in facts.targets:
-        if facts.name_of(row) == image.labels.get(TITLE_LABEL):
-            plan = make_plan(request_for(row, facts), facts)
-            rendering = render(plan, facts)
-            if image.labels.get(INPUTS_LABEL) == rendering.digest:
-                return _target_bill(plan, rendering, image, found, engine, root).components
+    named = image_named(image.labels.get(TITLE_LABEL, ""), facts)
+    request = request_of(named.row, named.variant, facts) if named else None
+    if request is not None:
+        plan = make_plan(request, facts)
+        rendering = render(plan, facts)
+        if image.labels.get(INPUTS_LABEL) == rendering.digest:
+            return _target_bill(plan, rendering, image, found, engine, root).components
     say(
         f"  {reference} was not built from this checkout as it is now: the bill of materials has no hashes of its files"
     )

@@ -1,40 +1,84 @@
-"""``build.py check``: plan the whole matrix and show what is incompatible."""
+"""``build.py check``: plan the whole matrix and show what is incompatible, or test an image that is there."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
 
-from trainworks.cli.grammar import FACTS, PLANNING_ERRORS, TARGET, Example, Grammar, add_format, add_only
-from trainworks.terminal.output import put
+from trainworks.cli.grammar import (
+    DOCKER_HOST,
+    FACTS,
+    IMAGE_ERRORS,
+    PLANNING_ERRORS,
+    TARGET,
+    Example,
+    Grammar,
+    add_engine,
+    add_format,
+    add_junit,
+    add_only,
+)
+from trainworks.terminal.output import put, put_result
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py check``."""
     grammar = Grammar(
         "check",
-        summary="check targets against the compatibility rules and their locks",
-        details="Plans targets without building anything, and shows which parts are incompatible, and why.",
+        summary="check targets against rules and locks, or an image against its promises",
+        details="Plans targets without building anything, and shows which parts are incompatible, and why. --image "
+        "runs the tests of a build on an image that the engine has, whoever built it: pulled ones too.",
         examples=(
             Example("check", "the whole matrix"),
             Example(f"check --only {TARGET} --format json", "one target, for programs"),
+            Example(f"check --image {TARGET}", "the image of a target", needs="an engine"),
         ),
-        result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts.",
-        done="all fit",
-        fails=PLANNING_ERRORS,
-        reads=(FACTS,),
+        result="each target that does not fit with rule, reason, remedy and source; then advice; the last line counts. "
+        "With --image a line for each check on stderr, and the image's name.",
+        done="all fit, or every check of the image passed",
+        fails=(*PLANNING_ERRORS, *IMAGE_ERRORS),
+        reads=(FACTS, DOCKER_HOST),
+        check=_check,
         see_also=("lock --check", "docs/compatibility.md"),
     )
     add_only(grammar)
+    grammar.add_argument("--image", metavar="IMAGE|TARGET", help="test this image of the engine, or of a target")
+    add_junit(grammar)
+    add_engine(grammar)
     add_format(grammar)
     return grammar
 
 
+def _check(options: Namespace, _root: Path) -> list[str]:
+    given = [f"--{name}" for name in ("engine", "junit") if getattr(options, name)]
+    refused = {
+        "--only chooses targets, and --image is one image: give one of them": options.image and options.only,
+        f"{' and '.join(given)} need --image": given and not options.image,
+    }
+    return [message for message, wrong in refused.items() if wrong]
+
+
 def run(options: Namespace, root: Path) -> int:
-    """Check targets."""
+    """Check targets, or an image."""
+    if options.image:
+        return _check_image(options, root)
     from trainworks.facts.load import load
     from trainworks.inspect.matrix_check import as_json, as_text, check_targets, exit_status_of
 
     findings = check_targets(load(root), options.only)
     put(as_json(findings) if options.format == "json" else as_text(findings))
     return exit_status_of(findings)
+
+
+def _check_image(options: Namespace, root: Path) -> int:
+    from trainworks.build.image_check import check_image
+    from trainworks.build.session import BuildSession
+    from trainworks.facts.load import load
+
+    result = check_image(
+        options.image, BuildSession(root=root, facts=load(root)), engine_name=options.engine, junit=options.junit
+    )
+    put_result(options.format, result.as_values(), f"{result.image.reference}\n")
+    if result.broken is not None:
+        raise result.broken
+    return 0

@@ -1,0 +1,66 @@
+"""The image tests of an image that is there: ours, whoever built it and wherever it was pulled from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainworks.build.image import ImageResult, test_image
+from trainworks.build.session import BuildSession
+from trainworks.build.target import image_spec
+from trainworks.engine import choose, image_in
+from trainworks.errors import UnknownNameError
+from trainworks.inspect.targets import find_image
+from trainworks.plan.resolve import make_plan
+from trainworks.plan.variants import BASE_NAME_LABEL, TITLE_LABEL, image_named, request_of
+from trainworks.render.dockerfile import INPUTS_LABEL, render
+from trainworks.terminal.output import say
+
+
+def check_image(name: str, session: BuildSession, *, engine_name: str | None, junit: Path | None) -> ImageResult:
+    """Run the image tests of today's recipes on an image of the engine's store.
+
+    What the image should have is decided by its name, or else by the title that its labels have: a target, with what
+    the image has besides or lacks.
+
+    Args:
+        name: A target, or an image under any name.
+        session: The checkout whose recipes say what is promised.
+        engine_name: The engine, or ``None`` for the first that answers.
+        junit: Where to write the results as JUnit XML.
+
+    Raises:
+        UnknownNameError: The engine has no such image, it is not one of ours, or what it should have cannot be known.
+        CompatibilityError, FactsError, LockError: As planning does.
+        EngineError, EngineUnavailableError, OutputError: See ``trainworks.errors``.
+    """
+    facts = session.facts
+    engine = choose(engine_name, report=say)
+    reference = find_image(name, engine, facts)
+    image = image_in(engine, reference)
+    title = image.labels.get(TITLE_LABEL, "")
+    named = image_named(reference, facts) or image_named(title, facts)
+    if named is None:
+        said = f"its title is {title}, which is no target of this checkout" if title else "it has no title of a target"
+        raise UnknownNameError(
+            f"{reference}: {said}",
+            hint="only images that build.py built from a target have promises that can be checked",
+        )
+    request = request_of(named.row, named.variant, facts)
+    if request is None:
+        raise UnknownNameError(
+            f"{reference}: the name {title or reference} does not say which components the image has",
+            hint="build it again with the same --with and --without: a build that changes nothing runs its tests",
+        )
+    plan = make_plan(request, facts)
+    if image.labels.get(BASE_NAME_LABEL) != plan.labels[BASE_NAME_LABEL]:
+        raise UnknownNameError(
+            f"{reference} extends {image.labels.get(BASE_NAME_LABEL, 'another image')}",
+            hint="`python build.py extend` with the same options runs its tests, and builds nothing that is there",
+        )
+    rendering = render(plan, facts)
+    if image.labels.get(INPUTS_LABEL) != rendering.digest:
+        say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
+    spec = image_spec(plan, rendering, session)
+    return ImageResult(
+        image=image, engine=engine, checks=test_image(spec, image, engine, junit), seconds=0, looked_at=True
+    )
