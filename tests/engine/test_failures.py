@@ -147,12 +147,29 @@ def test_words_of_a_command_are_not_taken_for_its_output() -> None:
             "E: Failed to fetch http://mirror.invalid/x.deb  Hash Sum mismatch",
             "http://mirror.invalid/x.deb does not have the hash of its archive's index (Hash Sum mismatch)",
         ),
+        (
+            "Because there is no version of py-spy==0.4.3 and you require py-spy==0.4.3, we can conclude that",
+            "no package index that answered has py-spy==0.4.3",
+        ),
+        (
+            "  cause: Failed to extract archive: demo-1.0-py3-none-any.whl",
+            "what the package index gave for demo-1.0-py3-none-any.whl is not that file, or not all of it",
+        ),
+        (
+            "  cause: Because demo==1.0 has an invalid package format and you require demo==1.0, we can conclude that",
+            "what the package index gave for demo==1.0 is not that file, or not all of it",
+        ),
+        (
+            "ERROR: Wheel 'demo' located at /tmp/pip-unpack-x/demo-1.0-py3-none-any.whl is invalid.",
+            "what the package index gave for demo is not that file, or not all of it",
+        ),
         ("error: Hash mismatch", "a downloaded file does not have the locked hash"),
     ],
 )
 def test_single_lines_of_known_tools(line: str, first_line: str) -> None:
     error = explain(failure(lines=(line,)), alive=str, space=str)
     assert first_line in error.message.splitlines()[0]
+    assert ("a page to sign in" in error.hint) == ("package index" in first_line)
 
 
 @pytest.mark.parametrize(

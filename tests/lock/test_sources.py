@@ -244,6 +244,7 @@ def test_what_must_not_be_left_out(
     ):
         assert part in ended.err
     assert ("  helper: helper.tar.gz: " in ended.err) == ("plugin" not in words)
+    assert "or build without: --without plugin" in ended.err
     assert NO_ENGINE not in ended.err
 
 
@@ -252,6 +253,7 @@ def test_a_required_component_is_never_left_out(machine: Machine) -> None:
     add_artifact(machine.root, "plugin", "1.0", url="https://code.invalid/plugin.tar.gz", sha256=SHA256)
     ended = machine.call(*BUILD)
     assert (ended.status, "plugin: plugin.tar.gz: " in ended.err) == (10, True)
+    assert "build without" not in ended.err
 
 
 def test_a_host_that_does_not_answer_is_asked_once(machine: Machine) -> None:
@@ -260,6 +262,7 @@ def test_a_host_that_does_not_answer_is_asked_once(machine: Machine) -> None:
     ended = machine.call(*BUILD)
     assert ended.err.count("downloading ") == 1
     assert ended.err.count("code.invalid/plugin") == 1
+    assert f"not tried: code.invalid did not give plugin-{'1' * 40}.bundle" in ended.err
 
 
 def test_a_bake_file_has_the_sources_or_is_not_written(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,27 @@ def test_a_good_proof_is_verified_without_an_engine(folder: Path, capsys: pytest
     assert content["changed"] is True
     assert content["builder"] == "https://ci.example/builder"
     assert content["components"] == 15
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to("/dev/zero"), "a link, and not a plain file"),
+        (os.mkfifo, "not a plain file"),
+        (Path.mkdir, "Is a directory"),
+        (lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 256_000_001), "has more than 256 MB"),
+        (lambda _path: None, "No such file or directory"),
+    ],
+    ids=["link to a device", "pipe", "folder", "too large", "missing"],
+)
+@pytest.mark.parametrize("name", ["sbom.cdx.json", ATTESTATIONS_FILE])
+def test_files_of_a_proof_are_plain_and_of_a_size_to_be_read(
+    name: str, make: Callable[[Path], object], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).unlink()
+    make(folder / name)
+    assert check(folder) == ProofError.exit_status
+    assert f"{name}: {said}" in capsys.readouterr().err
 
 
 def test_another_implementation_verifies_the_envelopes(proven: Proven, key: PrivateKey) -> None:

@@ -64,7 +64,7 @@ def write_bake(
     if not chosen:
         raise LockError("no target is left: all of them have inputs that are not locked")
     for plan, _ in chosen:
-        download_missing(plan, session.places, session.settings, mirror=mirror)
+        download_missing(plan, session.places, session.settings, session.facts, mirror=mirror)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _, spec in chosen:

@@ -28,6 +28,7 @@ from trainworks.engine.archive import images_in, layers_of
 from trainworks.engine.bindings import with_content_keys
 from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import OWN_FAULT, Failure, explain, free_space
+from trainworks.engine.leftovers import OWNER, container_name, owner, remove_left_containers
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -107,6 +108,7 @@ class BuildahEngine:
         self._options = options
         self._information: EngineInformation | None = None
         self._store: _Store | None = None
+        self._swept = False
 
     def probe(self, report: Report = ignore) -> EngineInformation:  # noqa: ARG002 (there is no daemon to wait for)
         """Find a buildah whose store can be opened; the result is cached."""
@@ -453,13 +455,14 @@ class BuildahEngine:
                 shared = Path(parent) / name
                 shared.mkdir(mode=0o700, exist_ok=True)
                 (folder / name).symlink_to(shared)
-            yield folder, {**processes.own_environment(), "TMPDIR": str(folder)}
+            yield folder, {**processes.own_environment(), OWNER: owner(), "TMPDIR": str(folder)}
 
     @contextlib.contextmanager
     def _working_container(self, reference: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Make a working container with a random name and remove it at the end, even if making it was interrupted."""
         description = self._existing(reference)
-        name = f"trainworks-{uuid.uuid4().hex[:12]}"
+        self._remove_left()
+        name = container_name()
         try:
             with processes.uninterrupted():
                 again(lambda: self._make_container(reference, name, description["FromImageID"]))
@@ -467,6 +470,17 @@ class BuildahEngine:
         finally:
             with processes.uninterrupted():
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
+
+    def _remove_left(self) -> None:
+        """Remove the working containers of builders that were killed; once."""
+        if self._swept:
+            return
+        self._swept = True
+        listed = json.loads(self._do("listing containers", "containers", "--json")) or ()
+        remove_left_containers(
+            [each["containername"] for each in listed],
+            lambda name: processes.run(self._argv("rm", name), timeout=_SHORT_CALL),
+        )
 
     def _make_container(self, reference: str, name: str, image: str) -> None:
         argv = self._argv("from", "--pull=false", "--quiet", *_own_limits(), "--name", name, image)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.engine import processes
+from trainworks.engine.leftovers import end_left_children
 from trainworks.engine.progress import TAIL, BuildahParser, BuildKitParser, StepLog
 from trainworks.engine.protocol import BuildRequest, Progress, StepEvent
 from trainworks.errors import EngineUnavailableError
@@ -68,6 +69,7 @@ def run_build(
             last.append(line)
         hand_on(parser.feed(line))
 
+    end_left_children()
     try:
         status = processes.stream(argv, take, environment=environment, strays=strays)
     except OSError as error:

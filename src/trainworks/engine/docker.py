@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import re
 import shutil
 import socket
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +26,7 @@ from trainworks.engine.archive import layers_of
 from trainworks.engine.building import build_arguments, run_build
 from trainworks.engine.failures import Failure, explain, free_space
 from trainworks.engine.folders import LayerFolder, readable
+from trainworks.engine.leftovers import OWNER, PREFIX, container_name, owner, remove_left_containers
 from trainworks.engine.protocol import (
     BuildRequest,
     BuiltImage,
@@ -106,6 +107,7 @@ class DockerEngine:
         self._information: EngineInformation | None = None
         self._containerd: bool | None = None
         self._connection: docker.DockerClient | None = None
+        self._swept = False
 
     def probe(self, report: Report = ignore) -> EngineInformation:
         """Find a daemon that answers and a client whose BuildKit works; the result is cached."""
@@ -431,12 +433,20 @@ class DockerEngine:
             import docker
 
             host = self._host()
+            if host.startswith("ssh://") and importlib.util.find_spec("paramiko") is None:
+                raise EngineUnavailableError(
+                    f"docker at {host}: the Python library `paramiko`, which reaches a daemon over ssh, is missing",
+                    hint="`.venv/bin/python -m pip install paramiko` adds it; or forward the socket with `ssh -NL "
+                    "/tmp/docker.sock:/run/docker.sock HOST` and set DOCKER_HOST=unix:///tmp/docker.sock",
+                )
             self._knock(host)
             # The client asks for the daemon's version at once.
             timeout = int(self._first_answer if not host or host.startswith("unix://") else _SHORT_CALL)
             if self._given_host is None and os.environ.get("DOCKER_HOST"):
                 # This reads DOCKER_TLS_VERIFY and DOCKER_CERT_PATH too.
-                self._connection = docker.DockerClient.from_env(timeout=timeout)
+                self._connection = docker.DockerClient.from_env(
+                    timeout=timeout, use_ssh_client=host.startswith("ssh://")
+                )
             else:
                 self._connection = docker.DockerClient(
                     base_url=host or None, timeout=timeout, use_ssh_client=host.startswith("ssh://")
@@ -464,6 +474,7 @@ class DockerEngine:
         host = self._host()
         return {
             **processes.own_environment(),
+            OWNER: owner(),
             **({"DOCKER_HOST": host} if host else {}),
             **arguments,
             "DOCKER_BUILDKIT": "1",
@@ -523,7 +534,8 @@ class DockerEngine:
         from docker.errors import DockerException
         from requests.exceptions import RequestException
 
-        name = f"trainworks-{uuid.uuid4().hex[:12]}"
+        self._remove_left()
+        name = container_name()
         try:
             # An interrupted request would let the daemon finish the container after the removal below.
             with processes.uninterrupted(), self._asking(f"creating a container of {reference}"):
@@ -533,6 +545,25 @@ class DockerEngine:
             # If the container or the daemon is gone, there is nothing to remove; the first error is raised.
             with processes.uninterrupted(), contextlib.suppress(DockerException, RequestException):
                 self._client().api.remove_container(name, v=True, force=True)
+
+    def _remove_left(self) -> None:
+        """Remove the containers of builders that were killed; once."""
+        if self._swept:
+            return
+        from docker.errors import APIError
+
+        self._swept = True
+        with self._asking("listing containers"):
+            api = self._client().api
+            found = api.containers(all=True, filters={"name": PREFIX})
+            names = [name.lstrip("/") for container in found for name in container["Names"]]
+
+            def remove(name: str) -> None:
+                # Another builder may remove it at the same time.
+                with contextlib.suppress(APIError):
+                    api.remove_container(name, v=True, force=True)
+
+            remove_left_containers(names, remove)
 
     def _start(self, sdk: SdkContainer, reference: str) -> str:
         """Start a container; return the daemon's error if its program does not exist, else ``""``."""

@@ -44,6 +44,12 @@ _ANSWER: Final = re.compile(r"(?<![\d.])(?P<answer>[45]\d\d (?:[A-Z][A-Za-z]+)(?
 # pip, uv, apt: the name is unknown, or its index did not answer and the tool does not report that.
 _ABSENT: Final = re.compile(
     r"No matching distribution found for (\S+)|Because (\S+) was not found in|Unable to locate package (\S+)"
+    r"|Because there is no version of (\S+) and"
+)
+# uv 0.9 (with and without hashes), pip 26: what the index gave is no wheel, or a part of one.
+_SPOILED: Final = re.compile(
+    r"Failed to extract archive: (\S+)|Because (\S+) has an invalid package format"
+    r"|Wheel '(\S+)' located at \S+ is invalid"
 )
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]+@")
 _CERTIFICATE: Final = re.compile(
@@ -87,6 +93,10 @@ _UNTRUSTED: Final = (
 _NO_WAY: Final = (
     "the build uses this machine's pip and apt settings (index, mirror, proxy, CA): try the same download on this "
     "machine, correct the settings, and build again: finished steps are cached"
+)
+_OTHER_ANSWER: Final = (
+    "a proxy, a mirror or a page to sign in answers in the index's place, or half of a file was kept: open the index's "
+    "page of this package on this machine (INDEX/NAME/), correct the settings of pip, and build again"
 )
 _LOOK: Final = "`build.py ... --until render --output DIR` writes the Dockerfile, to try the step by hand"
 
@@ -198,10 +208,14 @@ def _cause(evidence: tuple[str, ...]) -> tuple[str, str]:
             f"{_host(evidence, _UNREACHABLE)} cannot be reached",
             _NO_WAY,
         )
+    spoiled = next((found for line in evidence if (found := _SPOILED.search(line))), None)
+    if spoiled is not None:
+        what = next(name for name in spoiled.groups() if name)
+        return f"what the package index gave for {what} is not that file, or not all of it", _OTHER_ANSWER
     absent = next((found for line in evidence if (found := _ABSENT.search(line))), None)
     if absent is not None:
         what = next(name for name in absent.groups() if name)
-        return f"no package index that answered has {what}", _NO_WAY
+        return f"no package index that answered has {what}", f"{_NO_WAY}. Or {_OTHER_ANSWER}"
     return "", _LOOK
 
 

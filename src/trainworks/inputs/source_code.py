@@ -44,7 +44,7 @@ def reachable_plan(
     row = select_row(request, facts)
     target = context_of(row, facts)
     needed = _needed(request, target) if not strict else set(target.fitting)
-    left_out = download_missing(plan, places, settings, needed=needed, mirror=mirror)
+    left_out = download_missing(plan, places, settings, facts, needed=needed, mirror=mirror)
     if not left_out:
         return plan, ()
     names = dict.fromkeys(each.component for each in left_out)
@@ -89,6 +89,7 @@ def download_missing(
     plan: ImagePlan,
     places: Places,
     settings: HostSettings,
+    facts: Facts,
     *,
     needed: Container[str] | None = None,
     mirror: str | None = None,
@@ -97,6 +98,7 @@ def download_missing(
 
     Args:
         places: Where to look for its sources.
+        facts: What of the plan can be left out.
         needed: Components that the image cannot be built without; default: all.
         mirror: The value of ``--mirror``, for the error.
 
@@ -115,8 +117,19 @@ def download_missing(
     if problems := [each for each in unreachable if needed is None or each.component in needed]:
         lines = "".join(f"\n  {each.component}: {each.file}: {each.reason}" for each in problems)
         where = f"are not in {mirror} and " if mirror else ""
-        raise HostError(f"{plan.target.name} needs sources that {where}cannot be downloaded:{lines}", hint=TO_GET_IT)
+        raise HostError(
+            f"{plan.target.name} needs sources that {where}cannot be downloaded:{lines}",
+            hint=TO_GET_IT + _leave_out(problems, facts),
+        )
     return unreachable
+
+
+def _leave_out(unreachable: Sequence[Unreachable], facts: Facts) -> str:
+    """Return the options that build without what cannot be downloaded; ``""`` where an image needs some of it."""
+    names = dict.fromkeys(each.component for each in unreachable)
+    if any(each.required for each in facts.components if each.name in names):
+        return ""
+    return f", or build without: {' '.join(f'--without {name}' for name in names)}"
 
 
 def describe_left_out(plan: ImagePlan, left_out: Sequence[Unreachable]) -> str:

@@ -151,13 +151,13 @@ def download_sources(
         host = urlsplit(artifact.git or artifact.url).netloc
         try:
             if host in dead:
-                raise UnreachableError(dead[host])
+                raise UnreachableError(f"not tried: {host} did not give {dead[host]}")
             target = _made(places.folders[-1]) / artifact.file
             if places.find(artifact) is None:
                 report(f"  downloading {artifact.file}")
                 fetch_source(artifact, target, places, client)
         except UnreachableError as error:
-            dead[host] = error.message
+            dead.setdefault(host, artifact.file)
             found.append(Unreachable(component=component, file=artifact.file, reason=error.message))
     return tuple(found)
 

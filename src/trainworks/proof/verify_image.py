@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from trainworks.proof.strict_json import read_json
 from trainworks.proof.verify import ATTESTATIONS_FILE, DOCUMENTS, Verified, verify
 from trainworks.registry.tools import Registries
 from trainworks.terminal.output import say
+
+LARGEST = 256_000_000
+"""The most bytes of a file of a proof that are read; the bill of materials of a large image has a hundredth."""
 
 
 def verify_image(request: VerifyRequest, facts: Facts, environment: Mapping[str, str]) -> Verified:
@@ -58,10 +64,19 @@ def _image_digest(image: str, engine_name: str | None, facts: Facts) -> str:
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a file that comes from outside: a plain one of this folder, and of a size to be read."""
     try:
-        return path.read_bytes()
+        # Not to wait for the writer of a pipe, and not to follow a link to a device without an end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ProofError([f"{path}: not a plain file"])
+            content = file.read(LARGEST + 1)
     except OSError as error:
-        raise ProofError([f"{path}: {error.strerror}"]) from error
+        words = "a link, and not a plain file" if error.errno == errno.ELOOP else error.strerror
+        raise ProofError([f"{path}: {words}"]) from error
+    if len(content) > LARGEST:
+        raise ProofError([f"{path}: has more than {LARGEST // 1_000_000} MB; no proof of an image has"])
+    return content
 
 
 def _decoded(name: str, content: bytes) -> str:

@@ -22,7 +22,7 @@ from testinfra.host import Host  # type: ignore[import-untyped]
 
 from clock import PATIENCE, assert_within, start_clock
 from engine.helpers import BASE, request
-from trainworks.engine import processes
+from trainworks.engine import create, processes
 from trainworks.engine.docker import DockerEngine
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Mount, Progress, Secret, StepEvent
 from trainworks.errors import BuildError, OutputError
@@ -432,8 +432,10 @@ def leftovers(engine: Engine) -> set[str]:
     """Return the containers of these tests' images that the engine has; those of others come and go."""
     information = engine.probe()
     if engine.name == "docker":
-        argv = (information.program, "ps", "--all", "--filter", f"ancestor={BASE}", "--format", "{{.Names}}")
-        return set(processes.run(argv, timeout=300).output.decode().split())
+        # Not by `ancestor`: of what BuildKit built Docker knows none.
+        argv = (information.program, "ps", "--all", "--format", "{{.Names}} {{.Image}}")
+        lines = [line.split() for line in processes.run(argv, timeout=300).output.decode().splitlines()]
+        return {name for name, image in lines if "conformance" in image}
     done = processes.run((information.program, "containers", "--json"), timeout=300)
     listed = json.loads(done.output or b"null") or []
     return {entry["id"] for entry in listed if "conformance" in (entry.get("imagename") or "")}
@@ -450,6 +452,26 @@ def test_nothing_is_left_of_containers_and_runs(engine: Engine, image: tuple[str
     with pytest.raises(KeyboardInterrupt):
         work()
     engine.run(image[0], ("x",))
+    assert leftovers(engine) <= before
+
+
+KILLED = """
+import os, signal, sys
+from trainworks.engine import create
+with create(sys.argv[1]).container(sys.argv[2]) as container:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_builder_removes_the_container_of_one_that_was_killed(
+    engine: Engine, image: tuple[str, list[StepEvent]]
+) -> None:
+    before = leftovers(engine)
+    killed = subprocess.run((sys.executable, "-c", KILLED, engine.name, image[0]), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(leftovers(engine) - before) == 1
+    with create(engine.name).container(image[0]):
+        pass
     assert leftovers(engine) <= before
 
 

@@ -1,0 +1,85 @@
+"""What builders that were killed left: known by its owner, ended by the next builder, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from trainworks.engine.leftovers import container_name, end_left_children, is_left, owner, remove_left_containers
+
+SAY_OWNER = "from trainworks.engine.leftovers import owner; print(owner(), flush=True); input()"
+
+START_A_CHILD = """
+import os, subprocess
+from trainworks.engine.leftovers import OWNER, owner
+waits = ("sh", "-c", "echo $$; read nothing")
+child = subprocess.Popen(waits, env={**os.environ, OWNER: owner()}, stdin=subprocess.PIPE, start_new_session=True)
+input()
+"""
+
+
+@contextmanager
+def python(program: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a program; give it and the first line that it prints."""
+    with subprocess.Popen(
+        (sys.executable, "-c", program), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def test_a_process_is_known_while_it_lives_and_afterwards() -> None:
+    assert not is_left(owner())
+    with python(SAY_OWNER) as (process, other):
+        assert not is_left(other)
+        process.kill()
+        process.wait()
+        assert is_left(other)
+
+
+@pytest.mark.parametrize("changed", [0, 1], ids=["another boot", "another namespace"])
+def test_of_other_kernels_and_namespaces_nothing_is_known(changed: int) -> None:
+    words = owner().split(".")
+    words[changed] = f"{'0' * (8 if changed == 0 else 3)}"
+    words[2] = "4194304"
+    assert not is_left(".".join(words))
+    assert is_left(".".join((*owner().split(".")[:2], "4194304", "1")))
+
+
+def test_a_number_that_another_process_has_now_is_not_its_owner() -> None:
+    *words, _ = owner().split(".")
+    assert is_left(".".join((*words, "1")))
+
+
+def test_only_containers_of_the_dead_are_removed() -> None:
+    left = container_name().replace(owner(), ".".join((*owner().split(".")[:2], "4194304", "1")))
+    removed: list[str] = []
+    remove_left_containers([container_name(), "trainworks-0123456789ab", left, f"{left}-mine", "web"], removed.append)
+    assert removed == [left]
+
+
+def test_a_build_that_goes_on_after_its_builder_was_killed_is_interrupted() -> None:
+    with python(START_A_CHILD) as (builder, number):
+        watched = os.pidfd_open(int(number))
+        end_left_children()
+        assert not ended(watched, milliseconds=0), "its builder lives"
+        builder.kill()
+        builder.wait()
+        end_left_children()
+        assert ended(watched, milliseconds=300_000)
+        os.close(watched)
+
+
+def ended(watched: int, *, milliseconds: int) -> bool:
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    return bool(poll.poll(milliseconds))
