@@ -486,7 +486,7 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
     subprocess.run(("rm", "-r", str(root / ".stubs")), check=True)
     (tree.root / "Dockerfile").write_text(
         f"FROM {docker_image.reference}\nCOPY root /\n"
-        "RUN chmod u+s /usr/bin/env && chmod g+s /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/model"
+        "RUN chmod u+s /usr/bin/env && chmod g+s /usr/bin/smuggled && chmod o+w /etc/profile /opt/ml/code"
         " && chmod -t /tmp && chmod o+w /etc/ld.so.conf.d\n"
         f"RUN rm -r {PACKAGES}/bcrypt {PACKAGES}/bcrypt-*.dist-info\n"
     )
@@ -522,7 +522,7 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
     assert "six: 1." in broken[twice]
     assert "libcudart: /usr/lib/libcudart.so.12 (major version 12), /usr/lib/libcudart.so.13" in broken[twice]
     places = {line.split(" has mode ")[0] for line in broken[writable].splitlines() if " has mode " in line}
-    assert places == {"/etc/profile", "/opt/ml/model", "/etc/ld.so.conf.d", "/tmp"}
+    assert places == {"/etc/profile", "/opt/ml/code", "/etc/ld.so.conf.d", "/tmp"}
     assert broken[privileged].count(" has set") == 2
     assert "/usr/bin/env has setuid (package: coreutils)" in broken[privileged]
     assert "/usr/bin/smuggled has setgid (package: none)" in broken[privileged]

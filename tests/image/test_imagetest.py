@@ -309,6 +309,7 @@ def configured(image: BuiltImage, *, others: bool = False) -> str:
     check = ConfigurationCheck(
         component="c",
         environment=(("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin")),
+        labels=("title",),
         entry_point=("/train",),
         command=("train",),
         working_folder="/code",
@@ -322,6 +323,7 @@ def configured(image: BuiltImage, *, others: bool = False) -> str:
 CONFIGURED = dataclasses.replace(
     IMAGE,
     environment={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+    labels={"title": "x"},
     entry_point=("/train",),
     command=("train",),
     working_folder="/code",
@@ -340,6 +342,7 @@ CONFIGURED = dataclasses.replace(
         ({"stop_signal": "SIGKILL"}, "STOPSIGNAL is 'SIGKILL'"),
         ({"volumes": ("/opt/ml",)}, "VOLUME is ['/opt/ml']"),
         ({"environment": {"PATH": "/usr/bin:/bin"}}, "ENV LANG is missing"),
+        ({"labels": {"title": "x", "trainworks.inputs": "y", "evil": "z"}}, "LABEL evil is 'z', and nothing sets it"),
         ({"environment": {**CONFIGURED.environment, "LANG": "POSIX"}}, "ENV LANG is 'POSIX', and should be 'C.UTF-8'"),
         ({"environment": {**CONFIGURED.environment, "PYTHONPATH": "/tmp"}}, "ENV PYTHONPATH is '/tmp', and nothing"),
     ],

@@ -27,12 +27,16 @@ from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
 from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.plan import checks as kinds
+from trainworks.render.dockerfile import INPUTS_LABEL
 
 COMMAND_TIMEOUT = 1200.0
 """Seconds for a command or an import of a check.
 
 torch.compile takes 25 of them on two free cores, 60 on busy ones, and more than 300 where arm64 is emulated.
 """
+
+BUILD_LABELS = frozenset({INPUTS_LABEL, "io.buildah.version"})
+"""Labels that the builder and an engine add to what was rendered."""
 
 _OUTPUT_LIMIT = 2000
 
@@ -387,6 +391,9 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
         elif name in wanted and value != wanted[name]:
             problems.append(f"ENV {name} is {value!r}, and should be {wanted[name]!r}")
     problems += [f"ENV {name} is missing" for name in wanted if name not in image.environment]
+    if not check.others:
+        labels = sorted(image.labels.keys() - {*check.labels} - BUILD_LABELS)
+        problems += [f"LABEL {name} is {image.labels[name]!r}, and nothing sets it" for name in labels]
     if problems:
         _broken("\n".join([*problems, "build the image again, or declare it in a recipe (`environment`)"]))
 

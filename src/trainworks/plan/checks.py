@@ -297,14 +297,16 @@ class ConfigurationCheck:
     Attributes:
         component: Who promises it.
         environment: Names and values of its variables, sorted.
+        labels: Names of its labels, besides those that a build adds; ``LabelCheck`` has their values.
         entry_point: The program that a container runs.
         command: Default arguments of the entry point.
         working_folder: The folder that a container starts in.
-        others: Whether the base image may have variables of its own.
+        others: Whether the base image may have variables and labels of its own.
     """
 
     component: str
     environment: tuple[tuple[str, str], ...]
+    labels: tuple[str, ...]
     entry_point: tuple[str, ...]
     command: tuple[str, ...]
     working_folder: str

@@ -50,8 +50,11 @@ PIP_CHECK_ARM64 = (
 The index has them as ``aarch64``, so pip installs them: WHEEL of ``nvidia-cusparselt-cu13`` 0.8.1.
 """
 
-FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock")  # noqa: S108  (names of folders in an image)
-"""Where every user of a Linux system may write; with the sticky bit, so that files stay their owner's."""
+RESULTS = ("/opt/ml/model", "/opt/ml/output", "/opt/ml/output/data")
+"""Where a job leaves what it made, whichever user it runs as."""
+
+FOLDERS_FOR_ALL = ("/tmp", "/var/tmp", "/run/lock", *RESULTS)  # noqa: S108  (names of folders in an image)
+"""Where every user of a Linux system may write, and of an image; with the sticky bit: files stay their owner's."""
 
 FOR_SOME_USERS = (
     *(
@@ -71,6 +74,11 @@ FOR_SOME_USERS = (
 
 UNKNOWN_USER = ("setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", "HOME=/nonexistent")
 """Starts a command as Kubernetes does where no user of an image may be root: with a number that has no name."""
+
+USE_AS_ANYONE = (
+    f"for folder in {' '.join(RESULTS)}; do file=$(mktemp -p $folder); rm $file; done; "
+    "train --version; python -c 'import pip; print(\"imported\")'"
+)
 
 TRITON = frozenset({"triton", "pytorch-triton"})
 """Names of the compiler that torch.compile uses for GPUs."""
@@ -232,6 +240,7 @@ def image_checks(
         checks.ConfigurationCheck(
             component=IMAGE,
             environment=tuple(sorted(environment.items())),
+            labels=tuple(labels),
             entry_point=ENTRY_POINT,
             command=COMMAND,
             working_folder=WORKING_FOLDER,
@@ -241,9 +250,9 @@ def image_checks(
         checks.StartCheck(component=IMAGE, arguments=("sh", "-c", 'echo "in $PWD"'), expect=f"in {WORKING_FOLDER}\n"),
         checks.CommandCheck(
             component=IMAGE,
-            command=(*UNKNOWN_USER, "sh", "-ec", "train --version; python -c 'import pip; print(\"imported\")'"),
+            command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
             expect="imported",
-            why="a user whom the image does not know can start the launcher and Python",
+            why="a user whom the image does not know can start the launcher and Python, and leave results",
         ),
         checks.CommandCheck(
             component=IMAGE,
