@@ -51,7 +51,17 @@ def test_removed_files_leave_no_row_and_others_keep_theirs(packages: Path) -> No
     )
     other = install(packages, "other", {"other/test/needed.py": b"n"})
     kept = other.read_bytes(), other.stat().st_mtime_ns
-    trim(packages.parents[2], "--remove", "torch/test", "--remove", "torch/bin/*[Tt]est*", "--remove", "no/such*")
+    trim(
+        packages.parents[2],
+        "--remove",
+        "torch/**/test",
+        "--remove",
+        "torch/test/*",
+        "--remove",
+        "torch/bin/*[Tt]est*",
+        "--remove",
+        "no/such*",
+    )
     assert [row[0] for row in csv.reader(torch.read_text().splitlines())] == [
         "torch/a.py",
         "torch/bin/shm",
