@@ -65,7 +65,7 @@ def render_wheels(
     files += [
         SourceFile(path=f"sources/{each.file}", content=each.archive or f"{each.pin}\n".encode()) for each in sources
     ]
-    if bench.component:
+    if bench.requirements:
         files.append(SourceFile(path="compiler.txt", content=bench.requirements.encode()))
     rendering = _rendering(base, apt, files, recipes, name="wheels", plan=None, sources=sources, bench=bench)
     # A build that fails names the package.

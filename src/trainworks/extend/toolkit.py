@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from trainworks.errors import ExtendError
 from trainworks.extend.requirements import ExtendedBase
-from trainworks.facts.rows import Component, Facts, TargetRow
+from trainworks.facts.rows import Component, Facts, LockedPackage, TargetRow
 from trainworks.plan.model import ImagePlan
 from trainworks.plan.resolve import make_plan
 from trainworks.plan.select import request_for
@@ -65,9 +65,14 @@ def workbench_of(
     compilers = {each.name: each for each in facts.components if each.compiles}
     workbench = Workbench(variables=dict(variables))
     if has := [name for name in compilers if name in base.components]:
-        # It is in the base; without a GPU a build does not know what to compile for.
-        set_here = {**_architectures(row, facts), **variables} if row is not None else dict(variables)
-        return Workbench(whole=compilers[has[0]].compiles, variables=set_here)
+        if row is None:
+            return Workbench(whole=compilers[has[0]].compiles, variables=dict(variables))
+        # It is in the base; without a GPU a build does not know what to compile for, and images lack build tools.
+        return Workbench(
+            requirements=_pins(_tools(row, facts)),
+            whole=compilers[has[0]].compiles,
+            variables={**_architectures(row, facts), **variables},
+        )
     for name in dict.fromkeys(names):
         if name not in compilers:
             raise ExtendError([f"--with {name}: builds of wheels can have {', '.join(compilers)}"])
@@ -83,15 +88,22 @@ def workbench_of(
 def _workbench(
     component: Component, plan: ImagePlan, row: TargetRow, variables: Mapping[str, str], facts: Facts
 ) -> Workbench:
-    target = context_of(row, facts)
     files = next(step.python for step in plan.steps if step.component == component.name)
-    tools = [each for each in target.lock or () if each.build and each.name == BUILD_TOOL]
     return Workbench(
         component=component.name,
-        requirements="".join(f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in (*files, *tools)),
+        requirements=_pins((*files, *_tools(row, facts))),
         whole=component.compiles,
         variables={**_architectures(row, facts), **variables},
     )
+
+
+def _tools(row: TargetRow, facts: Facts) -> tuple[LockedPackage, ...]:
+    """Return what builds import and no image has, as a target's lock has it for its own builds."""
+    return tuple(each for each in context_of(row, facts).lock or () if each.build and each.name == BUILD_TOOL)
+
+
+def _pins(files: Iterable[LockedPackage]) -> str:
+    return "".join(f"{each.name}=={each.version} --hash=sha256:{each.sha256}\n" for each in files)
 
 
 def _architectures(row: TargetRow, facts: Facts) -> dict[str, str]:
