@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -173,3 +174,25 @@ def test_what_a_recipe_copies_has_to_be_there(facts: Facts) -> None:
         "the recipe of system, builder takes files/system, which is missing",
         "the recipe of launcher takes launcher/trainworks_launcher, which is missing",
     ]
+
+
+def test_what_is_copied_as_it_is_has_its_sum(facts: Facts) -> None:
+    rendering = render(make_plan(Request(framework="pytorch", cuda="cpu"), facts), facts)
+    contents = {file.path: hashlib.sha256(file.content).hexdigest() for file in rendering.files}
+    copied = {path: (component, sha256) for component, path, sha256 in rendering.copied}
+    for path, component, source in (
+        ("/opt/trainworks/image.json", "manifest", "image.json"),
+        ("/etc/ssh/sshd_config.d/trainworks.conf", "ssh", "shells/sshd.conf"),
+        ("/opt/trainworks/bin/train", "launcher", "launcher/entrypoint/train"),
+        (
+            "/opt/trainworks/lib/trainworks_launcher/platforms/slurm.py",
+            "launcher",
+            "launcher/trainworks_launcher/platforms/slurm.py",
+        ),
+    ):
+        assert copied[path] == (component, contents[source])
+    launcher = [path for path in contents if path.startswith("launcher/trainworks_launcher/")]
+    assert len(launcher) == len(
+        [path for path in copied if path.startswith("/opt/trainworks/lib/trainworks_launcher/")]
+    )
+    assert not [path for path in copied if path.startswith(("/opt/builder", "/opt/root"))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
@@ -18,6 +18,7 @@ from trainworks.host.settings import HostSettings
 from trainworks.inputs.mirror import check_mirror
 from trainworks.inputs.source_code import describe_left_out, reachable_plan
 from trainworks.inputs.sources import Unreachable
+from trainworks.plan.checks import DeliveredFilesCheck
 from trainworks.plan.locks import refuse_unlocked
 from trainworks.plan.model import ImagePlan, Request
 from trainworks.plan.resolve import base_reference
@@ -124,7 +125,12 @@ def image_spec(plan: ImagePlan, rendering: Rendering, session: BuildSession) -> 
         settings=settings,
         secrets=settings.secrets(plan.base.suite if plan.base.bootstrap else "", plan.wheel_index),
         add_files=add_files,
-        checks=plan.checks,
+        checks=tuple(
+            replace(check, digests=(*check.digests, *rendering.copied))
+            if isinstance(check, DeliveredFilesCheck)
+            else check
+            for check in plan.checks
+        ),
         forbidden=settings.forbidden_texts(plan.wheel_index),
         # Any other base is pulled by the engine itself, by the digest in its FROM.
         base=plan.base if plan.image == base_reference(plan.base) else None,

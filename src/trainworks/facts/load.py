@@ -46,7 +46,6 @@ class FrontMatter:
     programs: Mapping[str, str] = field(default_factory=dict)
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
-    copies: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     check: tuple[Mapping[str, Any], ...] = ()
 
@@ -139,7 +138,6 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
             ),
             owns=content.owns,
             removes=content.removes,
-            copies=content.copies,
             imports=content.imports,
         )
     return recipes

@@ -30,11 +30,6 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
     )
-    files = {file.path for file in facts.files}
-    for recipe in facts.recipes.values():
-        where = f"templates/components/{recipe.name}.j2: key 'copies'"
-        problems += [f"{where}: there is no file {file!r}" for file in recipe.copies.values() if file not in files]
-        problems += [f"{where}: {path!r} is not an absolute path" for path in recipe.copies if not path.startswith("/")]
     recipes = {component.recipe_name for component in facts.components}
     if circle := _circle(facts.components):
         way = " -> ".join(circle)

@@ -482,7 +482,6 @@ class Recipe:
         checks: Promises that hold where the component is installed.
         owns: Patterns of the files that it adds and no package lists; ``*`` stays within a folder, ``**`` does not.
         removes: Patterns of files of packages that it removes, or replaces, in the image; as ``owns``.
-        copies: Files of the image that are copied as they are: absolute path, to the path in the build context.
         imports: Modules that every job imports where this component is: ``python-bytecode`` compiles what they load.
     """
 
@@ -494,7 +493,6 @@ class Recipe:
     checks: tuple[CheckRow, ...] = ()
     owns: tuple[str, ...] = ()
     removes: tuple[str, ...] = ()
-    copies: Mapping[str, str] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -274,9 +273,7 @@ def file_checks(recipes: Sequence[Recipe], facts: Facts) -> list[Check]:
     owned = [pattern for recipe in recipes for pattern in recipe.owns]
     owned += [pattern for row in facts.generated_files for pattern in row.paths]
     allowed = [(row.package, path) for row in facts.privileged_files for path in row.paths]
-    files = {file.path: hashlib.sha256(file.content).hexdigest() for file in facts.files}
     digests = [("", path, row.sha256) for row in facts.generated_files if row.sha256 for path in row.paths]
-    digests += [(recipe.name, path, files[file]) for recipe in recipes for path, file in recipe.copies.items()]
     return [
         checks.OwnedFilesCheck(component=IMAGE, owned=tuple(owned)),
         checks.DeliveredFilesCheck(

@@ -44,7 +44,13 @@ MUST_BE_READ = frozenset({"requirements", "packages", "artifacts"})
 DIVIDED = "wheel_layers"
 """Value that a recipe reads instead of ``requirements`` if its wheels may be divided among several layers."""
 
-CONTEXT_COPY = re.compile(r"^COPY (?!--from=)(?:--\S+ )*(.+) \S+$", re.MULTILINE)
+ROOT = "/opt/root/"
+"""A build stage's folder that is copied over the image's root as a whole."""
+
+BUILDER_FOLDER = "/opt/builder/"
+"""Where build stages have their tools."""
+
+CONTEXT_COPY = re.compile(r"^COPY (?!--from=)(?:--\S+ )*(.+) (\S+)$", re.MULTILINE)
 CONTEXT_MOUNT = re.compile(r"--mount=(?=\S*type=bind)(?!\S*from=)\S*source=([^\s,]+)")
 """What a Dockerfile takes from its build context: sources of a ``COPY``, and of a mount."""
 
@@ -67,6 +73,26 @@ class Rendering:
     files: tuple[SourceFile, ...]
     stage_components: Mapping[str, str]
     texts: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def copied(self) -> tuple[tuple[str, str, str], ...]:
+        """The files that recipes copy into the image as they are: component, path in the image, SHA-256."""
+        found = []
+        for component, text in self.texts.items():
+            for sources, target in CONTEXT_COPY.findall(text):
+                path = f"/{target.removeprefix(ROOT)}" if target.startswith(ROOT) else target
+                # What is copied for a build stage is in no image.
+                if path.startswith(BUILDER_FOLDER):
+                    continue
+                for file in self.files:
+                    for source in sources.split():
+                        if file.path == source:
+                            name = f"{path}{source.rpartition('/')[2]}" if path.endswith("/") else path
+                            found.append((component, name, hashlib.sha256(file.content).hexdigest()))
+                        elif file.path.startswith(f"{source}/"):
+                            name = f"{path}{file.path.removeprefix(source)}"
+                            found.append((component, name, hashlib.sha256(file.content).hexdigest()))
+        return tuple(found)
 
     @cached_property
     def digest(self) -> str:
@@ -249,7 +275,7 @@ def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[s
 
 def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[str, str]) -> None:
     """Refuse a Dockerfile that copies or mounts what its context does not have."""
-    copied = [source for sources in CONTEXT_COPY.findall(dockerfile) for source in sources.split()]
+    copied = [source for sources, _ in CONTEXT_COPY.findall(dockerfile) for source in sources.split()]
     paths = [f"{file.path}/" for file in files]
     missing = [
         source
