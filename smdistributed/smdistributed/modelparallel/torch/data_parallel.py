@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
-from torch.utils import _pytree as pytree
 
+from . import nested
 from .config import SMPConfigError
 from .state_mod import state
 from .topology import CommGroup
@@ -162,8 +162,8 @@ class Reducer:
         The first gradient of a parameter is too late: it can belong to a pass inside the pass (torch's checkpointing).
         """
         self.queued = False
-        for output in pytree.tree_leaves(outputs):
-            if isinstance(output, torch.Tensor) and output.requires_grad:
+        for output in nested.flatten(outputs)[1]:
+            if output.requires_grad:
                 output.register_hook(self._queue)  # type: ignore[no-untyped-call]
         return outputs
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import nn as tnn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.modules.module import _IncompatibleKeys
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from . import (
@@ -22,6 +21,7 @@ from . import (
     data_parallel,
     delayed,
     gradient_norm,
+    nested,
     nn,
     partitioner,
     placement,
@@ -154,7 +154,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """Return values with floating-point tensors in another type, if the configuration asks for half precision."""
         if self._half is None:
             return values
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values)
+        return nested.mapped(lambda t: t.to(dtype) if t.is_floating_point() else t, values)
 
     def backward(
         self,
@@ -300,7 +300,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if gpu is not None:
             target = gpu if self._trace_device == "gpu" else torch.device("cpu")
             self.module.to(target)
-            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(target), (args, dict(kwargs)))
+            args, kwargs = nested.mapped(lambda t: t.to(target), (args, dict(kwargs)))
         return trace_forward(self.module, args, kwargs, seconds=self._seconds)
 
     def _dtype(self) -> torch.dtype | None:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
+from . import nested
 from .partitioner import Node
 
 # Modules of torch that never read a child's parameters: they can be split. Others of torch do, such as
@@ -171,8 +171,8 @@ def _whole(module: nn.Module) -> bool:
 
 
 def _bytes(output: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(output) if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in nested.flatten(output)[1])
 
 
 def _copied(values: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, values)
+    return nested.mapped(torch.clone, values)

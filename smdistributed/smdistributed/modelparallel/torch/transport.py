@@ -33,6 +33,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from .inbox import Inbox
+from .nested import dumps
 
 START_SECONDS = 300.0
 """How long a rank waits for the others when a job starts."""
@@ -348,16 +349,20 @@ class Transport:
         """Return words for a rank of the group."""
         return f"rank {self.members[peer]} ({self.kind} {peer})"
 
-    def send(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None] = ()) -> None:
+    def send(
+        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None] = (), *, hidden: bool = False
+    ) -> None:
         """Send a message. Only one thread may send at a time.
 
         Args:
             peer: Rank in the group, another than `me`.
             message: Anything that pickle knows.
             tensors: Dense tensors, or None for one that is missing.
+            hidden: Tensors may be in the message itself. They arrive as constants.
 
         Raises:
             OSError: The connection is lost.
+            TypeError: A tensor is in the message itself, or something that pickle does not know.
         """
         descriptions: list[tuple[str, tuple[int, ...], bool] | None] = []
         parts: list[Any] = [b""]
@@ -384,7 +389,7 @@ class Transport:
                 kept.append(tensor)
                 parts.append(_memory(tensor, size))
                 total += size
-        head = pickle.dumps((message, descriptions), protocol=5)
+        head = pickle.dumps((message, descriptions), 5) if hidden else dumps((message, descriptions))
         parts[0] = _SIZES.pack(len(head)) + head
         _send_all(self._sockets[peer], parts, len(parts[0]) + total)
         if device and self.payload is not None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from smdistributed.modelparallel.torch.nested import dumps
 from smdistributed.modelparallel.torch.transport import Gone, Item, Transport
 
 from .calls import Caller
@@ -184,19 +185,35 @@ class Runtime:
             if link is not None:
                 link.close()
 
-    def post(self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str) -> None:
-        """Send a message to a rank of the pipeline, which may be this one."""
-        if peer == self.me:
-            self.transport.inbox.put((self.transport, peer, message, [t if t is None else t.detach() for t in tensors]))
-            return
+    def post(
+        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str, *, hidden: bool = False
+    ) -> None:
+        """Send a message to a rank of the pipeline, which may be this one.
+
+        Args:
+            peer: Rank in the pipeline.
+            message: One of messages.py.
+            tensors: What it describes.
+            what: Words for it.
+            hidden: Tensors may be in the message itself. They arrive as constants.
+
+        Raises:
+            PeerError: The rank is gone.
+            StepError: The message cannot be pickled, or a tensor is where its gradient would be lost.
+        """
         try:
-            self.transport.send(peer, message, tensors)
+            if peer != self.me:
+                self.transport.send(peer, message, tensors, hidden=hidden)
+                return
+            dumps(message)
+            self.transport.inbox.put((self.transport, peer, message, [t if t is None else t.detach() for t in tensors]))
         except OSError as error:
             raise PeerError(self.transport.members[peer], self.transport.name(peer), f"{GONE} ({error})") from error
         except (TypeError, AttributeError, RuntimeError, ValueError) as error:
             raise StepError(
                 f"cannot send the {what} to {self.transport.name(peer)}: {type(error).__name__}: {error}\n"
-                "Place the module and its caller on one partition with smp.set_partition, or pass tensors only."
+                "Place the module and its caller on one partition with smp.set_partition, or pass tensors only, "
+                "alone or in lists, tuples, dictionaries and dataclasses."
             ) from error
 
     def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:

@@ -10,9 +10,11 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
+from smdistributed.modelparallel.torch.nested import Tree, unflatten
+
 from .contexts import Context
 from .errors import StepError
-from .messages import Backward, CallId, Forward, Packed, pack_arguments, unpack
+from .messages import Backward, CallId, Forward, pack_arguments
 from .modules import run_children
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
@@ -41,12 +43,12 @@ class RemoteCall:
         else:
             segments = modules.chains[number]
             self.first, self.last, self.last_segment = segments[segment].owner, segments[-1].owner, len(segments) - 1
-        self.value: Packed | None = None
+        self.value: Tree | None = None
         self.differentiable: tuple[bool, ...] = ()
         self.count = 0
         self.asked = False
 
-    def forward(self, arguments: Packed, tensors: list[torch.Tensor], flags: Flags) -> list[torch.Tensor]:
+    def forward(self, arguments: Tree, tensors: list[torch.Tensor], flags: Flags) -> list[torch.Tensor]:
         """Send the arguments, and wait for the result."""
         runtime = self.runtime
         context = runtime.context()
@@ -107,7 +109,7 @@ class _Remote(torch.autograd.Function):
     def forward(
         ctx: Any,
         call: RemoteCall,
-        arguments: Packed,
+        arguments: Tree,
         flags: Flags,
         tie: torch.Tensor,  # noqa: ARG004
         *tensors: torch.Tensor,
@@ -188,7 +190,7 @@ class Caller:
             hop = (call.id, call.last_segment)
             for n, tensor in enumerate(results):
                 context.produced[id(tensor)] = (weakref.ref(tensor), call.last, hop, n)
-        return unpack(call.value, results)
+        return unflatten(call.value, results)
 
     def _tail(self, context: Context, number: int) -> int | None:
         """Return the number of the model call whose result this call's will be, if that is certain."""

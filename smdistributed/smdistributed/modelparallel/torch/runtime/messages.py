@@ -1,18 +1,16 @@
-"""What ranks send each other within a step, and how nested values with tensors are packed for it.
+"""What ranks send each other within a step.
 
 Each message is sent with tensors beside it, in the order that the message describes.
 """
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
+from smdistributed.modelparallel.torch.nested import Tree, flatten, unflatten
 from smdistributed.modelparallel.torch.recompute import Again
 
 from .threadstate import Flags
@@ -22,20 +20,6 @@ CallId = tuple[int, int]
 
 Hop = tuple[CallId, "int | None"]
 """One served part of a call: the call, and the segment of a Sequential chain (None: a whole module)."""
-
-
-class Packed(NamedTuple):
-    """A nested value without its tensors.
-
-    Attributes:
-        spec: The pickled structure; None if the value is one tensor.
-        leaves: The other leaves; None in the place of a tensor.
-        places: Positions of the tensors among the leaves.
-    """
-
-    spec: bytes | None
-    leaves: tuple[Any, ...]
-    places: tuple[int, ...]
 
 
 class Forward(NamedTuple):
@@ -61,7 +45,7 @@ class Forward(NamedTuple):
     segment: int | None
     microbatch: int
     flags: Flags
-    arguments: Packed
+    arguments: Tree
     needs: tuple[bool, ...]
     before: tuple[int, int | None]
     tail: int | None
@@ -73,7 +57,7 @@ class Result(NamedTuple):
 
     step: int
     call: CallId
-    value: Packed
+    value: Tree
     differentiable: tuple[bool, ...]
 
 
@@ -117,7 +101,7 @@ class Outputs(NamedTuple):
     step: int
     microbatch: int
     number: int
-    value: Packed
+    value: Tree
     sources: tuple[tuple[Hop, int] | None, ...]
     differentiable: tuple[bool, ...]
     tail: tuple[Hop, int] | None
@@ -154,68 +138,15 @@ class Abort(NamedTuple):
     trace: str
 
 
-_ONE = Packed(None, (None,), (0,))
-_pickled: dict[pytree.TreeSpec, bytes] = {}
-_specs: dict[bytes, pytree.TreeSpec] = {}
-_MOST = 4096
-
-
-def pack(value: Any) -> tuple[Packed, list[torch.Tensor]]:
-    """Take the tensors out of a nested value."""
-    if isinstance(value, torch.Tensor):
-        return _ONE, [value]
-    leaves, spec = pytree.tree_flatten(value)
-    places = tuple(n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
-    others = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-    return Packed(_dump(spec), others, places), [leaves[n] for n in places]
-
-
-def unpack(packed: Packed, tensors: Sequence[Any]) -> Any:
-    """Put the tensors back into a nested value."""
-    if packed.spec is None:
-        return tensors[0]
-    leaves = list(packed.leaves)
-    for place, tensor in zip(packed.places, tensors, strict=True):
-        leaves[place] = tensor
-    return pytree.tree_unflatten(leaves, _load(packed.spec))
-
-
-def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Packed, list[torch.Tensor]]:
+def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tree, list[torch.Tensor]]:
     """Take the tensors out of the arguments of a call."""
-    return (
-        pack(args[0]) if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor) else pack((args, kwargs))
-    )
+    one = len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor)
+    return flatten(args[0] if one else (args, kwargs))
 
 
-def unpack_arguments(packed: Packed, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def unpack_arguments(packed: Tree, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Put the tensors back into the arguments of a call."""
     if packed.spec is None:
         return (tensors[0],), {}
-    args, kwargs = unpack(packed, tensors)
+    args, kwargs = unflatten(packed, tensors)
     return args, kwargs
-
-
-def _dump(spec: pytree.TreeSpec) -> bytes:
-    """Return a structure as bytes. The same few travel all the time."""
-    try:
-        known = _pickled.get(spec)
-    except TypeError:  # a context without a hash
-        return pickle.dumps(spec, protocol=5)
-    if known is None:
-        if len(_pickled) >= _MOST:
-            _pickled.clear()
-        known = _pickled[spec] = pickle.dumps(spec, protocol=5)
-    return known
-
-
-def _load(data: bytes) -> pytree.TreeSpec:
-    spec = _specs.get(data)
-    if spec is None:
-        if len(_specs) >= _MOST:
-            _specs.clear()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own class for leaves
-            spec = pickle.loads(data)  # noqa: S301  from a rank of this job
-        assert isinstance(spec, pytree.TreeSpec)
-        _specs[data] = spec
-    return spec

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smdistributed.modelparallel.torch.nested import flatten, unflatten
+
 from .errors import StepError
-from .messages import Backward, Hop, NotStarted, Outputs, pack, unpack
+from .messages import Backward, Hop, NotStarted, Outputs
 from .scheduler import FORWARD
 from .serving import fresh
 
@@ -47,7 +49,7 @@ class Model:
             result = runtime.modules.root(*args, **kwargs)
         finally:
             context.in_model = False
-        value, tensors = pack(result)
+        value, tensors = flatten(result)
         if context.tail is not None:
             sent, context.tail = context.tail, None
             if len(sent) != len(tensors) or any(a is not b for a, b in zip(sent, tensors, strict=True)):
@@ -71,6 +73,7 @@ class Model:
                 Outputs(runtime.number, context.microbatch, number, value, sources, differentiable, None),
                 sent,
                 "outputs of the model",
+                hidden=True,
             )
         return result
 
@@ -123,4 +126,4 @@ class Model:
         if message.tail is not None:
             hop, module = message.tail
             self._leaves[message.microbatch, message.number] = (hop, module, leaves)
-        return unpack(message.value, outputs)
+        return unflatten(message.value, outputs)

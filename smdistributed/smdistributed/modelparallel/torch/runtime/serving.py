@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from smdistributed.modelparallel.torch.nested import flatten
+
 from .contexts import Context
 from .errors import StepError
 from .messages import (
@@ -15,7 +17,6 @@ from .messages import (
     Hop,
     Outputs,
     Result,
-    pack,
     pack_arguments,
     unpack_arguments,
 )
@@ -128,7 +129,7 @@ class Server:
                 result = run_children(chain, segments[message.segment].modules, args[0])
             if message.segment + 1 < len(segments):
                 following = message.segment + 1
-        value, results = pack(result)
+        value, results = flatten(result)
         differentiable = tuple(bool(t.requires_grad) for t in results)
         hop = (message.call, message.segment)
         if any(differentiable):
