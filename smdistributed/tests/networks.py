@@ -153,6 +153,30 @@ class Loop(nn.Module):
         return functional.log_softmax(self.c(x), 1)
 
 
+class _Holder(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.own = part, nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.part(self.own(x))
+        return y
+
+
+class Named(nn.Module):
+    """One module object has two names; the second one's parent is on another partition."""
+
+    places: ClassVar = {"part": 1}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        self.holder, self.out = _Holder(self.part), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.log_softmax(self.out(self.holder(x)), 1)
+
+
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -182,6 +206,7 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "chain-0-1-0": Chain,
     "arguments": Arguments,
     "loop": Loop,
+    "named-twice": Named,
     "gpt2": gpt2,
 }
 TEXT = ("chained-blocks", "listed-blocks", "gpt2")

@@ -21,7 +21,7 @@ StateDict = dict[str, Any]
 
 def local(module: nn.Module, owner: Mapping[str, int], me: int) -> StateDict:
     """Return the entries of the modules that are on partition ``me``, as the module itself names them."""
-    entries = module.state_dict(keep_vars=True)
+    entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
     return {name: _value(value) for name, value in entries.items() if _owner(name, owner) == me}
 
 
@@ -90,7 +90,7 @@ def cut(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
 
 def completed(module: nn.Module, owner: Mapping[str, int], me: int, mine: Mapping[str, Any]) -> StateDict:
     """Return this partition's state with the entries of the others as they are, so that a strict load accepts it."""
-    entries = module.state_dict(keep_vars=True)
+    entries, owner = module.state_dict(keep_vars=True), _by_all_names(module, owner)
     others = {name: value for name, value in entries.items() if _owner(name, owner) != me}
     return {**others, **{name: value for name, value in mine.items() if name != PARTIAL}}
 
@@ -99,6 +99,12 @@ def split_axes(module: nn.Module) -> dict[str, int]:
     """Return the axis of each parameter that is split over tensor ranks, by name."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     return {name: getattr(t, "_smp_axis", 1) for name, t in named if getattr(t, "_smp_distributed", False)}
+
+
+def _by_all_names(module: nn.Module, owner: Mapping[str, int]) -> dict[str, int]:
+    """Return the partition for every name of a module; ``owner`` has the first one only."""
+    known = {id(part): owner[name] for name, part in module.named_modules()}
+    return {name: known[id(part)] for name, part in module.named_modules(remove_duplicate=False)}
 
 
 def _owner(entry: str, owner: Mapping[str, int]) -> int:
