@@ -159,3 +159,42 @@ def test_memory_weight_decides_between_memory_and_work() -> None:
     )
     assert [partition(root, 2, 1.0)[n] for n in "abc"] == [0, 1, 1]
     assert [partition(root, 2, 0.0)[n] for n in "abc"] == [0, 0, 1]
+
+
+class Counted(float):
+    """A cost that counts how often it, or a sum of it, is added or subtracted."""
+
+    done = 0
+
+    def __add__(self, other: float) -> Counted:
+        Counted.done += 1
+        return Counted(float(self) + other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: float) -> Counted:
+        Counted.done += 1
+        return Counted(float(self) - other)
+
+    def __rsub__(self, other: float) -> Counted:
+        Counted.done += 1
+        return Counted(other - float(self))
+
+
+@pytest.mark.parametrize("costs", [[1], [1, 9, 2, 5], [0, 0, 3]], ids=["equal", "various", "free"])
+def test_the_work_of_a_division_grows_as_the_number_of_modules(costs: list[int]) -> None:
+    work = []
+    for length in (1000, 2000, 4000):
+        Counted.done = 0
+        split([Counted(c) for c in [*itertools.islice(itertools.cycle(costs), length), length / 3]], 4)
+        work.append(Counted.done)
+    # It is the length times its logarithm. In the square of the length each step would cost 4 times the one before.
+    assert work[1] < 2.6 * work[0]
+    assert work[2] < 2.6 * work[1]
+
+
+def test_many_modules_may_share_many_parameters() -> None:
+    pairs = [leaf(f"{i}", 1, key=f"shared {i // 2}") for i in range(2000)]
+    owner = devices(Node("", tuple(pairs)), 2)
+    assert all(owner[f"{2 * i}"] == owner[f"{2 * i + 1}"] for i in range(1000))
+    assert sum(owner.values()) == 1000

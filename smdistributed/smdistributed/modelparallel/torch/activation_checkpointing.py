@@ -193,9 +193,9 @@ def _where(module: nn.Module) -> _Where:
         return _Where(True, frozenset())
     known: _Where | None = module.__dict__.get("_smp_where")
     if known is None:
-        inside = {id(part) for part in module.modules()}
-        owners = {id(part): model.owner[name] for name, part in model.module.named_modules() if id(part) in inside}
-        known = _Where(owners.get(id(module), pp_rank()) == pp_rank(), frozenset(owners.values()))
+        mine = model.partition_of_module(module)
+        found = (model.partition_of_module(part) for part in module.modules())
+        known = _Where(mine in (None, pp_rank()), frozenset(index for index in found if index is not None))
         module.__dict__["_smp_where"] = known
     return known
 

@@ -118,6 +118,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._post_step: OrderedDict[int, Hook] = OrderedDict()
         self._announced = self._did_backward = False
         self._parameter_owner: dict[int, int] = {}
+        self._module_owner: dict[int, int] = {}
         self._trace: Trace = {}
         self._half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
         state.model = self
@@ -251,6 +252,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """Return on which partition a parameter is; None: it is not the model's."""
         return self._parameter_owner.get(id(parameter))
 
+    def partition_of_module(self, module: tnn.Module) -> int | None:
+        """Return on which partition a module is; None: it is not the model's, or the model is not divided yet."""
+        return self._module_owner.get(id(module))
+
     def _partition(self, run: Callable[[], Any]) -> None:
         """Divide the model. ``run`` is the step function on its first microbatch."""
         cfg = state.cfg
@@ -318,6 +323,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 tensors.setdefault(id(tensor), (f"{name}.{key}" if name else key, owner[name], tensor))
                 if owner[name] == me:
                     mine.add(id(tensor))
+        self._module_owner = {id(module): owner[name] for name, module in self.module.named_modules()}
         self._parameter_owner = {key: index for key, (_, index, _) in tensors.items()}
         for key, (name, index, tensor) in tensors.items():
             if key not in mine:
@@ -375,9 +381,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     def local_named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, tnn.Module]]:
         """Yield the modules of this rank's partition; all of them before the partition."""
         me = pp_rank()
-        modules = {id(m): n for n, m in self.module.named_modules()} if self.partitioned else {}
         for name, module in self.module.named_modules(*args, **kwargs):
-            if not self.partitioned or self.owner[modules[id(module)]] == me:
+            if not self.partitioned or self.partition_of_module(module) == me:
                 yield name, module
 
     def local_modules(self) -> Iterator[tnn.Module]:

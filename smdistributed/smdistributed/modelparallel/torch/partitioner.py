@@ -7,6 +7,7 @@ cost = memory_weight * (parameters + activations) + (1 - memory_weight) * work, 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -93,33 +94,66 @@ def split(costs: Sequence[float], degree: int) -> list[int]:
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)
-    infinite = float("inf")
-    largest = [[infinite] * (runs + 1) for _ in range(count + 1)]
-    largest[0][0] = 0.0
-    for run in range(1, runs + 1):
-        for end in range(run, count + 1):
-            largest[end][run] = min(
-                max(largest[start][run - 1], before[end] - before[start]) for start in range(run - 1, end)
-            )
     # Sums of the same items differ in their last bits when they start elsewhere.
-    bound = largest[count][runs] * (1 + 1e-9)
-    squares = [[infinite] * (runs + 1) for _ in range(count + 1)]
-    start_of = [[0] * (runs + 1) for _ in range(count + 1)]
-    squares[0][0] = 0.0
-    for run in range(1, runs + 1):
-        for end in range(run, count + 1):
-            for start in range(run - 1, end):
-                size = before[end] - before[start]
-                total = squares[start][run - 1] + size * size
-                if size <= bound and total < squares[end][run]:
-                    squares[end][run], start_of[end][run] = total, start
+    bound = _smallest_largest(before, runs) * (1 + 1e-9)
+    first = [0]  # for each end, where the longest run starts that may end there
+    for end in range(1, count + 1):
+        start = first[-1]
+        while before[end] - before[start] > bound:
+            start += 1
+        first.append(start)
+    squares: dict[int, float] = {0: 0.0}
+    starts: list[dict[int, int]] = []
+    for _ in range(runs):
+        squares, start_of = _one_more_run(before, squares, first)
+        starts.append(start_of)
     out = [0] * count
     end = count
     for run in range(runs, 0, -1):
-        start = start_of[end][run]
+        start = starts[run - 1][end]
         out[start:end] = [run - 1] * (end - start)
         end = start
     return out
+
+
+def _smallest_largest(before: Sequence[float], runs: int) -> float:
+    """Return the largest sum of a run in the division in which that is smallest; ``before`` has the sums so far."""
+
+    def fits(bound: float) -> bool:
+        end = 0
+        for _ in range(runs):
+            end = bisect.bisect_right(before, before[end] + bound) - 1
+        return end == len(before) - 1
+
+    low, high = 0.0, before[-1]
+    for _ in range(64):  # as many as a double has bits
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _one_more_run(
+    before: Sequence[float], squares: Mapping[int, float], first: Sequence[int]
+) -> tuple[dict[int, float], dict[int, int]]:
+    """Return the smallest sum of squares for each end that one more run can have, and where that run starts.
+
+    A later end never has an earlier start. So the end in the middle says where to look for those on both sides of it.
+    """
+    best: dict[int, float] = {}
+    start_of: dict[int, int] = {}
+    todo = [(1, len(before) - 1, min(squares), max(squares))]
+    while todo:
+        low, high, least, most = todo.pop()
+        end = (low + high) // 2
+        for start in range(max(least, first[end]), min(most, end - 1) + 1):
+            total = squares[start] + (before[end] - before[start]) ** 2
+            if end not in best or total < best[end]:
+                best[end], start_of[end] = total, start
+        if low < end:
+            todo.append((low, end - 1, least, start_of.get(end, most)))
+        if end < high:
+            todo.append((end + 1, high, start_of.get(end, least), most))
+    return best, start_of
 
 
 class _Tree:
@@ -225,10 +259,10 @@ def _groups(tree: _Tree, place: Mapping[str, int]) -> list[set[int]]:
         return mine
 
     visit(tree.root, None)
-    groups = [{i} for i in range(len(place))]
+    group_of = {i: {i} for i in range(len(place))}
     for holders in tree.holders.values():
-        members = {atom_of[name] for name in holders}
-        touched = [g for g in groups if g & members]
-        if len(touched) > 1:
-            groups = [g for g in groups if not g & members] + [set().union(*touched)]
-    return groups
+        groups = [group_of[atom] for atom in {atom_of[name] for name in holders}]
+        if len(groups) > 1:
+            together = set().union(*groups)
+            group_of.update(dict.fromkeys(together, together))
+    return list({id(group): group for group in group_of.values()}.values())
