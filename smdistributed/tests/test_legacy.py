@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,11 +54,10 @@ except ImportError:
 """
 
 
-def run(script: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+def run(script: str, *paths: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     start = f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}\n"
-    return subprocess.run(
-        [sys.executable, "-c", start + script], capture_output=True, text=True, check=False, timeout=300
-    )
+    command, environment = [sys.executable, "-c", start + script], {**os.environ, **variables}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -95,3 +95,9 @@ def test_only_a_process_that_imports_the_library_has_them() -> None:
     done = run("import torch, torch._six")
     assert done.returncode == 1
     assert "No module named 'torch._six'" in done.stderr
+
+
+def test_in_a_job_of_smp_they_are_there_before_smp_is_imported() -> None:
+    done = run("import torch, amp_C\nfrom torch._six import inf", SM_HP_MP_PARAMETERS='{"partitions": 2}')
+    assert done.returncode == 0, done.stderr
+    assert len(said(done)) == 2

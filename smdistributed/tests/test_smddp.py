@@ -394,3 +394,23 @@ def test_the_trainer_and_the_accelerator_of_hugging_face(tmp_path: Path) -> None
     for ended in run_program(2, [str(script), str(tmp_path)], variables=variables):
         assert ended.status == 0, ended.err
         assert ended.out.splitlines()[-1] == "done"
+
+
+def train_and_destroy() -> str:
+    import torch.distributed as dist
+
+    from trainworks_smdistributed.environment import complete
+
+    complete(os.environ)
+    dist.init_process_group("smddp")
+    model = torch.nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+    dist.destroy_process_group()
+    return "trained"
+
+
+def test_a_rank_that_destroyed_its_group_ends_though_a_wrapper_still_has_it() -> None:
+    # The wrapper goes when the function returns.
+    for _ in range(3):
+        assert run_ranks(2, train_and_destroy) == ["trained", "trained"]

@@ -21,13 +21,26 @@ __all__ = ["NAME", "autoload", "register"]
 
 NAME = "smddp"
 
+_kept: list[Any] = []
+"""gloo's groups of this process. Who drops the last reference to one joins its threads, and these may need the GIL to
+drop their tensors. torch's ``DistributedDataParallel`` drops it with the GIL held: a job that had ended well would then
+never end. Python's own reference is dropped without the GIL, so it must be the last.
+"""
+
 
 def autoload() -> None:
-    """Register the backend, and in a job of smddp set what the explicit import sets."""
+    """Register the backend; in a job of smddp set what the explicit import sets.
+
+    In a job of smp offer the modules that are gone, too: a script may import `amp_C` before smp.
+    """
     try:
         register()
         if _is_job(os.environ.get("SM_FRAMEWORK_PARAMS", "")):
             complete(os.environ)
+        if os.environ.get("SM_HP_MP_PARAMETERS"):
+            from trainworks_smdistributed import legacy
+
+            legacy.install()
     except Exception as error:  # noqa: BLE001  see above
         print(f"smdistributed: torch.distributed has no backend {NAME}: {error}", file=sys.stderr)
 
@@ -69,6 +82,9 @@ def _create(options: Any, nccl_options: Any) -> Any:
     store, rank, size = options.store, options.group_rank, options.group_size
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options.timeout)
     if not (emulation.cuda_is_available() and dist.is_nccl_available()):
+        if not dist.is_initialized():
+            _kept.clear()  # those of a job before this one in the same process
+        _kept.append(gloo)
         atexit.unregister(_drop_groups)
         atexit.register(_drop_groups)
         return gloo
@@ -92,6 +108,7 @@ def _drop_groups() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     gc.collect()
+    _kept.clear()
 
 
 def _both(options: Any, *backends: tuple[str, Any, Any]) -> Any:
