@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ import clock
 import pytest
 from clock import PATIENCE, assert_within, start_clock
 
-from ranks import _FORKS, free_port, rank_variables, run_program
+from ranks import _FORKS, free_port, rank_variables, run_program, run_ranks
 
 RANKS = 4
 """pp_rank 0 and 1 of the first pipeline, then of the second."""
@@ -33,7 +35,8 @@ class Fault:
     Attributes:
         rank: The rank that fails.
         where: The place in the program.
-        how: What it does: "raise", "kill", or "raise late", which ends its program only after rank 0 has ended.
+        how: What it does: "raise", "kill", "raise late", which ends its program only after rank 0 has ended, or "raise
+            and stay", whose process groups never go, as NCCL's wait for ranks that are gone.
         others: What the other ranks do outside steps meanwhile.
     """
 
@@ -47,6 +50,7 @@ FAULTS = {
     "exception in a remote forward": Fault(3, "forward", "raise"),
     "exception in a remote backward": Fault(1, "backward", "raise"),
     "exception that ends its rank after the others": Fault(1, "backward", "raise late"),
+    "exception in a rank whose end hangs": Fault(1, "backward", "raise and stay"),
     "exception in the user's step": Fault(0, "step", "raise"),
     "killed in a step": Fault(1, "forward", "kill"),
     "killed in a step, and rank 0": Fault(0, "step", "kill"),
@@ -55,6 +59,10 @@ FAULTS = {
     "killed between steps, others compute": Fault(3, "between", "kill", "compute"),
     "exception between steps, others compute": Fault(0, "between", "raise", "compute"),
 }
+
+
+def stay(group: Any = None) -> None:  # noqa: ARG001
+    threading.Event().wait()
 
 
 def train(folder: str, fault: Fault) -> None:
@@ -78,6 +86,9 @@ def train(folder: str, fault: Fault) -> None:
             told(*error)
 
         sys.excepthook = late
+
+    if fault.how == "raise and stay" and smp.rank() == fault.rank:
+        torch.distributed.destroy_process_group = stay
 
     def fail(where: str) -> None:
         if not armed or fault.rank != smp.rank() or fault.where != where:
@@ -252,3 +263,23 @@ def leave_early(folder: str) -> None:
         while time.monotonic() < end:
             pass
         Path(folder, f"done{smp.rank()}").write_text("")
+
+
+def lose_a_connection(folder: str) -> list[bool]:
+    """Rank 0 knows that rank 3 was killed, and the connection to rank 1 ends, as that ends for the same reason."""
+    from smdistributed.modelparallel.torch import initialize
+    from smdistributed.modelparallel.torch.runtime.errors import PeerError
+    from smdistributed.modelparallel.torch.watch import Watch
+
+    os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+    pairs = {rank: socket.socketpair() for rank in (1, 2, 3)}
+    watch = Watch(0, {rank: mine for rank, (mine, _) in pairs.items()}, lambda rank: f"rank {rank}", grace=1e6)
+    pairs[3][1].close()
+    assert watch.wait_for_failure(PATIENCE) is not None
+    return [initialize._failed(watch, PeerError(1, "rank 1", "its connection was lost"))]
+
+
+def test_the_first_failure_is_named_and_not_what_followed_from_it(tmp_path: Path) -> None:
+    assert run_ranks(1, lose_a_connection, str(tmp_path)) == [[True]]
+    (line,) = (tmp_path / "stderr").read_text().splitlines()
+    assert line.startswith("smp: rank 0 ends: rank 3 failed: it was killed")

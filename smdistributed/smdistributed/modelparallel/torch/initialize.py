@@ -154,13 +154,15 @@ def _install_hook(watch: Watch) -> None:
 
 def _failed(watch: Watch, error: BaseException) -> bool:
     """Tell the job that this rank ends by an error. Return whether another rank is the cause, and was named."""
+    # What the watch knows came first: the connection of a rank that ended for the same reason may be lost, too.
+    lost = _is_collective(error) or (isinstance(error, PeerError) and not error.trace)
+    failure: Failure | None = watch.wait_for_failure(2.0 if lost else 0.0)
+    if failure is not None:
+        watch.say(watch.words(failure))
+        return True
     if isinstance(error, PeerError):
         watch.fail(error.reason, error.rank)
         watch.say(str(error))
-        return True
-    failure: Failure | None = watch.wait_for_failure(2.0 if _is_collective(error) else 0.0)
-    if failure is not None:
-        watch.say(watch.words(failure))
         return True
     lines = str(error).strip().splitlines()
     watch.fail(type(error).__name__ + (f": {lines[0]}" if lines else ""))

@@ -2,7 +2,8 @@
 
 Every rank has a connection with rank 0, which passes news on. A rank that fails says so before it ends; the connection
 of a rank that is killed ends without a farewell. The others print one line that names the failed rank. A rank that sits
-in a collective or computes cannot raise: after `GRACE` seconds its process ends with status 1.
+in a collective or computes cannot raise: after `GRACE` seconds its process ends with status 1. So does the rank that
+failed, if what runs at the end of its process takes longer.
 
 A rank that ends well says farewell, and the others go on. Rank 0 waits at its end until all others have ended, as it
 also keeps the job's store.
@@ -76,12 +77,17 @@ class Watch:
         self._thread.start()
 
     def fail(self, reason: str, rank: int | None = None) -> None:
-        """Tell all ranks, once, that this rank fails, or that it noticed the failure of another."""
+        """Tell all ranks, once, that this rank fails, or that it noticed the failure of another.
+
+        The process ends after `grace` seconds, whatever waits then: a process group can wait for ranks that are gone.
+        """
         if self._own is not None:
             return
         self._own = reason
         rank = self.rank if rank is None else rank
         self._tell({"failed": rank, "reason": reason[:_LONGEST_REASON]})
+        late = f"what runs at the end of its process had not ended {self.grace:g} s after its failure"
+        self._after_grace(late)
 
     def wait_for_failure(self, seconds: float) -> Failure | None:
         """Return the failure of another rank, for which up to some seconds are waited."""
@@ -110,7 +116,7 @@ class Watch:
             if self.rank == 0:
                 self._alone.wait()
             if self.failure is not None:
-                self._end(self.failure)
+                self._end(self.words(self.failure))
             self._tell({"farewell": self.rank})
         for connection in list(self._sockets.values()):
             with contextlib.suppress(OSError):
@@ -159,12 +165,15 @@ class Watch:
             self._failed.set()
         # Else another rank noticed first that this one fails: what follows from it is not the cause.
         self._alone.set()
-        ender = threading.Timer(self.grace, self._end, [failure])
+        self._after_grace(self.words(failure))
+
+    def _after_grace(self, line: str) -> None:
+        ender = threading.Timer(self.grace, self._end, [line])
         ender.daemon = True
         ender.start()
 
-    def _end(self, failure: Failure) -> None:
-        self.say(self.words(failure))
+    def _end(self, line: str) -> None:
+        self.say(line)
         flusher = threading.Thread(target=_flush, daemon=True)
         flusher.start()
         flusher.join(1)  # the main thread may hold the lock of its output
