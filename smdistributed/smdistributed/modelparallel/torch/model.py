@@ -268,6 +268,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if rank() == 0:
             lines = [f"  {name or '(root)'}: {index}" for name, index in owner.items()]
             print("\n".join(["Partition assignments:", *lines]), flush=True)
+        placement.compare(self.module, owner)
         self._place(owner)
 
     def _automatic(self, run: Callable[[], Any]) -> dict[str, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn as tnn
 from trainworks_smdistributed import emulation
 
 from . import nn
+from .communication import allgather
 from .config import SMPConfigError
 from .ranks import local_rank
 from .state_mod import state
@@ -88,6 +91,33 @@ def by_hand(root: tnn.Module, degree: int, default: int) -> dict[str, int]:
                 )
                 owner[name] = owner[first]
     return owner
+
+
+def compare(root: tnn.Module, owner: Mapping[str, int]) -> None:
+    """See that all ranks have the same parameters, and the same partition for each. Collective over all ranks.
+
+    Raises:
+        SMPConfigError: They have not. It names the first parameter that differs.
+    """
+    mine = [
+        (f"{name}.{key}" if name else key, f"of shape {tuple(parameter.shape)} on partition {owner.get(name)}")
+        for name, module in root.named_modules()
+        for key, parameter in module.named_parameters(recurse=False)
+    ]
+    if len(set(allgather(hashlib.sha256(repr(mine).encode()).hexdigest()))) == 1:
+        return
+    first, *others = allgather(mine)
+    for number, other in enumerate(others, 1):
+        for one, another in itertools.zip_longest(first, other):
+            if one != another:
+                raise SMPConfigError(
+                    f"the models of the ranks differ: rank 0 has {_words(one)}, rank {number} has {_words(another)}\n"
+                    "Make the same model on every rank, whatever its rank is."
+                )
+
+
+def _words(parameter: tuple[str, str] | None) -> str:
+    return "no further parameter" if parameter is None else f"parameter {parameter[0]!r} {parameter[1]}"
 
 
 def _check(index: int) -> None:

@@ -108,7 +108,8 @@ class StepFunction(Generic[P]):
         model, runtime = state.model, state.runtime
         if model is not None:
             model.begin_step(calls[0])
-        results = [call() for call in calls] if runtime is None else runtime.run_step(calls)
+        name = self.function.__qualname__
+        results = [call() for call in calls] if runtime is None else runtime.run_step(calls, name)
         if model is not None:
             model.end_step()
         return _gathered(results, detach=self.detach_outputs)

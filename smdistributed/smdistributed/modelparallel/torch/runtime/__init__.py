@@ -78,7 +78,7 @@ class Runtime:
         """
         self.cfg, self.transport, self.peers, self.me, self.n = cfg, transport, peers, me, n
         self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
-        self.number = 0
+        self.number, self.function = 0, ""
         self.order: list[tuple[str, int]] = []
         self.root_rank = 0
         self._leads = peers is None or peers.me == 0
@@ -133,8 +133,12 @@ class Runtime:
         self.root_rank = self.modules.owner[0]
         self.scheduler.starts = self.me == self.root_rank
 
-    def run_step(self, callables: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run a step: one callable for each microbatch.
+    def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
+        """Run a step.
+
+        Args:
+            callables: One for each microbatch.
+            function: Name of the step function; the other ranks must run the same one.
 
         Returns:
             What the callables returned, in their order.
@@ -145,7 +149,7 @@ class Runtime:
         """
         if self.scheduler.step is not None:
             raise StepError("a function decorated with smp.step was called within another")
-        self.number += 1
+        self.number, self.function = self.number + 1, function
         self.order = []
         for part in (self.calls, self.server, self.model):
             part.begin()
@@ -240,6 +244,14 @@ class Runtime:
             if message.step > self.number:
                 self._later.append(item)
             return
+        if isinstance(message, Forward | Outputs | Done) and message.function != self.function:
+            self.scheduler.fail(
+                StepError(
+                    f"{link.name(peer)} runs the step function {message.function}, and {link.name(link.me)} runs "
+                    f"{self.function}\nAll ranks of a pipeline must call the same step functions in the same order."
+                )
+            )
+            return
         if link.payload is not None:
             link.payload.arrived(tensors)
         given: Any = tensors
@@ -278,7 +290,7 @@ class Runtime:
             for peer in range(link.n):
                 if peer != link.me:
                     with contextlib.suppress(OSError):  # this rank needs nothing more of the others
-                        link.send(peer, Done(self.number))
+                        link.send(peer, Done(self.number, self.function))
 
     def _abort(self, error: BaseException, trace: str) -> None:
         """Tell the others that the step failed. News from another rank go on to the other link."""

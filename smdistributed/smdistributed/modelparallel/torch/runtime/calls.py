@@ -56,6 +56,7 @@ class RemoteCall:
         self.count = len(tensors)
         message = Forward(
             runtime.number,
+            runtime.function,
             self.id,
             self.number,
             self.segment,

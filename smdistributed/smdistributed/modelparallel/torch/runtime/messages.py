@@ -27,6 +27,7 @@ class Forward(NamedTuple):
 
     Attributes:
         step: Number of the step.
+        function: Name of the step function that the sender runs.
         call: The remote call.
         module: Number of the module.
         segment: Segment of the chain; None for a whole module.
@@ -40,6 +41,7 @@ class Forward(NamedTuple):
     """
 
     step: int
+    function: str
     call: CallId
     module: int
     segment: int | None
@@ -90,6 +92,7 @@ class Outputs(NamedTuple):
 
     Attributes:
         step: Number of the step.
+        function: Name of the step function that the sender runs.
         microbatch: The microbatch.
         number: Number of the model call within the microbatch.
         value: The value without tensors.
@@ -99,6 +102,7 @@ class Outputs(NamedTuple):
     """
 
     step: int
+    function: str
     microbatch: int
     number: int
     value: Tree
@@ -115,9 +119,10 @@ class Pick(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The owner of the root module, or the first of tensor-parallel peers, has ended the step."""
+    """The owner of the root module, or the first of tensor-parallel peers, has ended the step, and which one it ran."""
 
     step: int
+    function: str
 
 
 class Abort(NamedTuple):

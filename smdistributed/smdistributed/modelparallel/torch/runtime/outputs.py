@@ -70,7 +70,16 @@ class Model:
             sent = [tensor for tensor, source in zip(tensors, sources, strict=True) if source is None]
             runtime.post(
                 peer,
-                Outputs(runtime.number, context.microbatch, number, value, sources, differentiable, None),
+                Outputs(
+                    runtime.number,
+                    runtime.function,
+                    context.microbatch,
+                    number,
+                    value,
+                    sources,
+                    differentiable,
+                    None,
+                ),
                 sent,
                 "outputs of the model",
                 hidden=True,

@@ -152,6 +152,7 @@ class Server:
         if message.tail is not None:
             outputs = Outputs(
                 runtime.number,
+                runtime.function,
                 message.microbatch,
                 message.tail,
                 value,
