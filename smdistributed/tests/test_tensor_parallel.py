@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import logging
 import resource
@@ -554,3 +556,86 @@ def test_the_layers_of_gpt2_are_split() -> None:
         assert result["values"]
         assert result["norm"] == pytest.approx(result["expected"], rel=1e-6)
         assert result["split"] == ["DistributedConv1D", "DistributedEmbedding", "DistributedLayerNorm"]
+
+
+def _as_a_gpt_script(config: dict[str, Any], sublayers: bool) -> list[float]:
+    """Do what AWS's GPT scripts do with `use_distributed_transformer 1`; return the loss, and that of one process."""
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"ddp": True, "auto_partition": False, "default_partition": 0, "microbatches": 2, **config})
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    settings = GPT2Config(vocab_size=64, n_positions=16, n_embd=128, n_layer=2, n_head=4, bos_token_id=1)
+    settings.resid_pdrop = settings.embd_pdrop = settings.attn_pdrop = 0.0
+    settings.use_cache = False
+    torch.manual_seed(0)
+    with smp.model_creation(tensor_parallelism=True):
+        made: Any = AutoModelForCausalLM.from_config(settings)  # type: ignore[no-untyped-call]
+    plain = copy.deepcopy(made).double()
+    names = list(made.state_dict())
+    model = smp.DistributedModel(made)
+    module: Any = model.get_module()
+    layers = module.transformer.seq_layers
+    for index, layer in enumerate(layers.children()):
+        smp.set_partition(layer, index % smp.pp_size())
+    for layer in layers.children() if sublayers else ():
+        smp.set_activation_checkpointing(layer.attention)
+        smp.set_activation_checkpointing(layer.output)
+    if not sublayers:
+        smp.set_activation_checkpointing(layers, strategy="each")
+    optimizer = smp.DistributedOptimizer(torch.optim.Adam(module.parameters()))
+
+    @smp.step
+    def train_step(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)["loss"]
+        model.backward(loss)
+        return loss
+
+    model.module.double()
+    ids = torch.arange(64).view(8, 8) % 13
+    loss = train_step(model, ids.chunk(smp.tp_size())[smp.tp_rank()]).reduce_mean()
+    optimizer.step()
+    assert list(model.state_dict()) == names
+    expected = torch.stack([plain(input_ids=each, labels=each).loss for each in ids.chunk(smp.tp_size())])
+    return [loss.item(), expected[smp.tp_rank()].item()]
+
+
+@pytest.mark.parametrize("config", [{"pipeline_parallel_degree": 2}, {"tensor_parallel_degree": 2}], ids=["pp", "tp"])
+def test_a_script_that_asks_for_the_distributed_transformer_goes_on(config: dict[str, Any]) -> None:
+    for loss, expected in run_ranks(2, _as_a_gpt_script, config, "tensor_parallel_degree" in config):
+        assert loss == pytest.approx(expected, rel=1e-6)  # their losses are float32
+
+
+SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+NEO = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "where"),
+    [
+        ("GPTNeoXForCausalLM", SMALL, "transformer"),
+        ("GPTJForCausalLM", {"n_embd": 8, "n_layer": 2, "n_head": 2, "rotary_dim": 2}, "transformer"),
+        ("GPTNeoForCausalLM", NEO, "transformer"),
+        ("BertForMaskedLM", SMALL, "transformer.encoder"),
+        ("T5ForConditionalGeneration", {"d_model": 8, "num_layers": 2, "num_heads": 2}, "decoder"),
+        ("LlamaForCausalLM", SMALL, "transformer"),
+    ],
+)
+def test_models_of_hugging_face_answer_the_names_of_the_distributed_transformer(
+    kind: str, sizes: dict[str, Any], where: str
+) -> None:
+    import transformers
+
+    import smdistributed.modelparallel.torch as smp
+
+    made = getattr(transformers, kind)
+    with torch.device("meta"):
+        model = made(made.config_class(vocab_size=16, **sizes))
+    before = [name for name, _ in model.named_modules()], list(model.state_dict())
+    smp.nn.huggingface.answer(model)
+    assert not hasattr(model.get_submodule(where) if where == "decoder" else model, "seq_layers")
+    smp.set_tensor_parallelism(model)
+    smp.nn.huggingface.answer(model)
+    stack: Any = functools.reduce(getattr, where.split("."), model)
+    assert len(stack.seq_layers) == 2
+    assert ([name for name, _ in model.named_modules()], list(model.state_dict())) == before

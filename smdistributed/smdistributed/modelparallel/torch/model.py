@@ -124,6 +124,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         state.model = self
         if tp_size() > 1:
             self.module = nn.distribute(module, tp_size())
+        nn.huggingface.answer(self.module)
         if state.cfg.pipeline_parallel_degree == 1:
             self._place(dict.fromkeys((name for name, _ in self.module.named_modules()), 0))
 
