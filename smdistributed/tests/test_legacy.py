@@ -101,3 +101,15 @@ def test_in_a_job_of_smp_they_are_there_before_smp_is_imported() -> None:
     done = run("import torch, amp_C\nfrom torch._six import inf", SM_HP_MP_PARAMETERS='{"partitions": 2}')
     assert done.returncode == 0, done.stderr
     assert len(said(done)) == 2
+
+
+def test_the_second_version_of_smp_is_refused_with_what_to_use() -> None:
+    for script in ("import smdistributed.modelparallel.torch\n", "import torch\n"):
+        for line in ("import torch.sagemaker as tsm", "import torch.sagemaker.tensor_parallel"):
+            done = run(script + line, SM_HP_MP_PARAMETERS='{"hybrid_shard_degree": 2}')
+            assert done.returncode == 1
+            last = done.stderr.splitlines()[-1]
+            assert last.startswith("ModuleNotFoundError: No module named 'torch.sagemaker': it is smp's second version")
+            assert "fully_shard" in last
+    quiet = "import torch, smdistributed.modelparallel.torch, pkgutil, importlib.util\n"
+    assert run(quiet + "assert importlib.util.find_spec('torch._seven') is None").returncode == 0

@@ -1,7 +1,8 @@
 """Modules that scripts of 2021 to 2023 import and that no longer exist: ``torch._six``, and two functions of ``apex``.
 
 A finder at the end of Python's list makes them, so the real module wins where there is one, and a process that asks for
-none of them pays nothing. Each is announced once, in a line on standard error.
+none of them pays nothing. Each is announced once, in a line on standard error. ``torch.sagemaker``, smp's second
+version, has no stand-in: its import fails with a sentence that says what to use.
 """
 
 from __future__ import annotations
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     import torch
 
 
+SECOND = "torch.sagemaker"
+
+INSTEAD = (
+    "it is smp's second version, a conda package of AWS's, and only the first one is implemented here. Use FSDP2 of "
+    "PyTorch under torchrun: in the place of tsm.init() and tsm.transform(model), call, for each layer and the model, "
+    'torch.distributed.fsdp.fully_shard(module, mesh=init_device_mesh("cuda", (replicas, shards), '
+    'mesh_dim_names=("replicate", "shard"))), with init_device_mesh of torch.distributed.device_mesh'
+)
+
+
 def install() -> None:
     """Offer the modules to ``import``. A second time it does nothing."""
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
@@ -29,6 +40,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules of ``MODULES``; Python asks it last."""
 
     def find_spec(self, fullname: str, *_where: object) -> importlib.machinery.ModuleSpec | None:
+        if fullname == SECOND:
+            raise ModuleNotFoundError(f"No module named {SECOND!r}: {INSTEAD}", name=SECOND)
         # A real apex without one of the modules stays as it is.
         parent = sys.modules.get("apex") if fullname.startswith("apex.") else None
         if fullname not in MODULES or (parent is not None and not isinstance(parent.__loader__, _Finder)):
