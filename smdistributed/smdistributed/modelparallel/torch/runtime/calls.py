@@ -16,6 +16,7 @@ from .contexts import Context
 from .errors import StepError
 from .messages import Backward, CallId, Forward, pack_arguments
 from .modules import run_children
+from .randomness import place
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
 
@@ -52,6 +53,7 @@ class RemoteCall:
         """Send the arguments, and wait for the result."""
         runtime = self.runtime
         context = runtime.context()
+        context.asked += 1
         needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
         self.count = len(tensors)
         message = Forward(
@@ -61,6 +63,7 @@ class RemoteCall:
             self.number,
             self.segment,
             context.microbatch,
+            place(context.place, context.asked),
             flags,
             arguments,
             needs,

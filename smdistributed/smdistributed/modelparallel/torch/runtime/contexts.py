@@ -60,9 +60,12 @@ class Context:
         produced: Results of remote calls of this context, by identity: the tensor, the rank, its hop, the position.
         in_model: It runs the root module.
         tail: The tensors of the tail call of the present model call.
+        place: Its place in the step, for its random numbers.
+        asked: Number of remote calls that it has made.
     """
 
     __slots__ = (
+        "asked",
         "body",
         "buried",
         "calls",
@@ -71,14 +74,18 @@ class Context:
         "inline",
         "key",
         "microbatch",
+        "place",
         "produced",
         "seat",
         "tail",
     )
 
-    def __init__(self, key: Key, microbatch: int, body: Callable[[], None], flags: Flags, *, inline: bool) -> None:
+    def __init__(
+        self, key: Key, microbatch: int, body: Callable[[], None], flags: Flags, *, inline: bool, place: int
+    ) -> None:
         """Make a context that has not started."""
         self.key, self.microbatch, self.body, self.flags, self.inline = key, microbatch, body, flags, inline
+        self.place, self.asked = place, 0
         self.seat: Seat | None = None
         self.buried = self.in_model = False
         self.calls = 0

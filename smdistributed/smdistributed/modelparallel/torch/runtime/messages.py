@@ -32,6 +32,7 @@ class Forward(NamedTuple):
         module: Number of the module.
         segment: Segment of the chain; None for a whole module.
         microbatch: The microbatch that the call belongs to.
+        place: The place of the call in the step, for random numbers.
         flags: Modes of the caller's thread.
         arguments: The arguments without tensors.
         needs: For each tensor whether the caller wants its gradient.
@@ -46,6 +47,7 @@ class Forward(NamedTuple):
     module: int
     segment: int | None
     microbatch: int
+    place: int
     flags: Flags
     arguments: Tree
     needs: tuple[bool, ...]

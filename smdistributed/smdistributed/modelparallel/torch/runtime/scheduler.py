@@ -23,11 +23,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from smdistributed.modelparallel.torch.inbox import Inbox
 from smdistributed.modelparallel.torch.transport import Item
 
 from .contexts import Context, Key, Seat, Worker
 from .errors import StepError
+from .randomness import Streams, place
 from .threadstate import Applied, Flags, Home
 
 RETURNED, BACKWARD, FORWARD, START = "R", "B", "F", "S"
@@ -65,7 +68,7 @@ class Step:
     ) -> None:
         """Make the state of a step that starts."""
         self.number, self.bodies, self.size = number, bodies, len(bodies)
-        self.flags, self.home, self.simple = flags, home, simple
+        self.flags, self.home, self.simple, self.streams = flags, home, simple, Streams()
         self.limit = self.size if simple else min(self.size, limit)
         self.results: list[Any] = [None] * self.size
         self.started = self.finished = 0
@@ -204,10 +207,12 @@ class Scheduler:
         """Run a step to its end; the error is left in it."""
         self.step = step
         self._main.ident = threading.get_ident()
+        script = step.streams.stop()
         try:
             self._base(self._main)
         finally:
             self.current = None
+            step.streams.resume(script)
 
     def close(self) -> None:
         """End the pooled threads."""
@@ -255,12 +260,16 @@ class Scheduler:
         step, seat = self._now(), mine.seat
         assert seat is not None
         plain: bool | None = None
+        stream: list[torch.Tensor] | None = None  # of this context, once another has run
         while True:
             context = self._next()
             if context is mine:
+                if stream is not None:
+                    step.streams.resume(stream)
                 return
             if context is None:
                 raise StepError("the step failed")
+            stream = stream or step.streams.stop()
             if context.seat is None and context.inline:
                 if plain is None:
                     plain = step.home.plain()
@@ -279,6 +288,7 @@ class Scheduler:
             self.current = mine
             if step.error is not None:
                 raise StepError("the step failed")
+            step.streams.resume(stream)
             return
 
     def _new_seat(self) -> Seat:
@@ -293,6 +303,7 @@ class Scheduler:
         foreign = not seat.main and outer is None
         context.seat, self.current = seat, context
         home = self._now().home
+        self._now().streams.start(context.place)
         if foreign:
             home.enter()
         try:
@@ -389,7 +400,7 @@ class Scheduler:
             step.results[microbatch] = step.bodies[microbatch]()
             step.finished += 1
 
-        return Context(("S", microbatch), microbatch, body, step.flags, inline=False)
+        return Context(("S", microbatch), microbatch, body, step.flags, inline=False, place=place(microbatch))
 
     def _take(self, step: Step, entry: tuple[int, int, int, Context]) -> None:
         if step.ready[0] is entry:

@@ -21,6 +21,7 @@ from .messages import (
     unpack_arguments,
 )
 from .modules import run_children
+from .randomness import place
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
 
@@ -56,6 +57,7 @@ class _Saved(NamedTuple):
     differentiable: tuple[bool, ...]
     needs: tuple[bool, ...]
     before: tuple[int, int | None]
+    place: int
 
 
 class Server:
@@ -85,6 +87,7 @@ class Server:
                 lambda: self._forward(message, tensors),
                 message.flags,
                 inline=self.runtime.modules.is_inline(message.module, message.segment),
+                place=message.place,
             ),
             FORWARD,
         )
@@ -95,12 +98,14 @@ class Server:
 
     def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
         """Return the context of a backward."""
+        saved = self._saved.get((message.call, message.segment))
         return Context(
             ("B", message.call, message.segment),
             message.microbatch,
             lambda: self._backward(message, grads),
             BACKWARD_FLAGS,
             inline=self.runtime.modules.is_inline(message.module, message.segment),
+            place=0 if saved is None else place(saved.place, -1),
         )
 
     def has_graph(self, hop: Hop) -> bool:
@@ -133,14 +138,18 @@ class Server:
         differentiable = tuple(bool(t.requires_grad) for t in results)
         hop = (message.call, message.segment)
         if any(differentiable):
-            self._saved[hop] = _Saved(inputs, results, differentiable, message.needs, message.before)
+            self._saved[hop] = _Saved(inputs, results, differentiable, message.needs, message.before, message.place)
         if following is not None:
             if value.spec is not None:
                 value, results = pack_arguments((result,), {})
             runtime.post(
                 runtime.modules.chains[message.module][following].owner,
                 message._replace(
-                    segment=following, arguments=value, needs=differentiable, before=(runtime.me, message.segment)
+                    segment=following,
+                    place=place(message.place, following),
+                    arguments=value,
+                    needs=differentiable,
+                    before=(runtime.me, message.segment),
                 ),
                 results,
                 f"result of module {runtime.modules.title(message.module)}",

@@ -1,0 +1,101 @@
+"""The same seeds give the same losses, with dropout, whatever arrives first; and every draw is another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ranks import run_ranks
+
+WIDTH, BATCH = 8, 8
+
+
+class Drops(nn.Module):
+    """A linear module with dropout. It takes longer for some microbatches, on one rank or another."""
+
+    seen: list[torch.Tensor]
+
+    def __init__(self, slow: int, again: bool) -> None:
+        super().__init__()
+        self.linear, self.drop, self.slow, self.again, self.calls = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Dropout(0.5),
+            slow,
+            again,
+            0,
+        )
+        self.seen = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for _ in range(400 * ((self.calls * self.slow) % 5)):
+            torch.ones(16, 16) @ torch.ones(16, 16)
+        drawn = torch.rand(4)
+        if not self.again:
+            self.seen.append(drawn)
+        result: torch.Tensor = self.drop(self.linear(x))
+        return result
+
+
+def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[str, Any]:
+    """Train the same model several times, at other speeds of its modules; return the losses of each training."""
+    import smdistributed.modelparallel.torch as smp
+
+    by_hand = {"auto_partition": False, "default_partition": 0}
+    smp.init({"microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **by_hand, **config})
+    found, drawn = [], []
+    for speeds in ([0, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 2, 0], [0, 0, 2, 1, 3], [3, 1, 2, 0, 1]):
+        torch.manual_seed(11)
+        modules = [Drops(slow, checkpoint) for slow, _ in zip(speeds, places, strict=False)]
+        plain = nn.Sequential(*modules).double()
+        for module, index in zip(modules, places, strict=True):
+            smp.set_partition(module, index)
+        model = smp.DistributedModel(plain)
+        if checkpoint:
+            smp.set_activation_checkpointing(plain)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        @smp.step
+        def train(model: Any, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = (model(x) ** 2).mean()
+            model.backward(loss)
+            return loss
+
+        values = []
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(step)).double()
+            values += [each.item() for each in train(model, x).outputs]
+            optimizer.step()
+        found.append((values, torch.rand(()).item()))
+        drawn = [tuple(each.tolist()) for module in modules for each in module.seen]
+        smp.state.model = None
+        smp.state.optimizers.clear()
+    smp.barrier()
+    return {"losses": found, "drawn": len(drawn), "different": len(set(drawn))}
+
+
+@pytest.mark.parametrize(
+    ("config", "places"),
+    [
+        pytest.param({}, [0, 1, 0, 1], id="twice", marks=pytest.mark.core),
+        pytest.param({"active_microbatches": 4}, [0, 1, 2, 0, 1], id="three"),
+    ],
+)
+def test_the_same_seeds_give_the_same_losses(config: dict[str, Any], places: list[int]) -> None:
+    first = None
+    for pipeline in ("interleaved", "simple"):
+        results = run_ranks(max(places) + 1, losses, {**config, "pipeline": pipeline}, places, False)
+        for rank, result in enumerate(results):
+            first = first or result["losses"][0]
+            # The script's own stream is that of the others, too.
+            assert result["losses"] == [first] * 5, f"{pipeline}, rank {rank}"
+            assert result["different"] == result["drawn"] > 0
+
+
+def test_modules_that_run_again_draw_the_same() -> None:
+    with_it, without = (run_ranks(2, losses, {}, [0, 1, 0, 1], checkpoint) for checkpoint in (True, False))
+    assert [each["losses"] for each in with_it] == [each["losses"] for each in without]
