@@ -6,12 +6,15 @@ The ranks are threads of this process, with one store. Each has its own sockets,
 from __future__ import annotations
 
 import contextlib
+import pickle
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,8 +112,19 @@ def test_the_end_of_a_peer_is_a_message() -> None:
         links[1].inbox.get(timeout=0.1)
 
 
-def test_strangers_are_dropped_and_delay_nobody() -> None:
+class Marks:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return self.path.touch, ()
+
+
+def test_strangers_are_dropped_and_delay_nobody(tmp_path: Path) -> None:
     store = HashStore()
+    attack = pickle.dumps((Marks(tmp_path / "unpickled"), []))
     links: list[Transport | None] = [None, None]
 
     def rank_starts(rank: int) -> None:
@@ -123,7 +137,13 @@ def test_strangers_are_dropped_and_delay_nobody() -> None:
     # Rank 0 publishes its address once rank 1 has joined, so a stranger plays rank 1's first part.
     PrefixStore("smp/transport", store).set("candidate/1", "127.0.0.1")
     strangers = []
-    for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100, b"\0" * 52, b"short"):
+    for said in (
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 100,
+        b"\0" * 52,
+        b"short",
+        struct.pack("<I", len(attack)) + attack,
+    ):
         stranger = socket.create_connection(address(store, 0), timeout=300)
         stranger.sendall(said)
         strangers.append(stranger)
@@ -140,6 +160,7 @@ def test_strangers_are_dropped_and_delay_nobody() -> None:
         stranger.close()
     one.send(0, "hello", [])
     assert zero.inbox.get(timeout=300)[1:3] == (1, "hello")
+    assert not (tmp_path / "unpickled").exists()
     close([zero, one])
 
 

@@ -1,7 +1,8 @@
 """Objects sent between ranks outside steps, and the process groups.
 
 Every call returns when its part is done. Objects travel between two ranks on a group that nothing else uses: what a
-rank sends cannot meet the barrier that another rank is in. They are pickled: the ranks of a job trust each other.
+rank sends cannot meet the barrier that another rank is in. They are pickled: the ranks of a job trust each other, and
+whoever reaches the job's store.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ torch.distributed has no receive from any source and ends a receive by a timeout
 not have the second, so its messages have TCP connections of their own:
 
 * `connect` finds the address of this host that reaches the master, publishes it in the job's store, and makes one
-  connection for each pair of ranks and link. Both ends present half of a random token from the store.
+  connection for each pair of ranks and link. Both ends present half of a random token from the store, before anything
+  is unpickled. Who reaches the store can read the token: it is trusted, as by torch.distributed.
 * `Transport` is one link, a mesh. A message is a picklable header with tensors. Tensors travel as raw bytes from the
   sender's memory to the receiver's.
 
