@@ -105,7 +105,7 @@ PURE = [
         "supervise/installing",
         "supervise/preparation",
     ),
-    "supervise/reports",
+    *(f"supervise/{name}" for name in ("cause", "starters", "tracebacks")),
     *(f"supervise/hang/{name}" for name in ("naming", "progress", "stacks")),
     *("elsewhere", "explain", "invocation", "options"),
     *(f"../trainworks_preflight/{name}" for name in ("advice", "distribution", "facts", "script")),

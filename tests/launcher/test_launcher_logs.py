@@ -185,7 +185,7 @@ print("innocent " * 50)
     with ranks(tmp_path, script, 4) as made:
         assert made.wait() == 42
     place = "train.py on host algo-1, rank 2 (mode torch_distributed): exit status 42"
-    assert made.failure == f"{place}\nrank 2 gives up"
+    assert made.failure == f"rank 2 gives up\n{place}"
     document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
     assert document == {
         "schema": 1,
@@ -194,7 +194,7 @@ print("innocent " * 50)
         "mode": "torch_distributed",
         "host": "algo-1",
         "rank": 2,
-        "cause": place,
+        "cause": "rank 2 gives up",
         "text": made.failure,
     }
 

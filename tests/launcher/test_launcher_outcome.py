@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from launcher_support import environment, plan
 
+from trainworks_launcher.supervise.cause import Said, died_of_a_peer, failure_text, last_words
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
 from trainworks_launcher.supervise.memory import oom_kills
 from trainworks_launcher.supervise.outcome import (
@@ -22,16 +23,8 @@ from trainworks_launcher.supervise.outcome import (
     shorten,
     with_status,
 )
-from trainworks_launcher.supervise.reports import (
-    died_of_a_peer,
-    ends_with_traceback,
-    failure_text,
-    find_traceback,
-    mpirun_daemon,
-    mpirun_report,
-    torchrun_report,
-    torchrun_status,
-)
+from trainworks_launcher.supervise.starters import Report, mpirun_daemon, report_of, torchrun_status
+from trainworks_launcher.supervise.tracebacks import find_traceback
 from trainworks_launcher.values import Json
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
@@ -102,7 +95,7 @@ def test_frames_of_the_runner_are_left_out() -> None:
 
 
 def test_the_cause_stands_first() -> None:
-    text = failure_text(what="train.py", host="algo-2", mode="mpi", returncode=3, tail=FIRST.encode(), processes=1)
+    text = failure_text(what="train.py", host="algo-2", mode="mpi", returncode=3, said=Said(FIRST.encode()))
     assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
 
 
@@ -117,7 +110,7 @@ def test_the_cause_stands_first() -> None:
 def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
     tail = FIRST.replace("ValueError: first", message).encode()
     for mode, told in (("smdistributed.modelparallel", True), ("smdistributed.dataparallel", True), ("mpi", False)):
-        lines = failure_text(what="train.py", host="a", mode=mode, returncode=1, tail=tail).splitlines()
+        lines = failure_text(what="train.py", host="a", mode=mode, returncode=1, said=Said(tail)).splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
 
@@ -146,10 +139,10 @@ CUDA = FIRST.replace("ValueError: first", "torch.AcceleratorError: CUDA error: d
 def test_the_whole_message_is_kept_and_nothing_after_it(errors: str, kept: list[str], dropped: list[str]) -> None:
     """Python writes what the script printed after the traceback: its own buffer is written at the end."""
     tail = f"{errors}loss 0.5\n"
-    text = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=tail.encode(), errors=errors.encode())
+    text = failure_text(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), errors.encode()))
     assert all(words in text for words in kept)
     assert not any(words in text for words in (*dropped, "loss 0.5"))
-    of_many = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=tail.encode(), processes=2)
+    of_many = failure_text(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), processes=2))
     assert "loss 0.5" not in of_many
     assert of_many.splitlines()[0] == text.splitlines()[0]
 
@@ -159,7 +152,7 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
     lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
     words = " ".join(f"word{number}" for number in range(message // 7))
     errors = f"Traceback (most recent call last):\n{lines}ValueError: the cause\n{words}\n".encode()
-    text = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=errors, errors=errors)
+    text = failure_text(what="x.py", host="a", mode="none", returncode=1, said=Said(errors, errors))
     assert len(text) <= 1024
     assert text.startswith("ValueError: the cause\nx.py on host a")
     assert f"line {frames - 1}, in f" in text  # the innermost frame
@@ -168,19 +161,22 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
 
 
 def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
-    text = failure_text(what="x.py", host="a", mode="none", returncode=1, tail=FIRST.replace("f", "\x1b[1mf").encode())
+    text = failure_text(
+        what="x.py", host="a", mode="none", returncode=1, said=Said(FIRST.replace("f", "\x1b[1mf").encode())
+    )
     assert "\x1b" not in text
     assert text.startswith("ValueError: first\n")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
-    text = failure_text(what="run.sh", host="a", mode="none", returncode=2, tail=b"one\n\xff\n\ntwo\n", processes=1)
+    text = failure_text(what="run.sh", host="a", mode="none", returncode=2, said=Said(b"one\n\xff\n\ntwo\n"))
     assert text == "run.sh on host a (mode none): exit status 2\none\n\ufffd\ntwo"
 
 
 def test_torchruns_report_gives_the_first_failing_rank_and_its_own_status() -> None:
-    assert torchrun_report(TORCHRUN.encode()) == (3, 42)
-    assert torchrun_report(b"nothing") == (-1, 0)
+    for ranks_by in ("torchrun", ""):
+        assert report_of(TORCHRUN.encode(), ranks_by) == Report(3, 42, starter="torchrun")
+        assert report_of(b"nothing", ranks_by) == Report()
 
 
 def test_torchruns_log_gives_the_status_of_a_process() -> None:
@@ -202,8 +198,9 @@ def test_torchruns_log_gives_the_status_of_a_process() -> None:
 )
 def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(exception: str, *, expected: bool) -> None:
     said = f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{exception}\n'
-    assert died_of_a_peer(said.encode()) is expected
-    assert not died_of_a_peer(("Connection reset by peer\n" + FIRST).encode())
+    assert died_of_a_peer(Said(said.encode(), said.encode())) is expected
+    other = ("Connection reset by peer\n" + FIRST).encode()
+    assert not died_of_a_peer(Said(other, other))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +237,8 @@ def test_an_exception_about_a_broken_connection_names_no_cause_of_its_own(except
     ],
 )
 def test_mpiruns_words_name_the_first_failing_rank_and_its_status(words: str, expected: tuple[int, int]) -> None:
-    assert mpirun_report(words.encode()) == expected
+    for ranks_by in ("mpirun", ""):
+        assert report_of(words.encode(), ranks_by)[:2] == expected
 
 
 @pytest.mark.parametrize(
@@ -292,12 +290,12 @@ def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
-    text = failure_text(what="x.py", host="b", mode="mpi", returncode=None, tail=b"", rank=3, oom_kills=1)
+    text = failure_text(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1)
     made = with_status(Outcome(FAILED, 0, "b", text, rank=3), -9)
     assert made.status == 137
     assert made.text == (
-        "x.py on host b, rank 3 (mode mpi): killed by SIGKILL (exit status 137);"
-        " out of memory: the kernel killed 1 process(es) of this host"
+        "out of memory: the kernel killed 1 process(es) of host b\n"
+        "x.py on host b, rank 3 (mode mpi): killed by SIGKILL (exit status 137)"
     )
 
 
@@ -313,7 +311,8 @@ def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
     ],
 )
 def test_a_traceback_that_was_only_logged_is_no_death(tail: str, died_of_it: bool) -> None:
-    assert ends_with_traceback(tail.encode()) is died_of_it
+    found = last_words(Said(tail.encode(), tail.encode()), 1)
+    assert (found.died_of is not None) is died_of_it
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def look(interface: str, directories: Sequence[str], gpus: Gpus | None = None) -
     return Seen(
         driver=driver or (gpus.driver if gpus is not None else ""),
         gpus=gpus,
-        shared_memory=_size("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
+        shared_memory=size_of("/dev/shm"),  # noqa: S108  (the kernel's own, not a file of ours)
         free={name: room for name in directories for room in (_room(name),) if room is not None},
         interface_up=_is_up(interface) if interface else None,
         xids=xids_of(_kernel_log()) if driver else (),
@@ -78,7 +78,8 @@ def _text(path: str) -> str:
         return ""
 
 
-def _size(path: str) -> int | None:
+def size_of(path: str) -> int | None:
+    """Return the size of a file system in bytes; None if there is none."""
     try:
         found = os.statvfs(path)
     except OSError:

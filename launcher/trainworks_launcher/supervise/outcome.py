@@ -39,26 +39,41 @@ def exit_status(wait_status: int) -> int:
 
 
 def describe_status(returncode: int, oom_kills: int | None = None) -> str:
-    """Describe ``exit status 3`` or ``killed by SIGKILL (exit status 137)``, and whether memory ran out.
+    """Describe ``exit status 3`` or ``killed by SIGKILL (exit status 137)``.
 
     Args:
         returncode: Of the process, negative after a signal.
         oom_kills: Processes of this host that the kernel killed during the job; None if it does not say.
     """
-    number = -returncode if returncode < 0 else returncode - 128 if returncode > 128 else 0
+    number = signal_of(returncode)
+    if not number:
+        return f"exit status {returncode}"
     try:
         name = signal.Signals(number).name
     except ValueError:
-        if returncode >= 0:
-            return f"exit status {returncode}{lack_of_memory(oom_kills)}"
         name = f"signal {number}"  # a real-time signal has no name of its own
     hint = ", perhaps out of memory" if name == "SIGKILL" and oom_kills is None else ""
-    return f"killed by {name} (exit status {exit_status(returncode)}{hint}){lack_of_memory(oom_kills)}"
+    return f"killed by {name} (exit status {exit_status(returncode)}{hint})"
 
 
-def lack_of_memory(oom_kills: int | None) -> str:
-    """Return the end of a sentence."""
-    return f"; out of memory: the kernel killed {oom_kills} process(es) of this host" if oom_kills else ""
+def signal_of(returncode: int) -> int:
+    """Return the signal that ended a process; 0 for none. A shell tells of a signal by a status above 128."""
+    if returncode < 0:
+        return -returncode
+    number = returncode - 128
+    return number if number in _SIGNALS else 0
+
+
+_SIGNALS = frozenset(signal.Signals)
+
+
+LACK_OF_MEMORY = "out of memory: "
+"""How the sentence about the kernel's counter begins."""
+
+
+def lack_of_memory(oom_kills: int, host: str) -> str:
+    """Return the sentence about the processes that the kernel killed."""
+    return f"{LACK_OF_MEMORY}the kernel killed {oom_kills} process(es) of host {host}"
 
 
 class Suspect(NamedTuple):
@@ -97,14 +112,29 @@ def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
     return first.outcome._replace(kind=failure.kind, status=first.outcome.status or failure.status)
 
 
+def early_end(what: str, host: str, mode: str, rank: int) -> str:
+    """Return the sentence about a rank that ended too early for the others."""
+    return f"{what} on host {host}, rank {rank} (mode {mode}): ended with exit status 0 while other ranks went on"
+
+
 UNKNOWN_END = "it failed"
 """Where the status of a program is not known; ``with_status`` puts it there later."""
 
+EARLIER = "earlier it had printed: "
+"""What stands before the cause of a traceback that the process did not die of."""
+
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
-    """Return the outcome of a rank whose host did not know its status, with the status that another host knows."""
-    text = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1)
-    return outcome._replace(status=exit_status(returncode), text=shorten(text))
+    """Return the outcome of a rank whose host did not know its status, with the status that another host knows.
+
+    A process that a signal ended did not die of the exception that its host took for the cause.
+    """
+    lines = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1).splitlines()
+    place = next((at for at, line in enumerate(lines[:2]) if "): killed by " in line), 0)
+    if place and signal_of(returncode) != signal.SIGABRT and not lines[0].startswith(LACK_OF_MEMORY):
+        lines[:2] = [lines[1], f"{EARLIER}{lines[0]}"]
+    text = shorten("\n".join(lines))
+    return outcome._replace(status=exit_status(returncode), text=text, cause=text.partition("\n")[0])
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:

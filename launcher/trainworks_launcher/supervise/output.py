@@ -14,6 +14,9 @@ TAIL_BYTES = 65536
 """How much of the end of a command's output is kept for the failure text."""
 
 
+PAUSE_SECONDS = 2.0
+"""Silence of a standard error after which a process says something new: a dying one prints all at once."""
+
 LINE_BYTES = 65536
 """How much of a line that has not ended is held back."""
 
@@ -41,6 +44,7 @@ class Tail:
 
     In the order in which they came, but what one stream floods does not wash the other one's last words away.
     ``added_at``, ``traced_at``: when something, or a traceback, came last (monotonic clock); 0.0 for never.
+    ``printed``: bytes of stream 0 since the last traceback.
     """
 
     def __init__(self, limit: int = TAIL_BYTES) -> None:
@@ -51,13 +55,21 @@ class Tail:
         self._sizes = [0, 0]
         self.added_at = 0.0
         self.traced_at = 0.0
+        self.printed = 0
+        self._error_at = 0.0
+        self._latest = 0
 
     def add(self, data: bytes, stream: int = 0) -> None:
         """Append to stream 0 or 1; its oldest bytes fall out. May be called from several threads."""
         with self._lock:
             self.added_at = time.monotonic()
             if _TRACEBACK in data:
-                self.traced_at = self.added_at
+                self.traced_at, self.printed = self.added_at, 0
+            elif not stream:
+                self.printed += len(data)
+            if stream:
+                self._latest = len(data) + (self._latest if self.added_at - self._error_at < PAUSE_SECONDS else 0)
+                self._error_at = self.added_at
             if self._pieces and self._pieces[-1][0] == stream:
                 self._pieces[-1][1].extend(data)
             else:
@@ -78,6 +90,11 @@ class Tail:
         """Return what is kept of stream 1, the standard error."""
         with self._lock:
             return b"".join(bytes(data) for stream, data in self._last() if stream)
+
+    def latest_errors(self) -> bytes:
+        """Return what came on the standard error after its last pause of PAUSE_SECONDS; b"" if all came in one go."""
+        errors = self.errors()
+        return errors[-self._latest :] if 0 < self._latest < len(errors) else b""
 
     def _last(self) -> Iterator[tuple[int, bytearray]]:
         """Yield the pieces with the last bytes of each stream, in order; what they leave out is dropped."""

@@ -13,12 +13,15 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 from trainworks_launcher.supervise import processes
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.output import Output, Stream, Tail
 from trainworks_launcher.values import decode, mapping, number
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.cause import Said
 
 SOCKET = "ranks"
 """Name of the socket in the runtime directory."""
@@ -46,9 +49,17 @@ class Rank:
 
     def has_traceback(self) -> bool:
         """Return whether it died of an exception."""
-        from trainworks_launcher.supervise.reports import ends_with_traceback  # only a failure needs it
+        from trainworks_launcher.supervise.cause import last_words  # only a failure needs it
 
-        return ends_with_traceback(self.tail.errors(), errors_only=True) or ends_with_traceback(self.tail.read())
+        return last_words(self.said(), self.status).died_of is not None
+
+    def said(self) -> Said:
+        """Return what it printed, for the cause of its end."""
+        from trainworks_launcher.supervise.cause import Said  # only a failure needs it
+
+        tail = self.tail
+        quiet = self.ended_at - tail.traced_at if self.ended_at and tail.traced_at else 0.0
+        return Said(tail.read(), tail.errors(), tail.latest_errors(), tail.printed, quiet)
 
     def is_running(self) -> bool:
         """Return whether the process is there, and is still the one that reported."""

@@ -40,7 +40,13 @@ from trainworks_launcher.supervise.outcome import (
 )
 from trainworks_launcher.supervise.processes import Child
 from trainworks_launcher.supervise.runtime import NoRuntime, Runtime
-from trainworks_launcher.supervise.verdict import OTHER_HOST_SECONDS, Verdict, last_words, name_of_program
+from trainworks_launcher.supervise.verdict import (
+    OTHER_HOST_SECONDS,
+    OWN_STARTER_SECONDS,
+    Verdict,
+    last_words,
+    name_of_program,
+)
 from trainworks_launcher.values import Json
 
 if TYPE_CHECKING:
@@ -434,20 +440,22 @@ class _Supervisor:
                 self._log("this host has finished; it waits for the others")
             return
         tail = self._command.tail if self._command is not None else output.Tail()
-        rank, _ = self._verdict.reported_rank(tail)
-        if rank < 0 or self._stop_signal:
-            self._report_failure(code, tail)
-        elif not self._verdict.knows(rank):
+        report = self._verdict.reported(tail)
+        outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, self._stop_signal)
+        if self._stop_signal:
+            self._report(outcome)
+        elif self._ranks is not None and report.rank >= 0 and not self._verdict.knows(report.rank):
             # mpirun has told the leader before the rank's own host did.
             self._failed = (code, tail)
             self._loop.after(OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
-        elif (
-            self._plan.ranks_by == "torchrun" and self._plan.control is not None and self._verdict.died_of_a_peer(rank)
-        ):
+        elif self._verdict.another_host_knows(outcome):
             # The host of the rank that broke the connection tells why; if that host is lost, nobody does.
-            self._loop.after(OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
+            # A torchrun that the user's script started takes seconds to end after it has seen a failure.
+            own = self._ranks is None and report.rank >= 0
+            seconds = OWN_STARTER_SECONDS if own else OTHER_HOST_SECONDS
+            self._loop.after(seconds, lambda: self._report_failure(code, tail))
         else:
-            self._report_failure(code, tail)
+            self._report(outcome)
 
     def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None
@@ -483,9 +491,9 @@ class _Supervisor:
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
         """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
-        from trainworks_launcher.supervise import reports  # only a failure needs it
+        from trainworks_launcher.supervise.starters import torchrun_status  # only a failure needs it
 
-        rank.status = reports.torchrun_status(tail.read(), rank.pid)
+        rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
             self._rank_ended(rank)
         elif time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
@@ -496,8 +504,7 @@ class _Supervisor:
         self._verdict.add(suspect)
         if self._failed is not None:
             code, tail = self._failed
-            rank, _ = self._verdict.reported_rank(tail)
-            if self._verdict.knows(rank):
+            if self._verdict.knows(self._verdict.reported(tail).rank):
                 self._report_failure(code, tail)
 
     def _report(self, outcome: Outcome) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from trainworks_launcher import names
@@ -17,20 +18,29 @@ from trainworks_launcher.supervise import memory, outcome_files
 from trainworks_launcher.supervise.outcome import (
     FAILED,
     STOPPED,
+    SUCCEEDED,
     Outcome,
     Suspect,
+    describe_status,
     earlier_failure,
+    early_end,
     exit_status,
     first_suspect,
+    signal_of,
     with_status,
 )
 
 if TYPE_CHECKING:
+    from trainworks_launcher.supervise.cause import Said
     from trainworks_launcher.supervise.output import Tail
     from trainworks_launcher.supervise.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.starters import Report
 
 OTHER_HOST_SECONDS = 1.0
 """How long the words of one host may come after those of another about the same failure."""
+
+OWN_STARTER_SECONDS = 5.0
+"""The same where each host has a starter that the user's script started: it ends later than its ranks."""
 
 
 class Verdict:
@@ -57,15 +67,17 @@ class Verdict:
     def of_rank(self, rank: Rank) -> Suspect | None:
         """Return what to tell the other hosts about a rank that has just ended.
 
-        None if it ended well or was told to end.
+        None if it was told to end. One that ended well is remembered too: others may still need it.
         """
-        if rank.status in (0, -signal.SIGTERM):
+        if rank.status == -signal.SIGTERM:
             return None
+        if rank.status == 0:
+            return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
         certain = rank.status is not None or rank.has_traceback()
         if not certain and self._plan.ranks_by != "mpirun":
             return None
         code = rank.status or 0
-        found = self._failure(rank.status, rank.tail.read(), rank.tail.errors(), rank.number)
+        found = self._failure(rank.status, rank.said(), rank.number)
         # The end of the rank that broke the connection may be seen a little later: its host may be busy.
         later = OTHER_HOST_SECONDS if self.died_of_a_peer(rank.number) else 0.0
         return Suspect(rank.began_to_fail() + later, found._replace(status=exit_status(code)), certain)
@@ -77,10 +89,10 @@ class Verdict:
         """
         if self._plan.ranks_by != "torchrun":
             return False
-        from trainworks_launcher.supervise import reports  # only a failure needs it
+        from trainworks_launcher.supervise.cause import died_of_a_peer  # only a failure needs it
 
         local = self.ranks.latest(rank) if self.ranks is not None else None
-        return local is not None and reports.died_of_a_peer(local.tail.errors())
+        return local is not None and died_of_a_peer(local.said())
 
     def add(self, suspect: Suspect) -> None:
         """Remember what a host, also this one, said of a rank."""
@@ -96,16 +108,11 @@ class Verdict:
         return local or first_suspect(self._suspects, rank) is not None
 
     # ------------------------------------------------------------------------------------------------------ the end
-    def reported_rank(self, tail: Tail) -> tuple[int, int]:
-        """Return (rank, return code) of the process that failed first, in the words of the command.
+    def reported(self, tail: Tail) -> Report:
+        """Return what the command says of the rank that failed first, also a starter that the user's script started."""
+        from trainworks_launcher.supervise.starters import report_of  # only a failure needs it
 
-        (-1, 0) if it does not say.
-        """
-        from trainworks_launcher.supervise import reports  # only a failure needs it
-
-        if self._plan.ranks_by == "mpirun":
-            return reports.mpirun_report(tail.read())
-        return reports.torchrun_report(tail.read()) if self._plan.ranks_by == "torchrun" else (-1, 0)
+        return report_of(tail.read(), self._plan.ranks_by)
 
     def of_command(self, what: str, code: int, tail: Tail, stop_signal: int = 0) -> Outcome:
         """Return the outcome of a command that did not end with status 0.
@@ -116,38 +123,79 @@ class Verdict:
             tail: End of its output.
             stop_signal: Stop signal that came before; 0 for none.
         """
-        number, reported = self.reported_rank(tail)
+        report = self.reported(tail)
+        number, reported = report.rank, report.code
         local = self.ranks.latest(number) if self.ranks is not None else None
         told = first_suspect(self._suspects, number) if self.ranks is not None else None
         if self.killed and stop_signal:
             reported = reported or -signal.SIGKILL  # mpirun and torchrun end with a status of their own
-        code = reported or (told.outcome.status if told is not None and number < 0 else 0) or code
-        if local is not None:
-            found = self._failure(code, local.tail.read(), local.tail.errors(), number, what)
+        if self.ranks is not None:
+            code = reported or (told.outcome.status if told is not None and number < 0 else 0) or code
+        if report.ended_early:
+            host = told.outcome.host if told is not None else self._plan.host if local is not None else report.host
+            found = self._early_end(host, number, f"{report.starter} ended the job for that: {describe_status(code)}")
+        elif local is not None:
+            found = self._failure(code, self._said(local.said(), what), number, what)
         elif told is not None:
             found = with_status(told.outcome, code)
+        elif number >= 0:
+            found = self._of_starter(what, code, tail, report)
         else:
-            processes = self._plan.processes if self.ranks is None else 1
-            errors = b"" if processes > 1 else tail.errors()
-            number = number if number >= 0 else self._plan.rank
-            lost = self.lost_daemon(tail) if number < 0 else ""
-            code = names.EXIT_HOSTS if lost else code
-            cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
-            found = self._failure(code, tail.read(), errors, number, what, processes, cause)
-            found = found._replace(host=lost or found.host)
+            found = self._of_program(what, code, tail)
+            code = found.status
         text = outcome_files.users_own_failure(self._base, self._masker) or found.text
         if stop_signal:
             text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
         kind = STOPPED if stop_signal else FAILED
         return found._replace(kind=kind, status=exit_status(code), text=text)
 
+    def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
+        """Return the failure of a rank whose words are somewhere in the output of its starter."""
+        from trainworks_launcher.supervise.cause import Said
+
+        own = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
+        note = f", as {report.starter} reports{own}"
+        said = Said(tail.read(), processes=max(2, self._plan.processes))
+        return self._failure(report.code, said, report.rank, what, note=note, reported=True)
+
+    def _of_program(self, what: str, code: int, tail: Tail) -> Outcome:
+        """Return the failure of a command that names no rank of its own."""
+        from trainworks_launcher.supervise.cause import Said
+
+        processes = self._plan.processes if self.ranks is None else 1
+        errors, latest = (b"", b"") if processes > 1 else (tail.errors(), tail.latest_errors())
+        quiet = time.monotonic() - tail.traced_at if tail.traced_at else 0.0
+        said = self._said(Said(tail.read(), errors, latest, tail.printed, quiet, processes), what)
+        lost = self.lost_daemon(tail)
+        cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
+        found = self._failure(names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause)
+        return found._replace(host=lost or found.host)
+
+    def _said(self, said: Said, what: str) -> Said:
+        return said._replace(shell=what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS)
+
+    def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
+        """Return what is known of a rank that ended with status 0."""
+        cause = early_end(name_of_program(self._plan), host, self._plan.mode, rank)
+        return Outcome(SUCCEEDED, 0, host, "\n".join(filter(None, (cause, why))), cause, rank)
+
+    def another_host_knows(self, outcome: Outcome) -> bool:
+        """Return whether a failure is only that another host's rank has gone, and that host may say why."""
+        from trainworks_launcher.supervise.cause import tells_of_a_peer
+
+        return self._plan.control is not None and self._plan.ranks_by != "mpirun" and tells_of_a_peer(outcome)
+
     def judge(self, outcome: Outcome) -> Outcome:
         """Return the leader's last word on an end that some host reported."""
         if outcome.kind == STOPPED:
             return self._with_checkpoints(outcome)
-        if outcome.kind == FAILED and outcome.rank >= 0 and self._plan.ranks_by == "torchrun":
-            return earlier_failure(outcome, self._suspects)
-        return outcome
+        if outcome.kind != FAILED:
+            return outcome
+        if outcome.rank >= 0 and self._plan.ranks_by == "torchrun":
+            outcome = earlier_failure(outcome, self._suspects)
+        from trainworks_launcher.supervise.cause import after_early_end  # only a failure needs it
+
+        return after_early_end(outcome, self._suspects)
 
     def _with_checkpoints(self, outcome: Outcome) -> Outcome:
         """Say in the first line if nothing was saved that a next job could go on from."""
@@ -164,40 +212,58 @@ class Verdict:
         """Return the host whose daemon mpirun lost; "" if that is not what it says. It may end with status 0 then."""
         if self._plan.ranks_by != "mpirun":
             return ""
-        from trainworks_launcher.supervise import reports
+        from trainworks_launcher.supervise.starters import mpirun_daemon
 
-        return reports.mpirun_daemon(tail.read())
+        return mpirun_daemon(tail.read())
 
     def _failure(
         self,
         code: int | None,
-        tail: bytes,
-        errors: bytes,
+        said: Said,
         rank: int = -1,
         what: str = "",
-        processes: int = 1,
         cause: str = "",
+        note: str = "",
+        *,
+        reported: bool = False,
     ) -> Outcome:
-        from trainworks_launcher.supervise import reports  # only a failure needs it
+        from trainworks_launcher.supervise.cause import failure_text  # only a failure needs it
+        from trainworks_launcher.supervise.starters import mpirun_host
 
         now = memory.oom_kills()
         host = self._plan.host
         if self._plan.shell is not None and self._plan.shell.mounted:  # no launcher is there to tell of it
-            host = reports.mpirun_host(tail) or host
-        text = reports.failure_text(
+            host = mpirun_host(said.output) or host
+        text = failure_text(
             what=what or name_of_program(self._plan),
             host=host,
             mode=self._plan.mode,
             returncode=code,
-            tail=tail,
-            errors=errors,
+            said=said,
             cause=cause,
-            processes=processes,
+            note=note + _full_memory(code),
             rank=rank,
             oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+            reported=reported,
         )
         text = self._masker.text(text)
         return Outcome(FAILED, exit_status(code or 0), host, text, text.partition("\n")[0], rank)
+
+
+_SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
+
+
+def _full_memory(code: int | None) -> str:
+    """Return what a death by SIGBUS mostly means where /dev/shm is small, as the end of a sentence."""
+    if code is None or signal_of(code) != signal.SIGBUS:
+        return ""
+    from trainworks_launcher.checks.look import size_of
+    from trainworks_launcher.checks.rules import SHARED_MEMORY_BYTES
+
+    size = size_of("/dev/shm")  # noqa: S108  (the kernel's own, not a file of ours)
+    if size is None or size >= SHARED_MEMORY_BYTES:
+        return ""
+    return f"; /dev/shm has {size >> 20} MiB and may be full: start the container with a larger --shm-size"
 
 
 _LOOK_SECONDS = 0.8
