@@ -237,8 +237,32 @@ def test_mpirun_says_which_rank_ended_too_early(program: str) -> None:
         assert report_of(words, ranks_by) == Report(3, 0, "algo-2", ended_early=True, starter="mpirun")
 
 
+MPIRUN = """\
+--------------------------------------------------------------------------
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-a-77@1,1]
+   Exit code:    42
+--------------------------------------------------------------------------
+"""
+
+
+def test_mpiruns_help_is_no_ranks_last_word() -> None:
+    text = failure_text(
+        what="x.py", host="a", mode="mpi", returncode=42, said=Said(f"step 1\n{MPIRUN}".encode()), rank=1, reported=True
+    )
+    assert text == "x.py on host a, rank 1 (mode mpi): exit status 42\nstep 1"
+
+
 def ended(rank: int, at: float, code: int, text: str) -> Suspect:
     return Suspect(at, Outcome(FAILED if code else SUCCEEDED, code, "a", text, text, rank), bool(code))
+
+
+def unknown(rank: int, at: float) -> Suspect:
+    """A rank whose status its starter took first."""
+    text = failure_text(what="x.py", host="a", mode="mpi", returncode=None, said=Said(b"step 1"), rank=rank)
+    return Suspect(at, Outcome(FAILED, 0, "a", text, text.partition("\n")[0], rank), certain=False)
 
 
 BROKEN = "RuntimeError: [pair.cc:534] Connection closed by peer"
@@ -252,6 +276,8 @@ BROKEN = "RuntimeError: [pair.cc:534] Connection closed by peer"
         (BROKEN, [ended(3, 9.0, 0, "late 3"), ended(2, 2.0, 1, BROKEN)], 2),
         (BROKEN, [ended(3, 1.5, 0, "early 3"), ended(1, 1.0, 0, "early 1"), ended(2, 2.0, 1, BROKEN)], 1),
         ("RuntimeError: Timed out waiting 1800000ms for recv operation", [ended(3, 1.0, 0, "early 3")], 3),
+        (BROKEN, [unknown(3, 1.0), ended(2, 2.0, 1, BROKEN)], 3),
+        (BROKEN, [unknown(3, 2.5), ended(2, 2.0, 1, BROKEN)], 2),  # perhaps ended by the starter
         ("ValueError: shapes differ", [ended(3, 1.0, 0, "early 3"), ended(2, 2.0, 1, "ValueError")], 2),
     ],
 )
@@ -267,7 +293,7 @@ def test_a_rank_that_ended_before_the_others_missed_it_is_the_cause(
 EARLY = """
 import os, sys
 pipe = os.path.join(os.environ["SM_OUTPUT_DIR"], "pipe")
-if os.environ["RANK"] == "0":
+if os.environ["RANK"] == "1":
     open(pipe, "w").close()
     os._exit(0)
 open(pipe).read()
@@ -280,9 +306,9 @@ def test_under_torchrun_a_rank_that_ended_with_0_is_named_where_the_others_neede
     os.mkfifo(tmp_path / "output/pipe")
     with ranks(tmp_path, EARLY, 2) as made:
         assert made.wait() == 1
-    assert_cause(made, "train.py on host algo-1, rank 0 (mode torch_distributed): ended with exit status 0")
+    assert_cause(made, "train.py on host algo-1, rank 1 (mode torch_distributed): ended with exit status 0")
     assert (
-        "rank 1 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by peer" in made.failure
+        "rank 0 on host algo-1 failed after that: RuntimeError: [pair.cc:534] Connection closed by peer" in made.failure
     )
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, Sequence
 from trainworks_launcher import names
 from trainworks_launcher.supervise.outcome import (
     EARLIER,
+    EARLY_END,
     SUCCEEDED,
     UNKNOWN_END,
     Outcome,
@@ -268,14 +269,26 @@ def after_early_end(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
     if not (tells_of_a_peer(failure) or _PEER_WAITED_FOR.search(failure.cause)):
         return failure
     own = first_suspect(suspects, failure.rank) if failure.rank >= 0 else None
-    ended = [row for row in suspects if row.outcome.kind == SUCCEEDED and row.outcome.rank != failure.rank]
-    before = [row for row in ended if own is None or row.at <= own.at + _SEEN_LATER_SECONDS]
-    early = min(before, key=lambda row: row.at, default=None)
+    others = [row for row in suspects if row.outcome.rank != failure.rank and _ended_well(row, own)]
+    early = min(others, key=lambda row: row.at, default=None)
     if early is None:
         return failure
     where = f"rank {failure.rank} on host {failure.host}" if failure.rank >= 0 else f"host {failure.host}"
-    text = shorten(f"{early.outcome.cause}\n{where} failed after that: {failure.text}")
-    return failure._replace(host=early.outcome.host, rank=early.outcome.rank, text=text, cause=early.outcome.cause)
+    cause = early.outcome.cause.replace(f"): {UNKNOWN_END}", f"): {EARLY_END}")
+    text = shorten(f"{cause}\n{where} failed after that: {failure.text}")
+    return failure._replace(host=early.outcome.host, rank=early.outcome.rank, text=text, cause=cause)
+
+
+def _ended_well(suspect: Suspect, failed: Suspect | None) -> bool:
+    """Return whether a rank ended with status 0 before another one failed.
+
+    Its starter may have been first to take the status. Starters report the first rank that failed, so one that ended
+    before that, without a word of an error, did not fail.
+    """
+    if suspect.outcome.kind == SUCCEEDED:
+        return failed is None or suspect.at <= failed.at + _SEEN_LATER_SECONDS
+    unknown = not suspect.certain and suspect.outcome.cause.endswith(f"): {UNKNOWN_END}")
+    return unknown and failed is not None and suspect.at <= failed.at
 
 
 _SEEN_LATER_SECONDS = 1.0
@@ -348,7 +361,7 @@ def _of_reported(said: Said, rank: int, returncode: int | None) -> LastWords:
     if own:
         return LastWords(own[-1])
     spoken = {at for made in found for at in range(made.start, made.end)}
-    line = _last_line([line for at, line in enumerate(lines_of(output)) if at not in spoken])[0]
+    line = _last_line(without_help([line for at, line in enumerate(lines_of(output)) if at not in spoken]))[0]
     line = line if _ERROR.search(line) else ""  # any rank may have printed it
     if returncode not in (None, 1):
         return LastWords(line=line)
@@ -371,7 +384,8 @@ _STARTER_LOG = re.compile(
 
 def _shown(output: str) -> list[str]:
     """Return the lines that are shown where no traceback is the cause."""
-    lines = [line for line in without_help(_before_report(output).splitlines()) if line.strip()]
+    everything = [line for line in _before_report(output).splitlines() if line.strip()]
+    lines = without_help(everything) or everything
     fault = next((at for at, line in enumerate(lines) if _FAULT.match(line)), None)
     return lines[-_LINES_BACK:] if fault is None else lines[fault : fault + _LINES_BACK]
 

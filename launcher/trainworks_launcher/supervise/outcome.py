@@ -112,9 +112,13 @@ def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
     return first.outcome._replace(kind=failure.kind, status=first.outcome.status or failure.status)
 
 
+EARLY_END = "ended with exit status 0 while other ranks went on"
+"""The end of the sentence about a rank that ended too early for the others."""
+
+
 def early_end(what: str, host: str, mode: str, rank: int) -> str:
     """Return the sentence about a rank that ended too early for the others."""
-    return f"{what} on host {host}, rank {rank} (mode {mode}): ended with exit status 0 while other ranks went on"
+    return f"{what} on host {host}, rank {rank} (mode {mode}): {EARLY_END}"
 
 
 UNKNOWN_END = "it failed"

@@ -125,7 +125,7 @@ _FRAME = re.compile(r"^-{20,}$")
 
 
 def without_help(lines: list[str]) -> list[str]:
-    """Return lines without mpirun's help, which stands between two lines of dashes; with it if there is nothing else.
+    """Return lines without mpirun's help, which stands between two lines of dashes.
 
     >>> without_help(["step 1", "-" * 30, "long help", "-" * 30])
     ['step 1']
@@ -137,4 +137,4 @@ def without_help(lines: list[str]) -> list[str]:
             inside = not inside
         elif not inside:
             kept.append(line)
-    return kept if any(line.strip() for line in kept) else lines
+    return kept

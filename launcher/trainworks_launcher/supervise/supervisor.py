@@ -486,7 +486,7 @@ class _Supervisor:
         suspect = self._verdict.of_rank(rank)
         if suspect is not None:
             self._role.suspect(suspect)
-        elif rank.status is None and self._plan.ranks_by == "torchrun" and self._command is not None:
+        if rank.status is None and self._plan.ranks_by == "torchrun" and self._command is not None:
             self._ask_torchrun(rank, self._command.tail)
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
@@ -496,8 +496,8 @@ class _Supervisor:
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
             self._rank_ended(rank)
-        elif time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
-            self._loop.after(_LOG_SECONDS, lambda: self._rank_ended(rank))
+        elif self._outcome is None and time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
+            self._loop.after(_LOG_SECONDS, lambda: self._ask_torchrun(rank, tail))
 
     def _suspect(self, suspect: Suspect) -> None:
         """Some host says that a rank of it has ended."""

@@ -74,8 +74,6 @@ class Verdict:
         if rank.status == 0:
             return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
         certain = rank.status is not None or rank.has_traceback()
-        if not certain and self._plan.ranks_by != "mpirun":
-            return None
         code = rank.status or 0
         found = self._failure(rank.status, rank.said(), rank.number)
         # The end of the rank that broke the connection may be seen a little later: its host may be busy.
@@ -154,7 +152,7 @@ class Verdict:
         from trainworks_launcher.supervise.cause import Said
 
         own = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
-        note = f", as {report.starter} reports{own}"
+        note = "" if self._plan.ranks_by else f", as {report.starter} reports{own}"
         said = Said(tail.read(), processes=max(2, self._plan.processes))
         return self._failure(report.code, said, report.rank, what, note=note, reported=True)
 
