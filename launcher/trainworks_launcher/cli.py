@@ -152,7 +152,7 @@ def _wrapped(words: Iterable[str]) -> str:
     return "\n".join(textwrap.wrap(", ".join(words), 118, initial_indent="  ", subsequent_indent="  "))
 
 
-_HANDED_ON = ("HOSTNAME_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
+_HANDED_ON = ("HOSTNAME_VARIABLE", "PYTHON_HOOKS_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
 """Variables that only the launcher sets."""
 
 

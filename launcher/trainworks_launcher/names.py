@@ -141,6 +141,9 @@ HEARTBEAT_FILE_VARIABLE = "TRAINWORKS_HEARTBEAT_FILE"
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Path of torch's flight recorder's files, which end with the rank: the newer name and the older one."""
 
+CLEAN_EXIT_VARIABLE = "TRAINWORKS_CLEAN_EXIT"
+"""``on`` or ``off``: whether every Python of the job ends only when gloo's threads are idle; default on."""
+
 LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 """``on`` or ``off``: whether lines of ranks start with ``[HOST rank N] `` in jobs of several
 processes; default on."""
@@ -189,6 +192,9 @@ RESTARTS_VARIABLE = "TRAINWORKS_RESTART_COUNT"
 
 HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
+
+PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: ssh files, the ranks' environment and socket.

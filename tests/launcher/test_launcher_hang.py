@@ -351,6 +351,6 @@ def test_the_program_that_listens_for_the_signal_knows_the_names() -> None:
     """It imports nothing of ours, so it has two of our constants as text."""
     from trainworks_launcher.supervise.hang import signals
 
-    text = (LAUNCHER / "trainworks_launcher/programs/stacks/sitecustomize.py").read_text(encoding="utf-8")
+    text = (LAUNCHER / "trainworks_launcher/programs/python/sitecustomize.py").read_text(encoding="utf-8")
     assert f"faulthandler.register({signals.SIGNAL}," in text
     assert f'os.memfd_create("{signals.MEMORY}")' in text

@@ -24,7 +24,7 @@ from trainworks_launcher.masking import Masker
 from trainworks_launcher.modes import plan_host
 from trainworks_launcher.plan import Auxiliary, NodePlan
 from trainworks_launcher.stop_signals import STOP_SIGNALS
-from trainworks_launcher.supervise import control, outcome_files, output, preparation, processes
+from trainworks_launcher.supervise import control, hooks, outcome_files, output, preparation, processes
 from trainworks_launcher.supervise.auxiliary import Auxiliaries
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
@@ -74,7 +74,7 @@ def run_plan(
     """
     runtime: Runtime | NoRuntime
     try:
-        runtime = Runtime(environment.variables, {**plan.env, **lookout.variables(plan, environment)})
+        runtime = Runtime(environment.variables, {**plan.env, **hooks.variables(plan, environment)})
     except RefusalError as refused:
         output.log(str(refused))
         runtime = NoRuntime()

@@ -29,13 +29,9 @@ MESSAGE = "hang"
 """The kind of this room's messages on the control channel; ``watch`` has the table of them."""
 
 
-def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
-    """Return what lets every Python of the job answer with its stacks, where no py-spy can read them."""
-    if not plan.limits.hang or _py_spy_of(environment):
-        return {}
-    path = plan.env.get("PYTHONPATH") or environment.variables.get("PYTHONPATH", "")
-    words = (str(Path(environment.launcher_directory, "programs", "stacks")), path)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, words))}
+def needs_stacks(plan: NodePlan, environment: Environment) -> bool:
+    """Return whether every Python of the job has to answer with its stacks: where no py-spy can read them."""
+    return bool(plan.limits.hang) and not _py_spy_of(environment)
 
 
 class Lookout:

@@ -1,6 +1,6 @@
 """Python's own faulthandler where there is no py-spy: a process that has it writes its stacks when it gets a signal.
 
-``programs/stacks/sitecustomize.py`` switches it on in every Python that the job starts, without a change of the script.
+``programs/python/sitecustomize.py`` switches it on in every Python that the job starts, without a change of the script.
 The signal goes only to a process that has a handler for it: its default is to end the process.
 """
 

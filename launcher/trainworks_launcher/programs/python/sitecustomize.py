@@ -1,0 +1,108 @@
+"""What the launcher adds to every Python of a job, without a change of the script: it is on PYTHONPATH.
+
+TRAINWORKS_PYTHON_HOOKS says what:
+
+- ``stacks``: the process writes its stacks when the launcher asks, where there is no py-spy.
+- ``exit``: the interpreter ends only when gloo's threads are idle. Such a thread drops the last collective's tensors
+  after the collective has ended, and needs the interpreter for that. If that has gone, the process is aborted after the
+  last line of its script ("terminate called without an active exception", pytorch issue 190489).
+
+Python imports the first ``sitecustomize`` that it finds, so the next one on the path is imported here.
+"""
+
+import os
+import sys
+
+_HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imports nothing of ours
+_LIMIT_SECONDS = 2.0
+_LOOK_SECONDS = 0.01
+_GLOO_THREAD = "pt_gloo_runloop"
+
+
+def _listen() -> None:
+    import faulthandler
+
+    # hang/signals.py has the same name and number; this file imports nothing of ours
+    descriptor = os.memfd_create("trainworks-stacks")
+    faulthandler.register(50, file=descriptor, all_threads=True)
+
+
+def _wait_at_exit() -> None:
+    import atexit
+
+    atexit.register(_wait_for_gloo)  # the first to be registered is the last to be called
+
+
+def _wait_for_gloo() -> None:
+    """Wait, bounded, until gloo's threads sleep and have not run between two looks; they may take the GIL meanwhile."""
+    if "torch.distributed" not in sys.modules:
+        return
+    import select
+    import time
+
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    before = None
+    while time.monotonic() < deadline:
+        threads = _gloo_threads()
+        if not threads:
+            return
+        select.select((), (), (), _LOOK_SECONDS)
+        now = [_activity(thread) for thread in threads]
+        if now == before and all(state == "S" for state, _ in now):
+            return
+        before = now
+
+
+def _gloo_threads() -> "list[str]":
+    """Return the thread ids, in order; those without a name in a job on CPUs, where torch gives gloo's none."""
+    names = {thread: _read(thread, "comm").strip() for thread in sorted(os.listdir("/proc/self/task"))}  # noqa: PTH208
+    main = str(os.getpid())
+    named = [thread for thread, name in names.items() if name == _GLOO_THREAD]
+    if named or any(name.startswith("pt_") for thread, name in names.items() if thread != main):
+        return named
+    cuda = sys.modules.get("torch.cuda")
+    if "RANK" not in os.environ or getattr(cuda, "_initialized", False):
+        return []
+    import threading
+
+    pythons = {str(thread.native_id) for thread in threading.enumerate()}
+    return [thread for thread, name in names.items() if name == names[main] and thread not in pythons]
+
+
+def _activity(thread: str) -> "tuple[str, tuple[str, ...]]":
+    """Return a thread's state and how often it was switched; source: proc(5), status."""
+    fields = dict(line.partition(":")[::2] for line in _read(thread, "status").splitlines())
+    return fields.get("State", "S").strip()[:1], tuple(fields[name] for name in fields if name.endswith("switches"))
+
+
+def _read(thread: str, name: str) -> str:
+    try:
+        with open(f"/proc/self/task/{thread}/{name}", encoding="ascii", errors="replace") as opened:  # noqa: PTH123
+            return opened.read()
+    except OSError:
+        return ""  # the thread has ended
+
+
+def _import_the_next() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    kept = sys.path[:]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]  # noqa: PTH100
+    this = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        if this is not None:
+            sys.modules["sitecustomize"] = this
+    finally:
+        sys.path[:] = kept
+
+
+for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit)):
+    if _name in os.environ.get(_HOOKS, "").split():
+        try:  # noqa: SIM105  (contextlib takes time, and this is part of every start of Python)
+            _hook()
+        except (OSError, AttributeError, ValueError, ImportError, RuntimeError):
+            pass
+_import_the_next()
