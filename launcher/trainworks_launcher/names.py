@@ -141,6 +141,9 @@ HEARTBEAT_FILE_VARIABLE = "TRAINWORKS_HEARTBEAT_FILE"
 RECORDER_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Path of torch's flight recorder's files, which end with the rank: the newer name and the older one."""
 
+EMULATION_VARIABLE = "SMP_CPU_EMULATION"
+"""``1``: smp and smddp run a script that asks for CUDA on CPUs. Read by this project's smdistributed."""
+
 CLEAN_EXIT_VARIABLE = "TRAINWORKS_CLEAN_EXIT"
 """``on`` or ``off``: whether every Python of the job ends only when gloo's threads are idle; default on."""
 

@@ -185,7 +185,23 @@ def check_devices(script: Script, instance_type: str) -> tuple[Finding, ...]:
         instance_type: Instance type of the hosts.
     """
     why = f"{instance_type} has no GPU: set SMP_CPU_EMULATION=1 in the job's environment"
-    return tuple(Finding("torch.cuda.set_device", why, call.line) for call in script.called("cuda.set_device")[:1])
+    asked = [call for call in script.calls if _asks_for_cuda(call)]
+    return tuple(Finding(f"{call.name}: asks for CUDA", why, call.line) for call in asked[:1])
+
+
+def _asks_for_cuda(call: Call) -> bool:
+    """Return whether a call fails where there is no GPU; ``torch.cuda.is_available`` and its like do not."""
+    owner, _, last = call.name.rpartition(".")
+    if last == "cuda" or (owner.endswith("cuda") and last in _OF_CUDA):
+        return True
+    words = [value.value for value in (*call.arguments, *call.keywords.values()) if isinstance(value, ast.Constant)]
+    if last == "init_process_group":
+        return "nccl" in words
+    return last in _TO_DEVICE and any(isinstance(word, str) and word.partition(":")[0] == "cuda" for word in words)
+
+
+_OF_CUDA = ("Event", "Stream", "current_device", "get_device_name", "get_device_properties", "set_device")
+_TO_DEVICE = ("device", "empty", "full", "ones", "rand", "randn", "tensor", "to", "zeros")
 
 
 def check_compiler(script: Script, cost: str) -> tuple[Finding, ...]:

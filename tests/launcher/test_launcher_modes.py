@@ -305,6 +305,30 @@ def test_the_degrees_of_smp_divide_the_processes(parameters: Json, processes: in
     assert bool(problems) == bool(refused)
 
 
+@pytest.mark.parametrize(
+    ("asked", "variables", "kind", "told"),
+    [
+        (SMP, {}, "ml.plain.xlarge", True),
+        (SMP, {}, "", True),
+        (SMP, {"SMP_CPU_EMULATION": "1"}, "ml.plain.xlarge", False),
+        (SMP, {}, "ml.fast.xlarge", False),
+        ({"sagemaker_distributed_dataparallel_enabled": True}, {}, "ml.plain.xlarge", True),
+        ({"sagemaker_mpi_enabled": True}, {}, "ml.plain.xlarge", False),
+    ],
+)
+def test_smp_and_smddp_without_a_gpu_name_what_a_script_for_cuda_needs(
+    asked: Mapping[str, Json], variables: Mapping[str, str], kind: str, *, told: bool
+) -> None:
+    """The warning is a line of the job's log and of `train explain`."""
+    made = environment(
+        {**asked, "sagemaker_mpi_num_of_processes_per_host": 2},
+        hosts=("algo-1",),
+        instance_type=kind,
+        variables={"PATH": "/usr/bin:/bin", **variables},
+    )
+    assert any("SMP_CPU_EMULATION=1" in warning for warning in plan(made).warnings) is told
+
+
 def test_a_key_that_smp_does_not_know_is_a_warning() -> None:
     made = plan(gpus({**SMP, "mp_parameters": {"partitions": 2, "ddp": True, "microbatch": 4, "zero2d": False}}))
     (told,) = [line for line in made.warnings if "smp does not know" in line]

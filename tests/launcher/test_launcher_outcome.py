@@ -104,6 +104,11 @@ def test_the_cause_stands_first() -> None:
     [
         "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
         "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: No CUDA GPUs are available",
+        "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+        "RuntimeError: CUDA error: no CUDA-capable device is detected",
+        "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        "RuntimeError: Distributed package doesn't have NCCL built in",
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
     ],
 )
@@ -113,6 +118,9 @@ def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: s
         lines = failure_text(what="train.py", host="a", mode=mode, returncode=1, said=Said(tail)).splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
+    below = tail.replace(b'File "a.py"', b'File "/v/site-packages/smdistributed/modelparallel/torch/step.py"')
+    text = failure_text(what="train.py", host="a", mode="mpi", returncode=1, said=Said(below))
+    assert "SMP_CPU_EMULATION=1" in text
 
 
 STATE_DICT = FIRST.replace("ValueError: first", "RuntimeError: Error(s) in loading state_dict for Linear:") + (

@@ -341,10 +341,25 @@ def test_without_a_manifest_the_newest_image_is_meant(tmp_path: Path) -> None:
     assert "btl_vader" not in text, "an option of Open MPI 4"
 
 
-@pytest.mark.parametrize(("kind", "told"), [("ml.m5.xlarge", True), ("ml.g5.48xlarge", False)])
-def test_a_script_of_smp_for_gpus_is_told_how_to_run_without(tmp_path: Path, kind: str, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("call", "kind", "told"),
+    [
+        ("torch.cuda.set_device(smp.local_rank())", "ml.m5.xlarge", True),
+        ("torch.cuda.set_device(smp.local_rank())", "ml.g5.48xlarge", False),
+        ("model.cuda()", "ml.m5.xlarge", True),
+        ("model.to('cuda:0')", "ml.m5.xlarge", True),
+        ("torch.device('cuda', smp.local_rank())", "ml.m5.xlarge", True),
+        ("torch.zeros(1, device='cuda')", "ml.m5.xlarge", True),
+        ("torch.distributed.init_process_group(backend='nccl')", "ml.m5.xlarge", True),
+        ("torch.device('cuda' if torch.cuda.is_available() else 'cpu')", "ml.m5.xlarge", False),
+        ("torch.distributed.init_process_group('gloo')", "ml.m5.xlarge", False),
+    ],
+)
+def test_a_script_of_smp_for_gpus_is_told_how_to_run_without(
+    tmp_path: Path, call: str, kind: str, *, told: bool
+) -> None:
     smp = "import smdistributed.modelparallel.torch as smp"
-    script = f"import torch\n{smp}\nsmp.init()\ntorch.cuda.set_device(smp.local_rank())"
+    script = f"import torch\n{smp}\nsmp.init()\n{call}"
     found = run(words(tmp_path, SMP, *open_library(tmp_path), script=script, kind=kind)).advice
     assert any("set SMP_CPU_EMULATION=1" in f"{row}" for row in found) is told
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
 
+from trainworks_launcher import names
 from trainworks_launcher.entry import REQUIREMENTS, program_words
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.exported import exported_variables
 from trainworks_launcher.job import Job
+from trainworks_launcher.manifest import Instance
 from trainworks_launcher.names import ARGUMENT_LIMIT_BYTES
 from trainworks_launcher.origins import Origin
 from trainworks_launcher.placement import missing_program
@@ -77,6 +79,16 @@ def warn_of_library(job: Job, mode: str = "") -> tuple[str, ...]:
     costs = [row.cost for row in manifest.missing if row.component == library]
     cost = costs[0] if costs else "the script must work without it, or install it"
     return (f"{mode} is asked for, and the image has no {library}: {cost}",)
+
+
+def warn_without_gpu(job: Job) -> tuple[str, ...]:
+    """Return what a script of smp or smddp needs on hosts without a GPU; () where there is one, or it is set."""
+    kind, seen = job.placement.instance_type, job.environment.devices
+    row = job.environment.manifest.instances.get(kind, Instance())
+    if seen.gpus or row.gpus or row.neuron_cores or job.inherited.get(names.EMULATION_VARIABLE) == "1":
+        return ()
+    hosts = f"{kind} has" if kind else "the hosts have"
+    return (f"{hosts} no GPU: a script that asks for CUDA needs {names.EMULATION_VARIABLE}=1 in the job's environment",)
 
 
 def missing_package(job: Job, packages: tuple[str, ...]) -> list[Problem]:

@@ -42,4 +42,4 @@ def plan(job: Job) -> NodePlan:
     if _START in environment.programs:
         words = (environment.programs[_START],)
         before.append(Reason(_START, "smddp's own start of a rank, with its variables", Origin.IMAGE, words))
-    return plan_ranks(job, rows, before, common.warn_of_library(job))
+    return plan_ranks(job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job)))

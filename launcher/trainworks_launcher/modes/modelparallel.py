@@ -36,4 +36,4 @@ def plan(job: Job) -> NodePlan:
     if backend == "auto" and _SET_UP in environment.programs:
         words = (environment.programs[_SET_UP], "-i", job.placement.instance_type, "--allow-bypass")
         before.append(Reason(_SET_UP, "smddp's own start of a rank under smp", Origin.IMAGE, words))
-    return plan_ranks(job, rows, before, common.warn_of_library(job))
+    return plan_ranks(job, rows, before, (*common.warn_of_library(job), *common.warn_without_gpu(job)))

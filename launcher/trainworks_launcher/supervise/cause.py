@@ -300,7 +300,11 @@ EMULATE = (
     "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
 )
 
-_NO_GPU = re.compile(r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver")
+_NO_GPU = re.compile(
+    r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
+    r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL built in"
+    r"|Cannot access accelerator device"
+)
 """What torch says where a script asks for a GPU: built without CUDA, and built with it on a host without a driver."""
 
 
@@ -339,7 +343,8 @@ def failure_text(
     line = lack_of_memory(oom_kills, host) if oom_kills else "" if killed else cause or words.line
     found = words.died_of
     cause = found.cause if found is not None else line
-    remedy = EMULATE if mode.startswith("smdistributed.") and _NO_GPU.search(cause) else ""
+    library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in "".join(found.frames))
+    remedy = EMULATE if library and _NO_GPU.search(cause) else ""
     if found is not None and not killed:
         return _fit("\n".join(filter(None, (cause, place, remedy))), found)
     earlier = words.earlier or (found.cause if found is not None else "")
