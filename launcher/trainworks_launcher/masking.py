@@ -1,8 +1,9 @@
 """Secrets kept out of plans, logs and failure texts. Pure.
 
 Two rules, because a secret shows itself in two ways. By name: a variable, a hyperparameter, an option or a key inside a
-JSON value whose name has a word such as PASSWORD. By form: ``user:password@`` inside a URL. A ``Masker`` also knows the
-values found by name, and hides them wherever they come up again: in SM_HPS, in a command line, in a traceback.
+JSON value whose name has a word such as PASSWORD. By form: ``user:password@`` inside a URL, and tokens of a well-known
+form. A ``Masker`` also knows the values found by name, and hides them wherever they come up again: in SM_HPS, in a
+command line, in a traceback.
 """
 
 from __future__ import annotations
@@ -77,6 +78,36 @@ def mask_urls(text: str) -> str:
     return _URL.sub(rf"\g<1>{MASK}@", text) if "://" in text else text
 
 
+_TOKENS = re.compile(
+    r"""
+      \bhf_[A-Za-z0-9]{20,}  # Hugging Face
+    | \bgh[opsur]_[A-Za-z0-9]{20,} | \bgithub_pat_\w{20,} | \bglpat-[\w-]{16,}  # GitHub, GitLab
+    | \b(?:AKIA|ASIA)[A-Z0-9]{16}(?:\W{1,3}[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))?  # AWS, also with the secret
+    | \bsk-(?=[\w-]*\d)[\w-]{20,} | \bnvapi-[\w-]{20,} | \bAIza[\w-]{35}  # OpenAI and others, NVIDIA, Google
+    | \bxox[abeoprs]-[\w-]{10,} | \bpypi-AgE[\w-]+  # Slack, PyPI
+    | \beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?  # a JSON web token
+    | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----.*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_MARKED = re.compile(
+    r"(\bAuthorization['\"]?\s*[:=]\s*['\"]?(?:Basic|Bearer|token)\s+|\bBearer\s+(?=\S*\d)"
+    r"|\bX-(?:Amz|Goog)-(?:Signature|Security-Token|Credential)=|[?&](?:Signature|AWSAccessKeyId|sig|token|access_token)="
+    r"|\b(?:aws_?)?(?:secret_?access_?key|session_?token)['\"]?\s*[:=]\s*['\"]?(?=[^\s'\"]{16}))"
+    r"[^\s&'\"<>,;]{8,}",
+    re.IGNORECASE,
+)
+
+
+def mask_tokens(text: str) -> str:
+    """Return a text without tokens of well-known forms, and without what is marked as one.
+
+    >>> mask_tokens("403 for s3.example/k?X-Amz-Signature=0a1b2c3d4e5f&X-Amz-Date=20261125")
+    '403 for s3.example/k?X-Amz-Signature=******&X-Amz-Date=20261125'
+    """
+    return _TOKENS.sub(MASK, _MARKED.sub(rf"\g<1>{MASK}", text))
+
+
 class Masker:
     """Hides what is secret in one job."""
 
@@ -93,10 +124,10 @@ class Masker:
         self._value_of_pair = re.compile(rf"['\"]?(?:{quoted})|{_ANY_VALUE}" if known else _ANY_VALUE, re.DOTALL)
 
     def text(self, text: str) -> str:
-        """Return a text without known secret values and without credentials in URLs."""
+        """Return a text without known secret values, credentials in URLs and tokens of well-known forms."""
         if self._values is not None:
             text = self._values.sub(MASK, text)
-        return mask_urls(text)
+        return mask_tokens(mask_urls(text))
 
     def value(self, name: str, value: str) -> str:
         """Mask the value of a name: all of it if the name is that of a secret, else the secrets in it.

@@ -208,6 +208,20 @@ def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -
     assert not [line for line in made.text.splitlines() if line.startswith("trainworks") and "s3cr3t" in line]
 
 
+@pytest.mark.parametrize("padding", [0, 300, 380, 500, 900])
+def test_a_token_that_is_no_variables_value_leaves_no_part_of_it(tmp_path: Path, padding: int) -> None:
+    """Also where the text is shortened in its middle."""
+    token = "ghp_" + "aB3dE5gH7j" * 4
+    script = f"raise ValueError('x' * {padding} + ' cannot clone with ' + open('token').read() + ' y' * {padding})"
+    write_inputs(tmp_path, script, {}, {})
+    (tmp_path / "code/token").write_text(token, encoding="ascii")
+    with Launcher(tmp_path) as made:
+        assert made.wait() == 1
+    said = made.failure + (tmp_path / "output/failure.json").read_text(encoding="utf-8") + made.text.splitlines()[-1]
+    assert "aB3dE5gH7j" not in said
+    assert "ValueError: " in said
+
+
 def test_a_stop_signal_reaches_each_rank_once_and_a_second_one_is_passed_on(tmp_path: Path) -> None:
     script = """
 import os, signal

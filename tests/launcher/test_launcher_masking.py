@@ -91,6 +91,54 @@ def test_credentials_in_urls(text: str, masked: str) -> None:
     assert mask_urls(text) == masked
 
 
+LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7xY9zA1cD3fG5hJ"  # made up
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        (f"401 for hf_{LETTERS}: who are you", f"401 for {MASK}: who are you"),
+        (f"git clone failed: ghp_{LETTERS}", f"git clone failed: {MASK}"),
+        (f"github_pat_11AAAA_{LETTERS}, glpat-{LETTERS[:20]}", f"{MASK}, {MASK}"),
+        (f"headers={{'Authorization': 'Bearer {LETTERS}'}}", f"headers={{'Authorization': 'Bearer {MASK}'}}"),
+        (f"authorization: Basic {LETTERS}==", f"authorization: Basic {MASK}"),
+        (f"curl -H 'x: bearer {LETTERS}.x'", f"curl -H 'x: bearer {MASK}'"),
+        (f"jwt eyJhbGciOiJI.{LETTERS}.sig-1", f"jwt {MASK}"),
+        (f"https://h/k?X-Amz-Credential={LETTERS}%2F&X-Amz-Signature={LETTERS}&p=1", None),
+        (f"https://h/k?AWSAccessKeyId={LETTERS}&Signature={LETTERS}%3D", None),
+        (f"https://h/k?sv=2024&sig={LETTERS}", f"https://h/k?sv=2024&sig={MASK}"),
+        ("key AKIAIOSFODNN7EXAMPLE is not valid", f"key {MASK} is not valid"),
+        (f"AKIAIOSFODNN7EXAMPLE:{LETTERS}/Z", MASK),
+        (f"{{'SecretAccessKey': '{LETTERS}'}}", f"{{'SecretAccessKey': '{MASK}'}}"),
+        (f"aws_session_token = {LETTERS}", f"aws_session_token = {MASK}"),
+        (f"sk-proj-{LETTERS} nvapi-{LETTERS}", f"{MASK} {MASK}"),
+        (f"-----BEGIN RSA PRIVATE KEY-----\n{LETTERS}\n-----END RSA PRIVATE KEY-----\nx", f"{MASK}\nx"),
+    ],
+)
+def test_tokens_of_a_known_form(text: str, masked: str | None) -> None:
+    shown = Masker().text(text)
+    assert LETTERS not in shown
+    assert masked is None or shown == masked
+    assert Masker().text(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from huggingface_hub import hf_hub_download",
+        "Basic training of bearer authentication tokens: 12",
+        "commit 8f14e45fceea167a5a36dedd4bea2543aabbccdd, sha256:" + "0a" * 32,
+        "sk-learn-contrib-and-other-long-names",
+        "Secret access key: none",
+        "https://h/a?token=3&signature=v4",
+        "AKIA is a prefix",
+        "RuntimeError: CUDA error at /opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:1518",
+    ],
+)
+def test_what_only_looks_a_little_like_a_token_stays(text: str) -> None:
+    assert Masker().text(text) == text
+
+
 @pytest.mark.parametrize(
     ("argv", "masked"),
     [

@@ -172,6 +172,18 @@ class Verdict:
     def _said(self, said: Said, what: str) -> Said:
         return said._replace(shell=what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS)
 
+    def _masked(self, said: Said) -> Said:
+        """Return what was printed without secrets: before it is shortened, which may cut one in two."""
+
+        def without_secrets(data: bytes) -> bytes:
+            return self._masker.text(data.decode("utf-8", "replace")).encode("utf-8", "replace")
+
+        return said._replace(
+            output=without_secrets(said.output),
+            errors=without_secrets(said.errors),
+            latest=without_secrets(said.latest),
+        )
+
     def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
         """Return what is known of a rank that ended with status 0."""
         cause = early_end(name_of_program(self._plan), host, self._plan.mode, rank)
@@ -237,14 +249,13 @@ class Verdict:
             host=host,
             mode=self._plan.mode,
             returncode=code,
-            said=said,
+            said=self._masked(said),
             cause=cause,
             note=note + _full_memory(code),
             rank=rank,
             oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
             reported=reported,
         )
-        text = self._masker.text(text)
         return Outcome(FAILED, exit_status(code or 0), host, text, text.partition("\n")[0], rank)
 
 
