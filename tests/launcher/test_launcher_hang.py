@@ -26,7 +26,7 @@ from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.manifest import parse_manifest
 from trainworks_launcher.supervise.hang import naming, stacks
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
-from trainworks_launcher.supervise.hang.progress import Look, Process, sign_of_life
+from trainworks_launcher.supervise.hang.progress import Look, Process, Seen, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 from trainworks_launcher.values import Json
 
@@ -121,6 +121,38 @@ def test_the_odd_rank_is_named(wheres: Sequence[Where], sentence: str, odd: Sequ
     assert [row.rank for row in verdict.odd] == odd
 
 
+def natively(*names_: str) -> tuple[Thread, ...]:
+    """The stack of a call in compiled code, innermost first, below a line of the script."""
+    frames = [Frame(name, "", 0, native=True) for name in names_]
+    return (Thread(main=True, frames=(*frames, Frame("together", SCRIPT, 7), Frame(*MAIN))),)
+
+
+@pytest.mark.parametrize(
+    ("frames", "what"),
+    [
+        (("opal_progress", "ompi_request_default_wait", "PMPI_Allreduce", "__pyx_pw_allreduce"), "MPI_Allreduce"),
+        (("MPI_Barrier",), "MPI_Barrier"),
+        (("PMPI_Comm_dup", "MPI_PyMPI_Commctx_INTRA.constprop.0", "allreduce"), "MPI_Comm_dup"),
+        (("pollAny", "ncclGroupEnd"), "ncclGroupEnd"),
+        (("ioctl", "cudaStreamSynchronize", "item"), "StreamSynchronize"),
+    ],
+)
+def test_who_waits_for_others_is_read_from_compiled_code_too(frames: Sequence[str], what: str) -> None:
+    """mpi4py's calls are no Python frames: the rank that waits in one is not to blame, though it is alone."""
+    together = stack(("together", SCRIPT, 7), MAIN)
+    waiting = row_of(0, "algo-1", together, "R", "which computes or spins", "", natively(*frames))
+    assert (waiting.kind, waiting.what, waiting.place) == ("collective", what, "train.py:7")
+    others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
+    assert [row.rank for row in name_the_odd([waiting, *others], (), 60).odd] == [1, 2, 3]
+
+
+def test_without_such_evidence_a_rank_only_differs() -> None:
+    alone = row_of(0, "algo-1", stack(("together", SCRIPT, 7), MAIN), "R", "which computes or spins", "")
+    others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
+    assert "nothing shows who waits for whom" in name_the_odd([alone, *others], (), 60).text
+    assert "nothing shows" not in name_the_odd([*rows(WAITS, WAITS), others[1]], (), 60).text
+
+
 def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "look at the network" in name_the_odd(rows(WAITS, WAITS), (), 600).text
     assert "left out a call" in name_the_odd(rows(WAITS, (BARRIER, "S", "", "")), (), 600).text
@@ -160,6 +192,16 @@ def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
     return BEFORE._replace(processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
 
 
+def polling(*, ran: float, cpu: float = 1.0, sleeps: bool = True, now: tuple[Thread, ...] = ()) -> tuple[Look, Look]:
+    """Two looks at a rank that waits for a file: its loop has another counter, and stops at another line."""
+    old = Process(
+        "1", python=True, cpu=50.0, ran=10**9, stack=stack(("take", SCRIPT, 12), MAIN, values=1), sleeps=sleeps
+    )
+    later = now or stack(("take", SCRIPT, 13), MAIN, values=2)
+    new = old._replace(cpu=50.0 + cpu, ran=old.ran + int(ran * 1e9), stack=later)
+    return BEFORE._replace(processes={10: old}), after(processes={10: new})
+
+
 @pytest.mark.parametrize(
     ("before", "now", "sign"),
     [
@@ -179,12 +221,47 @@ def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
         (*with_child(1.0), ""),  # a monitor
         (BEFORE, with_rank(stack=(), cpu=80.0), "other programs"),  # cannot be read: it may work
         (BEFORE, with_rank(stack=()), ""),
+        (*polling(ran=0.4), ""),  # it sleeps, looks and counts
+        (*polling(ran=0.4, sleeps=False), "stack changed"),
+        (*polling(ran=9.0), "stack changed"),
+        (*polling(ran=0.4, cpu=20.0), "stack changed"),  # another thread of it works
+        (*polling(ran=0.4, now=stack(("other", SCRIPT, 70), MAIN)), "stack changed"),
+        (
+            *polling(
+                ran=0.4, now=stack(("exists", "/usr/lib/python3.11/genericpath.py", 19), ("take", SCRIPT, 13), MAIN)
+            ),
+            "",
+        ),
     ],
 )
 def test_what_counts_as_progress(before: Look, now: Look, sign: str) -> None:
     found = sign_of_life(before, now)
     assert sign in found
     assert bool(found) == bool(sign)
+
+
+def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:
+    """Each line counts once in a stall; a loop with a counter has another stack each time."""
+    seen = Seen()
+
+    def signs(*values: int) -> list[str]:
+        found, before = [], BEFORE
+        for step, value in enumerate(values):
+            look = after(seconds=float(step), processes={10: at(value)})
+            found.append(sign_of_life(before, look, seen))
+            seen.add(look)
+            before = look
+        return found
+
+    def at(value: int) -> Process:
+        line, counter = value % 3, value // 3 + 1
+        return BEFORE.processes[10]._replace(cpu=80.0, stack=stack(("loop", SCRIPT, 20 + line), MAIN, values=counter))
+
+    assert all(signs(0, 1, 2))
+    assert not any(signs(1, 0, 2, 1, 2, 0)[1:])
+    assert all(signs(3, 4, 6, 9, 11, 13))
+    assert all(signs(*range(30, 300))), "more than is remembered"
+    assert all(signs(-1, -2, -1, -2)), "the variables are not known: it may count"
 
 
 # --------------------------------------------------------------------------------------------------------------- stacks
@@ -271,6 +348,51 @@ for name in sys.argv[2].split(","):
     print("reads", name, flush=True)
     open(name).read()
 """
+
+
+LOOP = """
+def work(flag, n):
+    while True:
+        if flag:
+            break
+        if n > 5:
+            return
+work(False, 0)
+"""
+
+
+POLLING = """
+import os, threading, time
+def take(path):
+    attempt = 0
+    while not os.path.exists(path):
+        attempt += 1
+        time.sleep(0.02)
+        if attempt > 10**9:
+            return
+def monitor(seen):
+    while True:
+        seen.append(len(seen))
+        time.sleep(0.3)
+threading.Thread(target=monitor, args=([],), daemon=True).start()
+take("/no/such/lock")
+"""
+
+
+@pytest.mark.parametrize(("script", "place"), [(POLLING, "take"), (LOOP, "work")])
+def test_a_rank_that_polls_or_loops_makes_no_progress(tmp_path: Path, script: str, place: str) -> None:
+    """A lock that another rank holds: the counter of the attempts moves, and a thread beside it samples something. And
+    an endless loop, which stops at another line at each look."""
+    write_inputs(tmp_path, script, {}, {})
+    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})  # py-spy is beside it
+    variables = {
+        "TRAINWORKS_HANG": "fail",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "4",
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+    }
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 68, launcher.text
+    assert re.match(rf"no rank has made progress for 4 s: the program on \S+ is in {place} \(train", launcher.failure)
 
 
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:

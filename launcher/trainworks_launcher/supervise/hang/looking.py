@@ -18,7 +18,7 @@ from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
 from trainworks_launcher.supervise.hang.naming import Row, row_of
 from trainworks_launcher.supervise.hang.progress import Look, Process
-from trainworks_launcher.supervise.hang.stacks import Thread
+from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SPY_SECONDS = 5.0
@@ -91,7 +91,8 @@ class Eyes:
         if python:
             same = old is not None and (old.started, old.cpu, old.ran) == (now.started, now.cpu, ran) and ran > 0
             stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
-        return Process(now.started, python, now.cpu, ran, now.children, _moved_bytes(pid), stack)
+        sleeps = python and (kernel_words(pid, now.state)[0] == _WAITS["sleep"] or waits_for_lock(stack))
+        return Process(now.started, python, now.cpu, ran, now.children, _moved_bytes(pid), stack, sleeps)
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
         if self._py_spy:
@@ -110,8 +111,17 @@ class Eyes:
             return ""
         return done.stdout.decode("utf-8", "replace")
 
-    def rows(self, roots: Sequence[Root], host: str, seen: Look) -> list[Row]:
-        """Return where each rank is, from a look."""
+    def natives(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
+        """Return the stacks with those of compiled code, as far as py-spy can read them in time."""
+        known = _all_stats()
+        deadline = time.monotonic() + _NATIVE_SECONDS
+        pids = _descendants(known, [root.pid for root in roots])
+        return {pid: self._with_native(pid, known[pid].state, deadline) for pid in pids}
+
+    def rows(
+        self, roots: Sequence[Root], host: str, seen: Look, natives: Mapping[int, tuple[Thread, ...]]
+    ) -> list[Row]:
+        """Return where each rank is, from a look and from the stacks of compiled code."""
         known = _all_stats()
         found = []
         for root in roots:
@@ -120,13 +130,12 @@ class Eyes:
             state = known[pid].state if pid in known else ""
             waits, path = kernel_words(pid, state)
             threads = seen.processes[pid].stack if pid in seen.processes else ()
-            found.append(row_of(root.rank, host, threads, state, waits, path))
+            found.append(row_of(root.rank, host, threads, state, waits, path, natives.get(pid, ())))
         return found
 
-    def report(self, roots: Sequence[Root], seen: Look) -> str:
+    def report(self, roots: Sequence[Root], seen: Look, natives: Mapping[int, tuple[Thread, ...]]) -> str:
         """Return the stacks of all processes for a person; with those of compiled code where py-spy can read them."""
         known = _all_stats()
-        deadline = time.monotonic() + _NATIVE_SECONDS
         lines: list[str] = []
         for root in roots:
             lines.append(f"=== rank {root.rank}" if root.rank >= 0 else "=== the program")
@@ -135,7 +144,7 @@ class Eyes:
                 waits, path = kernel_words(pid, now.state)
                 said = ", ".join(filter(None, (f"state {now.state}", waits, path)))
                 lines.append(f"--- process {pid} ({_name(pid)}), {said}, {now.cpu:.1f} s of CPU time")
-                threads = self._with_native(pid, now.state, deadline)
+                threads = natives.get(pid, ())
                 if not threads and pid in seen.processes:
                     threads = seen.processes[pid].stack
                 lines += stacks.lines(threads)
@@ -245,6 +254,8 @@ def kernel_words(pid: int, state: str) -> tuple[str, str]:
         return "", f"open of {path}" if path else ""
     if call == "read" and arguments:
         return _reads(pid, arguments[0])
+    if call == "select" and arguments[:1] == [0]:
+        call = "sleep"  # of no descriptor, as time.sleep does before Python 3.11
     return _WAITS.get(call, ""), ""
 
 

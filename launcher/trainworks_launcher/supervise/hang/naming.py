@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, Sequence
 
 from trainworks_launcher.supervise.control.messages import one_line
@@ -127,7 +128,15 @@ def read_documents(host: str, found: Json) -> list[Row]:
     return rows
 
 
-def row_of(rank: int, host: str, threads: Sequence[Thread], state: str, waits: str, path: str) -> Row:
+def row_of(
+    rank: int,
+    host: str,
+    threads: Sequence[Thread],
+    state: str,
+    waits: str,
+    path: str,
+    natives: Sequence[Thread] = (),
+) -> Row:
     """Return where a rank is.
 
     Args:
@@ -137,6 +146,7 @@ def row_of(rank: int, host: str, threads: Sequence[Thread], state: str, waits: s
         state: The letter of proc(5): "T" is stopped.
         waits: The kernel's words of what its main thread waits for.
         path: The file that the main thread is in the middle of opening, or the FIFO that it reads.
+        natives: Its stacks with the frames of compiled code; () if they cannot be read.
     """
     main = main_thread(threads)
     frames = [frame for frame in main.frames if not frame.native] if main is not None else []
@@ -148,7 +158,7 @@ def row_of(rank: int, host: str, threads: Sequence[Thread], state: str, waits: s
         return Row(rank, host, "stopped", what, place, frames=shown)
     if path:
         return Row(rank, host, "opens", path, place, frames=shown)
-    collective = _collective(frames)
+    collective = _collective(frames) or _native_collective(natives)
     if collective:
         return Row(rank, host, "collective", collective, place, waits, shown)
     data = next((frame for frame in frames if _DATA in frame.file), None)
@@ -166,6 +176,22 @@ def _collective(frames: Sequence[Frame]) -> str:
             return ""
         if frame.name in COLLECTIVES and any(library in frame.file for library in _LIBRARIES):
             return frame.name
+    return ""
+
+
+_NATIVE = re.compile(
+    r"^P?(MPI_[A-Z][a-z]+(?:_[a-z]+)*)$|^(nccl[A-Z]\w+)|^(?:cuda|cu)(StreamSynchronize|EventSynchronize|DeviceSynchronize)"
+)
+"""Functions of compiled libraries in which a rank waits for others, or for its GPU, which waits for others in NCCL."""
+
+
+def _native_collective(threads: Sequence[Thread]) -> str:
+    """Return the outermost call of compiled code in which the main thread waits for others, ``""`` for none."""
+    main = main_thread(threads)
+    for frame in reversed(main.frames if main is not None else ()):
+        found = _NATIVE.match(frame.name) if frame.native else None
+        if found:
+            return next(name for name in found.groups() if name)
     return ""
 
 
@@ -239,6 +265,8 @@ def _several(group: Sequence[Row], others: bool, all_: bool) -> str:
 
 def _advice(odd: Sequence[Row], groups: Sequence[Sequence[Row]]) -> str:
     """Return what the picture says beyond the places."""
+    if odd and all(group[0].kind in ("code", "data", "kernel") for group in groups):
+        return "nothing shows who waits for whom: a rank that differs may be waiting for the others"
     kinds = {group[0].key for group in groups} if not odd else set()
     if len(kinds) > 1 and all(kind == "collective" for kind, _, _ in kinds):
         return "the ranks wait in different collectives: one of them left out a call, or made one more"

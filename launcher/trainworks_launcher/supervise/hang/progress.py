@@ -2,7 +2,9 @@
 
 CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. These are signs:
 
-- a stack that is another one, or another value of a variable in it;
+- a stack that is another one, or another value of a variable in it. Not one that was seen before in the same stall, as
+  in an endless loop of a few lines. And not of a process that only polls: its main thread sleeps or waits for a lock
+  when it is looked at, hardly runs, and is in the same functions of the user's code;
 - CPU time of processes that are not Python: a compiler works while its rank waits for it;
 - bytes that were read or written: a checkpoint, data;
 - bytes of TCP connections: a download into memory reads no file;
@@ -12,15 +14,19 @@ CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. Th
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Mapping, NamedTuple
+from typing import Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.supervise.hang.stacks import Thread
+from trainworks_launcher.supervise.hang.stacks import Thread, main_thread
 
 WORKING_SHARE = 0.25
 """Share of one CPU from which on a process that is not Python counts as working. Monitors beside a job take less."""
 
 BYTES_PER_SECOND = 256 * 1024
 """Rate from which on bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
+
+
+POLLING_SHARE = 0.05
+"""Share of one CPU below which a main thread that sleeps again and again does nothing but look whether it may go on."""
 
 
 class Process(NamedTuple):
@@ -34,6 +40,7 @@ class Process(NamedTuple):
         children: Seconds that its ended children took.
         moved: Bytes that it read and wrote, of files and pipes; 0 where the kernel does not say.
         stack: Its Python stacks; () where there are none or they cannot be read.
+        sleeps: Its main thread was asleep, or waited for a lock.
     """
 
     started: str
@@ -43,6 +50,7 @@ class Process(NamedTuple):
     children: float = 0.0
     moved: int = 0
     stack: tuple[Thread, ...] = ()
+    sleeps: bool = False
 
 
 class Look(NamedTuple):
@@ -63,25 +71,59 @@ class Look(NamedTuple):
     heartbeat: int = 0
 
 
-def sign_of_life(before: Look, after: Look) -> str:
-    """Return what moved between two looks, for a person; ``""`` if nothing did."""
+class Seen:
+    """The stacks of each process in one stall."""
+
+    def __init__(self) -> None:
+        """Nothing was seen yet."""
+        self._stacks: dict[tuple[int, str], set[tuple[Thread, ...]]] = {}
+
+    def add(self, look: Look) -> None:
+        """Remember the stacks of a look; a process that had too many of them does not only repeat itself."""
+        for pid, process in look.processes.items():
+            known = self._stacks.setdefault((pid, process.started), set())
+            if len(known) >= _STACKS:
+                known.clear()
+            known.add(process.stack)
+
+    def has(self, pid: int, process: Process) -> bool:
+        """Return whether a process had this stack before, variables included; False where they are not known."""
+        main = main_thread(process.stack)
+        known = main is not None and main.values != 0
+        return known and process.stack in self._stacks.get((pid, process.started), ())
+
+
+_STACKS = 64
+
+
+def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
+    """Return what moved between two looks, for a person; ``""`` if nothing did.
+
+    Args:
+        before: The first look.
+        after: The second.
+        seen: What was seen in this stall; None counts every other stack as a sign.
+    """
     seconds = max(after.at - before.at, 0.001)
     if after.heartbeat != before.heartbeat:
         return "the heartbeat file was written"
     if after.roots != before.roots:
         return "the ranks are other processes"
     pairs: list[tuple[Process, Process]] = []
+    repeats: set[int] = set()
     new: list[Process] = []
     for pid, process in after.processes.items():
         old = before.processes.get(pid)
         if old is not None and old.started == process.started:
             pairs.append((process, old))
+            repeats |= {id(process)} if seen is not None and seen.has(pid, process) else set()
         else:
             new.append(process)
     if any(process.stack for process in new):
         return "a Python process was started"
     for process, old in pairs:
-        if process.stack and old.stack and process.stack != old.stack:
+        moved = process.stack and old.stack and process.stack != old.stack
+        if moved and id(process) not in repeats and not _only_polls(process, old, seconds):
             return "a stack changed"
     working = sum(process.cpu for process in new if not process.stack)
     for process, old in pairs:
@@ -97,3 +139,24 @@ def sign_of_life(before: Look, after: Look) -> str:
     if sum(max(0, count - known.get(one, 0)) for one, count in after.connections.items()) >= BYTES_PER_SECOND * seconds:
         return "bytes came or went over the network"
     return ""
+
+
+def _only_polls(process: Process, old: Process, seconds: float) -> bool:
+    """Return whether a process did nothing but look now and then whether it may go on, whatever it counts meanwhile.
+
+    Threads beside the main one do not change that, unless they work.
+    """
+    ran = (process.ran - old.ran) / 1e9
+    return (
+        (process.sleeps or old.sleeps)
+        and 0 < old.ran <= process.ran
+        and ran < POLLING_SHARE * seconds
+        and process.cpu - old.cpu < WORKING_SHARE * seconds
+        and _functions(process.stack) == _functions(old.stack)
+    )
+
+
+def _functions(threads: Sequence[Thread]) -> list[tuple[str, str]]:
+    """Return the user's own functions on the main thread's stack."""
+    main = main_thread(threads)
+    return [(frame.file, frame.name) for frame in main.frames if frame.is_own] if main is not None else []

@@ -104,6 +104,17 @@ def main_thread(threads: Sequence[Thread]) -> Thread | None:
     return next((thread for thread in threads if thread.main), threads[0] if threads else None)
 
 
+_LOCKS = ("/threading.py", "/queue.py", "/multiprocessing/synchronize.py", "/concurrent/futures/_base.py")
+"""Files of Python's standard library whose functions wait for another thread or process."""
+
+
+def waits_for_lock(threads: Sequence[Thread]) -> bool:
+    """Return whether the main thread is inside a wait of Python's standard library for a lock, an event or a queue."""
+    main = main_thread(threads)
+    frame = next((frame for frame in main.frames if not frame.native), None) if main is not None else None
+    return frame is not None and frame.is_standard and frame.file.endswith(_LOCKS)
+
+
 def lines(threads: Sequence[Thread]) -> list[str]:
     """Return the threads for a person, the main thread first, without values of variables."""
     shown: list[str] = []

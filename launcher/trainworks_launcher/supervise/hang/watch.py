@@ -27,7 +27,7 @@ from trainworks_launcher import names
 from trainworks_launcher.supervise.control.messages import words
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents
-from trainworks_launcher.supervise.hang.progress import Look, sign_of_life
+from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome import FAILED, Outcome, shorten
 from trainworks_launcher.values import Json, number
@@ -85,6 +85,7 @@ class Watch:
         self._pause = min(max(around.limit / _LOOKS, _SHORTEST), _LONGEST)
         self._moved_at = 0.0
         self._before: Look | None = None
+        self._seen = Seen()
         self._quiet = False
         self._over = False
         self._stacks = ""
@@ -126,6 +127,8 @@ class Watch:
         first = self._around.limit * names.HANG_FIRST_LOOK
         if waited < first:
             self._before = None
+            if self._around.printed() > self._moved_at:
+                self._seen = Seen()  # a new stall
             self._set_quiet(False)
             self._after(first - waited, self._tick)
             return
@@ -133,9 +136,10 @@ class Watch:
         self._in_thread(lambda: self._eyes.look(roots, before), self._looked)
 
     def _looked(self, look: Look) -> None:
-        if self._before is not None and sign_of_life(self._before, look):
+        if self._before is not None and sign_of_life(self._before, look, self._seen):
             self._moved_at = look.at
         self._before = look
+        self._seen.add(look)
         self._set_quiet(time.monotonic() - self._last_sign() >= self._around.limit)
         self._after(self._pause, self._tick)
 
@@ -152,14 +156,15 @@ class Watch:
 
     def _look_again(self, round_: int) -> None:
         """The leader asks: is it so, and where is each rank? The stacks are read while the answer is on its way."""
-        roots, before, around = self._around.roots(), self._before, self._around
+        roots, before, around, known = self._around.roots(), self._before, self._around, self._seen
 
         def look() -> tuple[str, Look, list[Row], str]:
             seen = self._eyes.look(roots, before)
-            moved = sign_of_life(before, seen) if before is not None else ""
+            moved = sign_of_life(before, seen, known) if before is not None else ""
             if moved:
                 return moved, seen, [], ""
-            return "", seen, self._eyes.rows(roots, around.host, seen), self._eyes.report(roots, seen)
+            natives = self._eyes.natives(roots)
+            return "", seen, self._eyes.rows(roots, around.host, seen, natives), self._eyes.report(roots, seen, natives)
 
         def looked(found: tuple[str, Look, list[Row], str]) -> None:
             moved, seen, rows, self._stacks = found
