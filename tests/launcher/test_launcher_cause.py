@@ -143,6 +143,9 @@ sys.exit(1)
         (SILENT + BARS + "os._exit(4)", "exit status 4"),
         ("import sys\nfor n in range(5): print('epoch', n, file=sys.stderr)\nsys.exit(4)", "exit status 4"),
         ("import sys; print('epoch 7 done'); sys.exit(4)", "exit status 4"),
+        ("import sys; sys.exit('cannot start:\\n  no data\\n  no model')", "cannot start: no data no model"),
+        (SILENT + "faulthandler.dump_traceback()\nsys.exit('loss is nan')", "loss is nan"),
+        ("import logging, sys\nlogging.error('corrupt')\nlogging.warning('bye')\nsys.exit(3)", "corrupt"),
         ("import sys; print('ERROR: the bucket is empty'); sys.exit(4)", "ERROR: the bucket is empty"),
     ],
 )
@@ -163,6 +166,13 @@ def test_the_stack_of_a_crash_is_shown(tmp_path: Path) -> None:
         ("no-such-tool --x", "no-such-tool"),
         (f"{sys.executable} -c 'open(\"/no/such/cache\")' || {{ echo training failed >&2; exit 5; }}", NO_CACHE),
         (f"{sys.executable} -c 'open(\"/no/such/cache\")' 2>&1 | cat; exit 5", NO_CACHE),
+        (
+            f"{sys.executable} -c 'open(\"/no/such/cache\")' || {{ for i in 1 2 3; do echo $i >&2; done; exit 5; }}",
+            NO_CACHE,
+        ),
+        ("echo 'fatal: no repository' >&2; echo 'Please check that it exists.' >&2; exit 128", "fatal: no repository"),
+        ("if then fi", "syntax error"),
+        ("set -u; echo $NO_SUCH_NAME", "NO_SUCH_NAME: unbound variable"),
         (f"{sys.executable} -c 'import os; os.kill(os.getpid(), 11)'", "killed by SIGSEGV"),
     ],
 )

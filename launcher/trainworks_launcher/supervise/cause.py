@@ -82,19 +82,20 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
     found = find_tracebacks(errors, errors_only=True)
     telling = [made for made in found if not made.ignored and not made.is_of_starter]
     if not telling:
-        line = _last_line(lines)[0]
+        line = _last_line(lines, said.shell)[0]
         return LastWords(line=line) if line else _of_one_stream(_text(said.output), 1)
     last = telling[-1]
     pause = len(lines) - len(lines_of(_text(said.latest))) if said.latest else 0
     if last.at < pause < last.end:
         _cut(last, lines, pause)
-    steps = _steps(lines[last.at + 1 :])
+    # A shell's own loop may print after a program of it has died.
+    steps = [at for at in _steps(lines[last.at + 1 :]) if not said.shell or _PROGRESS.search(lines[last.at + 1 + at])]
     if steps:
         _cut(last, lines, min(last.end, last.at + 1 + steps[0]))
     after = _after(last, lines, lines_of(_text(said.output)))
     dropped = {at for made in found if made.ignored for at in range(made.start, made.end)}
     rest = ["" if at in dropped else line for at, line in enumerate(lines)][last.end :]
-    line, at = _last_line(rest)
+    line, at = _last_line(rest, said.shell)
     ending = next((at for at, line in enumerate(rest) if _THROWN_NOTHING.search(line) or _FAULT.match(line)), len(rest))
     more = [at for at, line in enumerate(rest[:ending]) if line.strip() and not _CLOSING.search(line)]
     went_on = (
@@ -139,6 +140,7 @@ _ERROR = re.compile(
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n\s*what\(\):\s*([^\n]+)")
 _THROWN_NOTHING = re.compile(r"terminate called (after throwing an instance of '[^']*'|without an active exception)")
 _FAULT = re.compile(r"^(Fatal Python error: .*|Timeout \(.*\)!)$")
+_OF_FAULT = re.compile(r"^(Current thread |Thread 0x|Extension modules: |  |$)")
 _BORDERS = "│┃|╭╮╰╯┏┓┗┛─━ "
 
 
@@ -155,14 +157,17 @@ _NUMBER = re.compile(r"[\d.]+(e[-+]?\d+)?")
 _STEPS = 3
 
 
-def _last_line(lines: Sequence[str]) -> tuple[str, int]:
-    """Return (the line that says why a process ended, its index); ("", -1) if none does."""
+def _last_line(lines: Sequence[str], shell: bool = False) -> tuple[str, int]:
+    """Return (the line that says why a process ended, its index); ("", -1) if none does.
+
+    A shell's tools may end with advice: there a line that speaks of an error is preferred.
+    """
     text = "\n".join(lines[-_FAULT_LINES:])
     thrown = [*_THROWN.finditer(text)]
     if thrown:
         return f"{thrown[-1][1]}: {thrown[-1][2].strip()}", len(lines) - 1
-    fault = next((at for at in range(max(0, len(lines) - _FAULT_LINES), len(lines)) if _FAULT.match(lines[at])), -1)
-    if fault >= 0:
+    fault = max((at for at, line in enumerate(lines) if _FAULT.match(line)), default=-1)
+    if fault >= 0 and all(map(_OF_FAULT.match, lines[fault + 1 :])):
         return lines[fault], fault
     passed = False
     steps = set(_steps(lines))
@@ -176,7 +181,12 @@ def _last_line(lines: Sequence[str]) -> tuple[str, int]:
             continue
         if passed and not _ERROR.search(line):
             break
-        said = lines[_head_of(lines, at)].strip(_BORDERS)
+        near = [other for other in filled[-_LINES_AFTER:] if other <= at and _ERROR.search(lines[other])]
+        at = near[-1] if shell and near else at
+        head = _head_of(lines, at)
+        said = lines[head].strip(_BORDERS)
+        if said.endswith(":"):
+            said = " ".join(line.strip() for line in lines[head : at + 1])
         return said if len(said) <= _LINE_LIMIT else f"{said[:_LINE_LIMIT]} [...]", at
     nothing = [line for line in lines if _THROWN_NOTHING.search(line)]
     return (nothing[-1].strip(), len(lines) - 1) if nothing else ("", -1)
