@@ -248,7 +248,7 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     """End a job that a stop signal met while it was read."""
     import signal
 
-    from trainworks_launcher.environment import base_directory
+    from trainworks_launcher.environment import base_directory, report_directory
     from trainworks_launcher.masking import Masker
     from trainworks_launcher.supervise import outcome_files
     from trainworks_launcher.supervise.outcome import STOPPED, Outcome
@@ -259,14 +259,14 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
     base = base_directory(os.environ, asked is not None and bool(asked.program))
     outcome_files.clear(base)
-    outcome_files.write(base, outcome, Masker(os.environ))
+    outcome_files.write(report_directory(base, os.environ), outcome, Masker(os.environ))
     log(last_words(outcome))
     return outcome.status
 
 
 def _run(stops: EarlyStops, asked: Invocation | None) -> int:
     """Read the job, plan this host's part, and run it."""
-    from trainworks_launcher.environment import read_environment
+    from trainworks_launcher.environment import read_environment, report_directory
     from trainworks_launcher.errors import RefusalError
     from trainworks_launcher.job import Job, JobRefusedError, make_job
     from trainworks_launcher.masking import Masker
@@ -293,7 +293,7 @@ def _run(stops: EarlyStops, asked: Invocation | None) -> int:
             stops.hold()
             return run_plan(telling, environment, outcome, stops.numbers)
         outcome_files.clear(base)
-        outcome_files.write(base, outcome, masker)
+        outcome_files.write(report_directory(base, environment.variables), outcome, masker)
         return refusal.status
     for line in first_lines(plan, job):
         output.log(masker.text(line))

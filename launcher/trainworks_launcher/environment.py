@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Callable, Mapping, NamedTuple, Sequence
 
-from trainworks_launcher import drivers, entry, files, names, platforms
+from trainworks_launcher import drivers, entry, files, names, places, platforms
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.invocation import NOTHING_ASKED, Invocation
@@ -86,6 +86,8 @@ class Environment(NamedTuple):
             needed.
         checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
         resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
+        home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
+        warnings: Lines to print before the start.
         problems: What could not be read.
     """
 
@@ -109,7 +111,14 @@ class Environment(NamedTuple):
     aws_client: str = ""
     checkpoint_directory: str = ""
     resume_from: str = ""
+    home: str = ""
+    warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Variable -> path of every directory that the script is told to write to."""
+        return places.named(self.base_directory, self.checkpoint_directory)
 
     def __repr__(self) -> str:
         """Return all but the job's secret."""
@@ -126,7 +135,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     """
     problems: list[Problem] = []
     base = base_directory(variables, bool(invocation.program))
-    if not Path(base).is_dir():
+    if not invocation.program and not Path(base).is_dir():
         advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
         problems.append(Problem("directory not found; the job's files are expected in it", base, advice))
     hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
@@ -165,6 +174,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     if trainer.requirements:
         code = code._replace(requirements=trainer.requirements)
     checkpoints = _checkpoint_directory(base, variables, problems)
+    home, said_of_home = places.home_of(variables)
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     if not asked and platform.mode:
         asked = [MODES[platform.mode]]
@@ -192,6 +202,8 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
+        home=home,
+        warnings=(said_of_home,) if said_of_home else (),
         problems=tuple(problems),
     )
 
@@ -219,12 +231,22 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
     """Return the root of the job's directories: the variable, else the platform's own.
 
     A program of the command line needs none of the platform's files: where the platform's own directory is missing, or
-    cannot be written (another user, a read-only image), its results go below the working directory.
+    cannot hold the results (another user, a read-only image), they go below the working directory.
     """
     base = variables.get(names.BASE_DIRECTORY_VARIABLE)
-    if not base and has_program and not os.access(names.BASE_DIRECTORY, os.W_OK | os.X_OK):
+    if not base and has_program and not places.can_hold_results(names.BASE_DIRECTORY):
         return str(Path.cwd())
     return str(Path(base or names.BASE_DIRECTORY).absolute())
+
+
+def report_directory(base: str, variables: Mapping[str, str]) -> str:
+    """Return the base directory if the report of a job that was never started goes there, else ``""``.
+
+    The platform, or a person, looks for it below the directory that was named. A working directory that nobody named
+    stays as it is, and one that is not there is not made.
+    """
+    is_named = bool(variables.get(names.BASE_DIRECTORY_VARIABLE)) or base != str(Path.cwd())
+    return base if is_named and Path(base).is_dir() else ""
 
 
 def _own_address() -> str:

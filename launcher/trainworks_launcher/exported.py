@@ -101,6 +101,8 @@ def exported_variables(job: Job) -> Mapping[str, str]:
         parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
         exported[names.MODEL_PARALLEL_VARIABLE] = compact(model_parallel.complete(mapping(parallel)))
     exported[names.RESTARTS_VARIABLE] = str(environment.platform.restarts)
+    if environment.home:
+        exported["HOME"] = environment.home
     if environment.checkpoint_directory:
         exported[names.CHECKPOINT_DIRECTORY_VARIABLE] = environment.checkpoint_directory
     if environment.resume_from:

@@ -42,7 +42,7 @@ class Job(NamedTuple):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Lines to print before the start."""
-        return (*self.program.warnings, *self.placement.warnings, *self.network.warnings)
+        return (*self.environment.warnings, *self.program.warnings, *self.placement.warnings, *self.network.warnings)
 
 
 class JobRefusedError(RefusalError):

@@ -278,6 +278,8 @@ def _environment(
         programs=programs,
         launcher_python="/usr/bin/python3",
         launcher_directory="/opt/trainworks/lib/trainworks_launcher",
+        home="",
+        warnings=(),
     )
 
 

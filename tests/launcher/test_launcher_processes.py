@@ -264,13 +264,15 @@ def test_nothing_is_left_in_the_temporary_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_without_a_directory_for_temporary_files_the_job_is_refused(tmp_path: Path, memory: bool) -> None:
-    """Only the output can be written, and in Docker /dev/shm too; never is anything put into the user's code."""
+    """Only the results can be written, and in Docker /dev/shm too; never is anything put into the user's code."""
     if os.geteuid() != 0:
         pytest.skip("mount namespaces need root")
     write_inputs(tmp_path, "import os; print('in', os.environ['TRAINWORKS_RUNTIME_DIRECTORY'])", {}, {})
-    (tmp_path / "output").mkdir()
+    results = [tmp_path / name for name in ("output", "model")]
+    for place in results:
+        place.mkdir()
     read_only = ["/tmp", "/var/tmp", *([] if memory else ["/dev/shm"])]
-    lines = [f"mount --bind {tmp_path}/output {tmp_path}/output"]
+    lines = [f"mount --bind {place} {place}" for place in results]
     lines += [f"mountpoint -q {path} || mount --bind {path} {path}" for path in read_only]
     lines += [f"mount -o remount,ro,bind {path}" for path in read_only]
     setup = "\n".join(["set -e", *lines, f"cd {tmp_path}/code", 'exec "$@"'])

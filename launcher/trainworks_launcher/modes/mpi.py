@@ -106,7 +106,7 @@ def plan_ranks(
 _GENERIC_VERSION = ""  # an image without a manifest: dialect_of takes the older line, whose names 5.x still accepts
 
 
-_OWN_HOSTS = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD"))
+_OWN_HOSTS = frozenset((names.HOSTNAME_VARIABLE, "LD_PRELOAD", "HOME"))
 """Variables that a host of its own needs, besides HOST_SPECIFIC."""
 
 

@@ -11,6 +11,8 @@ With ``--keep`` (mpirun) the environment is the one in ``environment.json`` of t
 prefix) and what the user exported with ``-x`` (the names after ``--keep``) over it, so that nothing host-specific comes
 from the leader. Without it (torchrun) the environment is the inherited one.
 
+Where no launcher runs on this host, nobody else has made the directories that the program is told to write to.
+
 With ``--size`` the number of ranks that mpirun says it started has to be the planned one: a part of a job that trains
 on fewer processes than were paid for must not end in success.
 """
@@ -29,6 +31,7 @@ _RUNTIME_DIRECTORY = (
 _RESTARTS = "TRAINWORKS_RESTART_COUNT"  # names.RESTARTS_VARIABLE
 _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
+_PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")  # places.RESULTS
 _SOCKET = "ranks"  # ranks.SOCKET
 _ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
@@ -54,6 +57,15 @@ def main(arguments: list[str]) -> int:
             _report(directory)
         except OSError as error:
             sys.stderr.write(f"trainworks: this rank runs without the launcher of its host: {error}\n")
+    else:
+        try:
+            for place in filter(None, map(os.environ.get, _PLACES)):
+                os.makedirs(place, exist_ok=True)  # noqa: PTH103
+                if not os.access(place, os.W_OK | os.X_OK):
+                    raise PermissionError(f"it may not be written: {place}")
+        except OSError as error:
+            sys.stderr.write(f"trainworks: a directory that the script writes to cannot be used: {error}\n")
+            return 64
     size = _number(_SIZE)
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")

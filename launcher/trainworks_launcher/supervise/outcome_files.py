@@ -14,8 +14,8 @@ from trainworks_launcher.values import printable
 
 
 def clear(base_directory: str) -> None:
-    """Remove the files that an earlier run left: they would speak for this one."""
-    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE):
+    """Remove the files that an earlier run left: they would speak for this one. ``""``: there is no such place."""
+    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if base_directory else ():
         with contextlib.suppress(OSError):
             Path(base_directory, name).unlink()
 
@@ -38,11 +38,13 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
     A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.
 
     Args:
-        base_directory: Root of the platform's directories.
+        base_directory: Root of the platform's directories; ``""``: nothing is written.
         outcome: How the job ended; its text has no secrets.
         masker: Hides the secrets of the job.
         mode: The job's mode; ``""`` if it has none yet.
     """
+    if not base_directory:
+        return
     failure, success = Path(base_directory, names.FAILURE_FILE), Path(base_directory, names.SUCCESS_FILE)
     try:
         failure.parent.mkdir(parents=True, exist_ok=True)

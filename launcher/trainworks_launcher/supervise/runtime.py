@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping
 
-from trainworks_launcher import names
+from trainworks_launcher import names, places
 from trainworks_launcher.errors import Problem, RefusalError
 
 STRING_BYTES = 131072
@@ -40,10 +40,6 @@ def split_long_values(
     return tuple(chosen)
 
 
-_PLACES = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm")  # noqa: S108  (a directory of its own is made there)
-"""Where temporary files may be, in order: Python's own list (tempfile), then memory. Never the current directory, which
-is the user's code."""
-
 _ADVICE = "mount a writable directory at /tmp, for example with docker run --tmpfs /tmp, or set TMPDIR to one"
 
 
@@ -51,7 +47,7 @@ def _make_directory(variables: Mapping[str, str]) -> Path:
     """Make the directory in the first place that can be written. Raises RefusalError if there is none."""
     asked = [variables[name] for name in ("TMPDIR", "TEMP", "TMP") if variables.get(name)]
     reasons: list[str] = []
-    for place in dict.fromkeys([*asked, *_PLACES]):
+    for place in dict.fromkeys([*asked, *places.TEMPORARY]):
         made = _make_directory_in(place)
         if isinstance(made, Path):
             return made

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
-from trainworks_launcher import names
-from trainworks_launcher.environment import Environment, look_again
+from trainworks_launcher import names, places
+from trainworks_launcher.environment import Environment, look_again, report_directory
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.job import make_job
 from trainworks_launcher.masking import Masker
@@ -72,29 +72,41 @@ def run_plan(
     Returns:
         The exit status.
     """
-    runtime: Runtime | NoRuntime
+    runtime: Runtime | NoRuntime = NoRuntime()
+    made: tuple[str, ...] = ()
     try:
         runtime = Runtime(environment.variables, {**plan.env, **hooks.variables(plan, environment)})
+        made = () if refusal is not None else places.make(environment.places, environment.home)
     except RefusalError as refused:
+        runtime.remove()
         output.log(str(refused))
         runtime = NoRuntime()
         refusal = refusal or Outcome(FAILED, refused.status, plan.host, str(refused))
         limits = plan.limits._replace(join=min(plan.limits.join, names.REFUSAL_LIMIT_SECONDS))
         plan = plan._replace(argv=(), ranks_by="", auxiliaries=(), shell=None, limits=limits)
-    return _Supervisor(plan, environment, refusal, runtime).run(stopped)
+    return _Supervisor(plan, environment, refusal, runtime, made).run(stopped)
 
 
 class _Supervisor:
     """The state of one run. Every method runs in the loop's thread."""
 
     def __init__(
-        self, plan: NodePlan, environment: Environment, refusal: Outcome | None, runtime: Runtime | NoRuntime
+        self,
+        plan: NodePlan,
+        environment: Environment,
+        refusal: Outcome | None,
+        runtime: Runtime | NoRuntime,
+        made: Sequence[str] = (),
     ) -> None:
+        """made: directories of the job that were made for it, and go again if nothing is started."""
         self._plan = plan
         self._refusal = refusal
         self._welcomed = False
         self._environment = environment
         self._base = environment.base_directory
+        self._made = made
+        # A refusal leaves nothing behind where nobody looks for its report.
+        self._reports = self._base if refusal is None else report_directory(self._base, environment.variables)
         self._launcher = (environment.launcher_python, "-I")
         self._launcher_directory = environment.launcher_directory
         self._loop = Loop()
@@ -164,7 +176,7 @@ class _Supervisor:
         self._log(trace)
         text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
-        outcome_files.write(self._base, self._outcome, self._masker, self._plan.mode)
+        outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -652,7 +664,7 @@ class _Supervisor:
         self._leaving = True
         self._auxiliaries.end()
         if self._outcome is not None:
-            outcome_files.write(self._base, self._outcome, self._masker, self._plan.mode)
+            outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
         if self._role is not None:
             self._role.leave()
         else:
@@ -677,6 +689,8 @@ class _Supervisor:
             self._ranks.close()
         self._loop.close()
         self._runtime.remove()
+        if not self._went:
+            places.take_back(self._made)
         outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
         self._log(last_words(outcome))
         self._output.close()
