@@ -258,8 +258,9 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     text = f"stopped by {signal.Signals(number).name} before the program was started"
     outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
     base = base_directory(os.environ, asked is not None and bool(asked.program))
+    base = report_directory(base, os.environ)
     outcome_files.clear(base)
-    outcome_files.write(report_directory(base, os.environ), outcome, Masker(os.environ))
+    outcome_files.write(base, outcome, Masker(os.environ))
     log(last_words(outcome))
     return outcome.status
 
@@ -292,7 +293,7 @@ def _run(stops: EarlyStops, asked: Invocation | None) -> int:
         if telling is not None:
             stops.hold()
             return run_plan(telling, environment, outcome, stops.numbers)
-        outcome_files.clear(base)
+        outcome_files.clear(environment.results)
         outcome_files.write(report_directory(base, environment.variables), outcome, masker)
         return refusal.status
     for line in first_lines(plan, job):

@@ -86,6 +86,7 @@ class Environment(NamedTuple):
             needed.
         checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
         resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
+        results_directory: Root of the job's results; ``""``: the base directory.
         home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
         warnings: Lines to print before the start.
         problems: What could not be read.
@@ -111,6 +112,7 @@ class Environment(NamedTuple):
     aws_client: str = ""
     checkpoint_directory: str = ""
     resume_from: str = ""
+    results_directory: str = ""
     home: str = ""
     warnings: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -118,7 +120,12 @@ class Environment(NamedTuple):
     @property
     def places(self) -> Mapping[str, str]:
         """Variable -> path of every directory that the script is told to write to."""
-        return places.named(self.base_directory, self.checkpoint_directory)
+        return places.named(self.results, self.checkpoint_directory)
+
+    @property
+    def results(self) -> str:
+        """Root of the job's results: ``model/`` and ``output/`` are in it."""
+        return self.results_directory or self.base_directory
 
     def __repr__(self) -> str:
         """Return all but the job's secret."""
@@ -175,6 +182,9 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         code = code._replace(requirements=trainer.requirements)
     checkpoints = _checkpoint_directory(base, variables, problems)
     home, said_of_home = places.home_of(variables)
+    warnings = [said_of_home] if said_of_home else []
+    if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
+        warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
     if not asked and platform.mode:
         asked = [MODES[platform.mode]]
@@ -202,8 +212,9 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
         checkpoint_directory=checkpoints,
         resume_from=_newest_checkpoint(checkpoints),
+        results_directory=_results_directory(base, variables, platform.job_id),
         home=home,
-        warnings=(said_of_home,) if said_of_home else (),
+        warnings=tuple(warnings),
         problems=tuple(problems),
     )
 
@@ -239,14 +250,39 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
     return str(Path(base or names.BASE_DIRECTORY).absolute())
 
 
+def _is_named(base: str, variables: Mapping[str, str]) -> bool:
+    """Return whether the platform or a person named the base directory; else it is the working directory."""
+    return bool(variables.get(names.BASE_DIRECTORY_VARIABLE)) or base != str(Path.cwd())
+
+
+def _results_directory(base: str, variables: Mapping[str, str], job_id: str) -> str:
+    """Return a directory of this job's own in a working directory, from which other jobs may be started too."""
+    if _is_named(base, variables) or not job_id:
+        return ""
+    return f"{base}/output/{re.sub(r'[^A-Za-z0-9._-]+', '-', job_id).lstrip('.')}"
+
+
+def _has_pmi(variables: Mapping[str, str]) -> bool:
+    """Return whether the platform's ranks can find each other by MPI."""
+    return any(name.startswith(("PMI_", "PMIX_")) for name in variables)
+
+
+def _worlds_of_one(code: entry.Code, words: Sequence[str]) -> list[str]:
+    """Return a warning if an MPI program is started as tasks that know nothing of each other."""
+    from trainworks_launcher.source import imports_mpi
+
+    said = "the program imports mpi4py, and srun gave its tasks no PMI: each of them will be rank 0 of 1"
+    todo = "start it with srun --mpi=pmix, or with one task on each node and train --mode mpi"
+    return [f"{said}; {todo}"] if imports_mpi(code, words) else []
+
+
 def report_directory(base: str, variables: Mapping[str, str]) -> str:
     """Return the base directory if the report of a job that was never started goes there, else ``""``.
 
     The platform, or a person, looks for it below the directory that was named. A working directory that nobody named
     stays as it is, and one that is not there is not made.
     """
-    is_named = bool(variables.get(names.BASE_DIRECTORY_VARIABLE)) or base != str(Path.cwd())
-    return base if is_named and Path(base).is_dir() else ""
+    return base if _is_named(base, variables) and Path(base).is_dir() else ""
 
 
 def _own_address() -> str:

@@ -44,7 +44,7 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     """Return all variables for the job's host."""
     environment, placement = job.environment, job.placement
     user, reserved = split_reserved(environment.hyperparameters)
-    base = environment.base_directory
+    results = environment.results
     config = environment.resource_config
     module_directory = environment.code.directory
     job_name = text(reserved.get(names.JOB_NAME))
@@ -72,7 +72,7 @@ def exported_variables(job: Job) -> Mapping[str, str]:
             "hps": dict(user),
             "master_addr": master,
             "master_port": master_port,
-            "output_failure": f"{base}/{names.FAILURE_FILE}",
+            "output_failure": f"{results}/{names.FAILURE_FILE}",
             "source_dir": module_directory,
             "training_env": training_environment,
             "user_args": [*job.program.arguments],
@@ -91,6 +91,10 @@ def exported_variables(job: Job) -> Mapping[str, str]:
     exported[names.SUBMIT_DIRECTORY_VARIABLE] = module_directory
     exported["MASTER_ADDR"] = master
     exported["MASTER_PORT"] = str(master_port)
+    for name in environment.platform.kept:
+        exported[name] = environment.variables.get(name, "")
+        if not exported[name]:
+            del exported[name]
     python_path = environment.variables.get("PYTHONPATH", "")
     exported["PYTHONPATH"] = module_directory + (f":{python_path}" if python_path else "")
     # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
@@ -133,7 +137,7 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
     """Return what SM_TRAINING_ENV tells about the job: the properties of sagemaker-training's Environment."""
     environment, placement, entry = job.environment, job.placement, job.program.entry
     mode, host = placement.mode, placement.host
-    base = environment.base_directory
+    base, results = environment.base_directory, environment.results
     config = environment.resource_config
     all_hosts = texts(config.get("hosts")) or placement.hosts
     groups = cluster.instance_groups(config)
@@ -183,16 +187,16 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
         "is_smddprun_installed": "smddprun" in environment.programs,
         "log_level": log_level(environment.variables, reserved),
         "master_hostname": master,
-        "model_dir": f"{base}/model",
+        "model_dir": f"{results}/model",
         "module_dir": environment.code.directory,
         "module_name": entry.module_name,
         "network_interface_name": job.network.interface or _default_interface(environment),
         "num_cpus": environment.devices.cpus,
         "num_gpus": environment.devices.gpus,
         "num_neurons": _neuron_cores(environment, placement.instance_type),
-        "output_data_dir": f"{base}/output/data",
-        "output_dir": f"{base}/output",
-        "output_intermediate_dir": f"{base}/output/intermediate",
+        "output_data_dir": f"{results}/output/data",
+        "output_dir": f"{results}/output",
+        "output_intermediate_dir": f"{results}/output/intermediate",
         "resource_config": own_config,
         "topology": config.get("topology", []),
         "user_entry_point": entry.name,

@@ -81,6 +81,7 @@ class Manifest(NamedTuple):
         companions: Distribution that is compiled against one of ``protected`` -> that one.
         compiled_by: Distribution that compiles code for GPUs -> the component that it needs and the image lacks.
         minimum_driver: Oldest NVIDIA driver that runs the image's CUDA; ``""`` if it has none, or does not say.
+        document: The manifest's own text, which names every part of the image; ``""`` for the generic one.
         wheel_index: Package index that the image's framework came from; ``""`` for the usual one.
     """
 
@@ -99,6 +100,7 @@ class Manifest(NamedTuple):
     compiled_by: Mapping[str, str] = MappingProxyType({})
     minimum_driver: str = ""
     wheel_index: str = ""
+    document: str = ""
 
     def lacks(self, instance_type: str) -> bool:
         """Return whether the table has all types of the platform, and not this one.
@@ -172,6 +174,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
         compiled_by=_texts_by_name(content.get("compiled_by")),
         minimum_driver=text(content.get("minimum_driver")),
         wheel_index=text(content.get("wheel_index")),
+        document=document,
     )
 
 

@@ -238,6 +238,16 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
     elif platform.served and not mode.over_ssh:
         what = f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this host only"
         problems.append(Problem(what, platform.where, "use mpi, or a job that starts train on every host"))
+    elif platform.ranks_elsewhere and mode.name != "none":
+        what = (
+            f"{mode.name} starts the ranks itself, and {platform.ranks_elsewhere} says that another program has started"
+            " this process as one of several"
+        )
+        advice = (
+            "let that program start the script itself (mode none), or start train once on each host without it, and set"
+            f" {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
+        )
+        problems.append(Problem(what, platform.where, advice))
     elif mode.by_name and not platform.names_resolve:
         what = f"{mode.name} tells each host the others' names, and {platform.platform} does not say where they are"
         problems.append(Problem(what, platform.where, "use torch_distributed or mpi"))

@@ -107,6 +107,7 @@ class NodePlan(NamedTuple):
         member: This launcher's name in the control channel's hosts; ``""``: the host's.
         rank: Rank of the command, where the platform starts every rank; else -1.
         hidden: Beginnings of variables that the command does not see.
+        hidden_from_ranks: Those that the ranks do not see either, except for what the command itself sets.
         processes: Processes of this host. With several, the first traceback is taken for the cause.
         ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through ``rank.py``. The
             launcher handles their output and signals, and the command's own report names the rank that failed first.
@@ -143,6 +144,7 @@ class NodePlan(NamedTuple):
     member: str = ""
     rank: int = -1
     hidden: tuple[str, ...] = ()
+    hidden_from_ranks: tuple[str, ...] = ()
 
     def to_json(self, masker: Masker | None = None) -> str:
         """Return the plan as JSON text, the same bytes for the same plan.

@@ -41,6 +41,50 @@ def look_at_program(directory: str, words: Sequence[str], path: str) -> tuple[tu
     return (found, *words[1:]), Code(directory, entries=(found,), executable=executable)
 
 
+_ENTRY_LIMIT = 1 << 26  # bytes of an entry point that are read
+_MPI = rb"^\s*(?:from|import)\s+mpi4py\b"
+
+
+def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
+    """Return the files that a program begins with and that exist here.
+
+    Args:
+        code: The user's code.
+        words: The program and its arguments; a script behind an interpreter (``bash run.sh``) is one of the files.
+    """
+    if code.archive:
+        return tuple(path for path in (Path(code.archive),) if path.is_file())
+    name = words[0] if words else ""
+    if name == "-m" or name.startswith(("-m ", "-m\t")):
+        name = words[1] if name == "-m" and len(words) > 1 else name[2:].strip()
+    module = name.replace(".", "/")
+    script = next((word for word in words[1:] if word.endswith((".py", ".sh"))), "")
+    candidates = [name, script] if Path(code.directory, name).is_file() else [f"{module}.py", f"{module}/__main__.py"]
+    found = (Path(code.directory, candidate) for candidate in candidates if candidate)
+    return tuple(path for path in found if path.is_file())
+
+
+def digest_of_entry(code: Code, words: Sequence[str]) -> str:
+    """Return a digest of the bytes of ``entry_files``; of a very large file, of its size only."""
+    import hashlib
+
+    found = hashlib.sha256()
+    for path in entry_files(code, words):
+        size = path.stat().st_size
+        found.update(str(size).encode())
+        if size <= _ENTRY_LIMIT:
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def imports_mpi(code: Code, words: Sequence[str]) -> bool:
+    """Return whether a script of the program imports mpi4py by its own words."""
+    return any(
+        path.suffix == ".py" and re.search(_MPI, _beginning(path), re.MULTILINE) is not None
+        for path in entry_files(code, words)
+    )
+
+
 def _names(directory: str) -> tuple[str, ...]:
     """Return the names in a directory, sorted."""
     return tuple(sorted(entry.name for entry in Path(directory).iterdir()))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from trainworks_launcher.dialects import Dialect, dialect_of
 from trainworks_launcher.environment import interface_that_reaches, network_interfaces, read_manifest
 from trainworks_launcher.errors import RefusalError
 from trainworks_launcher.masking import Masker
+from trainworks_launcher.platforms import slurm
 from trainworks_launcher.supervise import mounted_keys, outcome_files, output
 from trainworks_launcher.supervise.outcome import FAILED, Outcome
 
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not real:
         sys.stderr.write(f"trainworks: this image has no {program}\n")
         return names.EXIT_NOT_FOUND
-    environment = dict(os.environ)
+    environment = dict(os.environ) if program != "mpirun" else without_slurm(os.environ)
     options = words[1:]
     if _called_by_the_driver():
         hosts = _hosts(environment)
@@ -127,6 +129,18 @@ def _slots(host: str) -> int:
     """Slots of an entry of ``--host``: the number behind its colon, else 1."""
     count = host.rpartition(":")[2]
     return int(count) if ":" in host and count.isdigit() else 1
+
+
+def without_slurm(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those by which mpirun would take itself for a part of Slurm's step.
+
+    It would ask srun to start its daemons, which is not in the image, and load plugins that Slurm's server for MPI has
+    and the image's Open MPI has not. Where srun is on PATH, mpirun may ask it.
+    """
+    if "SLURM_JOB_ID" not in environment:
+        return dict(environment)
+    hidden = slurm.HIDDEN["ranks" if shutil.which("srun", path=environment.get("PATH")) else "mpirun"]
+    return {name: value for name, value in environment.items() if not name.startswith(hidden)}
 
 
 def own_names(environment: Mapping[str, str], dialect: Dialect) -> dict[str, str]:

@@ -20,12 +20,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launcher_support import TIME_OUT, Launcher, environment, plan, write_inputs, write_manifest
+from launcher_support import TIME_OUT, Launcher, environment, manifest, plan, write_inputs, write_manifest
 
 from ports import free_port
 from trainworks_launcher import names
+from trainworks_launcher.entry import Code
 from trainworks_launcher.environment import Devices, read_environment
 from trainworks_launcher.errors import RefusalError
+from trainworks_launcher.invocation import Invocation
 from trainworks_launcher.network import Limits
 from trainworks_launcher.plan import Control
 from trainworks_launcher.platforms import Description
@@ -385,6 +387,18 @@ def identity_with(host: str = "algo-1", control: Control | None = None, mode: st
 )
 def test_what_hosts_of_one_job_have_in_common(changes: dict[str, Any], part: str) -> None:
     assert identity.differences(identity_with(), identity_with(**changes)) == part  # type: ignore[arg-type]
+
+
+def test_an_edited_script_and_another_image_make_another_job(tmp_path: Path) -> None:
+    """A worker that still waits with the old code must not join a leader with the new one."""
+    (tmp_path / "train.py").write_text("print(1)")
+    for words in (("train.py", "--node", "1"), ("/bin/bash", "train.py"), ("-m", "train")):
+        asked: dict[str, Any] = {"code": Code(str(tmp_path), entries=("train.py",)), "invocation": Invocation(words)}
+        old = identity_with(**asked)
+        (tmp_path / "train.py").write_text(f"print({len(words)}, {words[0]!r})")
+        assert identity.differences(old, identity_with(**asked)) == "code"  # type: ignore[arg-type]
+        image = manifest()._replace(document="{}")
+        assert identity.differences(identity_with(), identity_with(manifest=image)) == "image"  # type: ignore[arg-type]
 
 
 def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differs() -> None:
@@ -855,7 +869,8 @@ def test_a_host_joins_while_strangers_flood_the_port(tmp_path: Path) -> None:
 def test_garbage_and_stolen_names_change_nothing_but_one_line(tmp_path: Path) -> None:
     variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
     address = (LEADER, int(variables["TRAINWORKS_CONTROL_PORT"]))
-    with hosts(tmp_path, WAIT.replace("signal.pause()", "0"), started=(LEADER,), variables=variables) as (leader,):
+    script = WAIT.replace("signal.pause()", "0")
+    with hosts(tmp_path, script, started=(LEADER,), variables=variables) as (leader,):
         leader.read_until("waiting for")
         for data in GARBAGE:
             with socket.create_connection(address, TIME_OUT) as stranger, contextlib.suppress(OSError):
@@ -863,7 +878,7 @@ def test_garbage_and_stolen_names_change_nothing_but_one_line(tmp_path: Path) ->
                 stranger.shutdown(socket.SHUT_WR)
                 while stranger.recv(4096):
                     pass
-        with hosts(tmp_path, "", started=(WORKER,), variables=variables) as (worker,):
+        with hosts(tmp_path, script, started=(WORKER,), variables=variables) as (worker,):
             assert (leader.wait(), worker.wait()) == (0, 0)
     assert leader.text.count("dropped a connection") == 1
 
@@ -873,7 +888,7 @@ def test_a_second_host_of_the_same_name_changes_nothing(tmp_path: Path) -> None:
     with hosts(tmp_path / "job", WAIT, variables=variables) as (leader, worker):
         worker.read_until("ready")
         leader.read_until("ready")
-        with hosts(tmp_path / "double", "", started=(WORKER,), variables=variables) as (double,):
+        with hosts(tmp_path / "double", WAIT, started=(WORKER,), variables=variables) as (double,):
             assert double.wait() == 66
         assert "it has already joined" in double.failure
         assert leader.process.poll() is worker.process.poll() is None

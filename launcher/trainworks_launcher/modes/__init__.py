@@ -38,4 +38,11 @@ def plan_host(job: Job) -> NodePlan:
     hidden = platform.hidden.get(plan.ranks_by, ())
     checks = checks_of(job.environment, placement, job.network)
     member = placement.member
-    return plan._replace(checks=checks, why=tuple(why), platform=platform.platform, member=member, hidden=hidden)
+    return plan._replace(
+        checks=checks,
+        why=tuple(why),
+        platform=platform.platform,
+        member=member,
+        hidden=hidden,
+        hidden_from_ranks=platform.hidden.get("ranks", ()) if plan.ranks_by == "mpirun" else (),
+    )

@@ -1,13 +1,15 @@
 """The platforms: who started this host, and what it says about the job's hosts. One file per platform. Pure.
 
 A platform's file has ``describe(given) -> Description``: from environment variables (and files that they name) to the
-launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. To add
+launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. Where a
+scheduler does not say enough, its jobs are refused with what to set; they never start as one job for each host. To add
 one, write ``platforms/NAME.py`` and add its row to PLATFORMS; ``common.Reader`` there reads variables and collects
 what is missing. A file is loaded only when one of its marks is present.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from importlib import import_module
 from types import MappingProxyType
 from typing import Callable, Mapping, NamedTuple
@@ -22,8 +24,8 @@ class Platform(NamedTuple):
 
     Attributes:
         name: Name of its file, as ``train --plan`` shows it.
-        marks: Variables; one that is set and not empty says that this platform started the host. RESOURCE_CONFIG_FILE
-            stands for that file.
+        marks: Variables; one that is set, even if it is empty, says that this platform started the host. A star stands
+            for any text, RESOURCE_CONFIG_FILE for that file.
         stop_seconds: From the platform's stop signal to KILL, in seconds, by default.
         starts: Variable with the number of starts, ``""`` if the platform has none.
         first_start: What it says at the first one.
@@ -81,19 +83,30 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
             ),
             Platform(
                 "kubeflow",
-                ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"),
+                ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*"),
                 stop_seconds=_KUBERNETES_SECONDS,
                 source="kubeflow/trainer, plugins/torch/torch.go; kubeflow/training-operator, pytorch/envvar.go",
             ),
             Platform(
-                "indexed_job",
-                (names.INDEX_VARIABLE,),
+                "volcano",
+                ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX"),
                 stop_seconds=_KUBERNETES_SECONDS,
-                source="Kubernetes, Jobs, completion mode; Pod, terminationGracePeriodSeconds",
+                source="volcano-sh/volcano, pkg/controllers/job/plugins, svc.go and env.go",
+            ),
+            Platform(
+                "leader_worker_set",
+                ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go",
             ),
             Platform(
                 "batch",
-                ("AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"),
+                (
+                    "AWS_BATCH_JOB_NUM_NODES",
+                    "AWS_BATCH_JOB_NODE_INDEX",
+                    "AWS_BATCH_JOB_MAIN_NODE_INDEX",
+                    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+                ),
                 stop_seconds=30.0,
                 starts="AWS_BATCH_JOB_ATTEMPT",
                 first_start=1,
@@ -111,11 +124,60 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 stop_seconds=10.0,
                 source="docs.skypilot.co, running-jobs/environment-variables; no grace is documented",
             ),
+            Platform(
+                "vertex",
+                ("CLUSTER_SPEC",),
+                source="Vertex AI, Use distributed training; no grace is documented",
+            ),
+            Platform(
+                "azureml",
+                ("AZUREML_NODE_COUNT",),
+                source="Azure Machine Learning, Distributed GPU training guide; no grace is documented",
+            ),
+            Platform(
+                "ranks",
+                (
+                    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+                    *("PMI_SIZE", "PMI_RANK", "PMIX_RANK"),
+                    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
+                ),
+                source="mpirun(1); torchrun, Environment Variables; TensorFlow, Distributed training",
+            ),
+            Platform(
+                "environment",
+                ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="PyTorch, torch.distributed, environment variable initialization; most are Kubernetes' pods",
+            ),
+            Platform(
+                "lsf",
+                ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_DJOB_NUMPROC"),
+                job=("LSB_JOBID", "LSB_JOBINDEX"),
+                source="IBM Spectrum LSF, Environment variables set for job execution; bkill, JOB_TERMINATE_INTERVAL",
+            ),
+            Platform(
+                "pbs",
+                ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"),
+                job=("PBS_JOBID",),
+                source="OpenPBS, qsub(1B); kill_delay of a queue, 10 seconds by default",
+            ),
+            Platform(
+                "kuberay",
+                ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="ray-project/kuberay, ray-operator/controllers/ray/common/pod.go",
+            ),
+            Platform(
+                "indexed_job",
+                (names.INDEX_VARIABLE,),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="Kubernetes, Jobs, completion mode; Pod, terminationGracePeriodSeconds",
+            ),
         )
     }
 )
 """Name -> row. Where several are recognised the first one counts: what a person said, the platform's file, then the
-schedulers, each before those that it is built on."""
+schedulers, each before those that it is built on, and at the end those that do not say the hosts by themselves."""
 
 
 _HIDES_NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -176,7 +238,10 @@ class Description(NamedTuple):
         stop_seconds: As ``Platform.stop_seconds``.
         restarts: How often the platform started the job again.
         hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because it would take them
-            for its own settings. Ranks that mpirun starts do see them, from their own host.
+            for its own settings. Ranks that mpirun starts do see them, from their own host, but for those of ``ranks``.
+        kept: Variables of the rendezvous that the launcher leaves as they are.
+        ranks_elsewhere: Why this process is one of several that another program has started; ``""``: it is not.
+        job_id: The scheduler's name of the job, for the directory of its results; ``""`` if there is none.
         problems: What is missing or wrong.
     """
 
@@ -197,6 +262,9 @@ class Description(NamedTuple):
     stop_seconds: float = names.STOP_SECONDS
     restarts: int = 0
     hidden: Mapping[str, tuple[str, ...]] = _HIDES_NOTHING
+    kept: tuple[str, ...] = ()
+    ranks_elsewhere: str = ""
+    job_id: str = ""
     problems: tuple[Problem, ...] = ()
 
 
@@ -213,14 +281,19 @@ def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
     """Return each platform that is recognised with the mark that says so, the one that counts first."""
     found = []
     for row in PLATFORMS.values():
-        mark = next((name for name in row.marks if _is_present(name, given)), "")
+        mark = next((each for name in row.marks for each in _present(name, given)), "")
         if mark:
             found.append((row, mark))
     return tuple(found)
 
 
-def _is_present(mark: str, given: Given) -> bool:
-    return bool(given.resource_config if mark == names.RESOURCE_CONFIG_FILE else given.variables.get(mark))
+def _present(mark: str, given: Given) -> tuple[str, ...]:
+    """Return the variables that a mark stands for and that are set, even if they are empty."""
+    if mark == names.RESOURCE_CONFIG_FILE:
+        return (mark,) if given.resource_config else ()
+    if "*" in mark:
+        return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
+    return (mark,) if mark in given.variables else ()
 
 
 def describe(given: Given) -> Description:
@@ -229,7 +302,8 @@ def describe(given: Given) -> Description:
     if not found:
         return NONE
     (row, mark), *others = found
-    why = "there is a resource config" if mark == names.RESOURCE_CONFIG_FILE else f"{mark} is set"
+    empty = "" if given.variables.get(mark, mark) else ", but empty"
+    why = "there is a resource config" if mark == names.RESOURCE_CONFIG_FILE else f"{mark} is set{empty}"
     for other, also in others:
         why += f"; {also} would mean {other.name}, which comes later in the order"
     read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe

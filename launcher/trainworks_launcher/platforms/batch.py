@@ -35,5 +35,6 @@ def describe(given: Given) -> Description:
         where="AWS_BATCH_JOB_NUM_NODES",
         leader_address=address,
         names_resolve=False,
+        job_id=reader.optional("AWS_BATCH_JOB_ID").partition("#")[0],
         gpus=visible_gpus(given.variables),
     )

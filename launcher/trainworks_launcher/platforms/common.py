@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from itertools import product
 from types import MappingProxyType
-from typing import Iterator, Mapping, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
+from trainworks_launcher import names
 from trainworks_launcher.errors import Problem
 from trainworks_launcher.platforms import Description, Given
 from trainworks_launcher.values import Json
+
+_SHOWN = 16
+"""Hosts of a list in a message."""
 
 _NODES_LIMIT = 65536
 """Nodes of one list; a list of a few characters can name very many."""
@@ -31,21 +35,28 @@ class Reader:
         self._title = title
         self._advice = advice
 
-    def text(self, *names: str) -> str:
-        """Return the first of the variables that is set; ``""`` if none is, and then the first is missing."""
-        value = self.optional(*names)
-        if not value:
-            self.missing.append(names[0])
+    def address(self, name: str) -> str:
+        """Return the leader's address, of a job with several hosts; one by which each host reaches itself is wrong."""
+        value = self.text(name)
+        if is_loopback(value):
+            self.refuse(f"{value!r} leads every host to itself, and the job has several", name)
         return value
 
-    def optional(self, *names: str) -> str:
-        """Return the first of the variables that is set; ``""`` if none is."""
-        return next((value for value in (self._variables.get(name, "").strip() for name in names) if value), "")
+    def text(self, *named: str) -> str:
+        """Return the first of the variables that is set; ``""`` if none is, and then the first is missing."""
+        value = self.optional(*named)
+        if not value:
+            self.missing.append(named[0])
+        return value
 
-    def whole(self, *names: str, least: int = 0, most: int | None = None) -> int:
+    def optional(self, *named: str) -> str:
+        """Return the first of the variables that is set; ``""`` if none is."""
+        return next((value for value in (self._variables.get(name, "").strip() for name in named) if value), "")
+
+    def whole(self, *named: str, least: int = 0, most: int | None = None) -> int:
         """Return the first of the variables that is set as a whole number; ``least`` if it is missing or wrong."""
-        value = self.text(*names)
-        return self.number(value, names[0], least=least, most=most) if value else least
+        value = self.text(*named)
+        return self.number(value, named[0], least=least, most=most) if value else least
 
     def number(self, value: str, name: str, least: int = 0, most: int | None = None) -> int:
         """Return a part of a variable as a whole number; ``least`` if it is missing, noted elsewhere, or wrong."""
@@ -57,9 +68,9 @@ class Reader:
             return least
         return int(value)
 
-    def refuse(self, what: str, *names: str) -> None:
+    def refuse(self, what: str, *named: str) -> None:
         """Note what is wrong with variables."""
-        where = f"variable {', '.join(names)}" if len(names) < 2 else f"variables {', '.join(names)}"
+        where = f"variable{'' if len(named) == 1 else 's'} {', '.join(named)}"
         self.wrong.append(Problem(what, where, self._advice))
 
     @property
@@ -67,14 +78,56 @@ class Reader:
         """Everything that is wrong, with all that is missing in one."""
         if not self.missing:
             return tuple(self.wrong)
-        verb = "is" if len(self.missing) == 1 else "are"
-        what = f"{', '.join(dict.fromkeys(self.missing))} {verb} not set, so the job's other hosts are not known"
+        missing = dict.fromkeys(self.missing)
+        unset = [name for name in missing if name not in self._variables]
+        empty = [name for name in missing if name in self._variables]
+        parts = [(unset, "not set"), (empty, "set, but empty")]
+        said = " and ".join(
+            f"{', '.join(those)} {'is' if len(those) == 1 else 'are'} {what}" for those, what in parts if those
+        )
+        what = f"{said}, so the job's other hosts are not known"
         return (Problem(what, f"the variables of {self._title}", self._advice), *self.wrong)
 
 
 def config_of(hosts: Sequence[str], current: str) -> Mapping[str, Json]:
     """Return hosts, the leader first, and this host's name, in the form of the resource config."""
     return MappingProxyType({"current_host": current, "hosts": [*hosts]})
+
+
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+"""Where rank 0's store is, for scripts that find each other by themselves."""
+
+
+def given_rendezvous(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return those of RENDEZVOUS that somebody has set, to be kept as they are."""
+    return tuple(name for name in RENDEZVOUS if variables.get(name))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a name or an address is that of the host which uses it."""
+    return address in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", address) is not None
+
+
+def on_one_host(title: str, where: str, words: Iterable[str], advice: str) -> Description:
+    """Return a job of this one host, or a refusal where the scheduler gave several hosts, or does not say how many.
+
+    Args:
+        title: Name of the scheduler.
+        where: Variable that says the hosts.
+        words: Names of the hosts; a name may come more than once.
+        advice: How to start the launcher on every host.
+    """
+    hosts = tuple(dict.fromkeys(words))
+    if len(hosts) == 1:
+        return Description(where=where)
+    listed = ",".join(hosts[:_SHOWN]) + (",..." if len(hosts) > _SHOWN else "") if hosts else "a,b"
+    what = f"{title} gave the job {len(hosts)} hosts" if hosts else f"{where} does not say which hosts the job has"
+    todo = (
+        f"{advice}, and set {names.HOSTS_VARIABLE}={listed} and {names.HOST_VARIABLE} to the host's own name; for a job"
+        " of this one host set both to its name"
+    )
+    problem = Problem(f"{what}, and not how train is started on them", f"the variables of {title}", todo)
+    return Description(problems=(problem,))
 
 
 def numbered(count: int) -> tuple[str, ...]:

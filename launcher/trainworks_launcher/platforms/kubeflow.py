@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.platforms import Description, Given
-from trainworks_launcher.platforms.common import Reader, config_of, numbered, visible_gpus
+from trainworks_launcher.platforms.common import Reader, config_of, is_loopback, numbered, visible_gpus
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"torchrun": ("PET_",)})
 
@@ -38,6 +38,8 @@ def describe(given: Given) -> Description:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")
         port = reader.whole("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
         rank = reader.whole("PET_NODE_RANK", most=count - 1)
+    if count > 1 and is_loopback(address):
+        reader.refuse(f"{address!r} leads every pod to itself, and the job has {count}", "PET_MASTER_ADDR")
     per_node = reader.optional("PET_NPROC_PER_NODE") or "auto"
     restarts = reader.optional("PET_MAX_RESTARTS")
     if restarts not in ("", "0"):

@@ -32,7 +32,9 @@ def describe(given: Given) -> Description:
         return Description(problems=reader.problems)
     default = numbers(reader.optional(_SLOTS))
     lines = [line.split("#")[0].split() for line in given.read(path).splitlines()]
-    counts = {words[0]: _slots(words[1:]) or default for words in lines if words}
+    counts: dict[str, int] = {}
+    for words in filter(None, lines):  # Open MPI adds up the slots of a host that is there more than once
+        counts[words[0]] = counts.get(words[0], 0) + (_slots(words[1:]) or default)
     if not counts:
         reader.refuse(f"the hostfile {path!r} has no host, or cannot be read", names.MPI_HOSTFILE_VARIABLE)
     elif len({*counts.values()}) > 1 or not all(counts.values()):

@@ -11,6 +11,8 @@ import re
 from types import MappingProxyType
 from typing import Mapping
 
+from trainworks_launcher import names
+from trainworks_launcher.errors import Problem
 from trainworks_launcher.platforms import Description, Given, Tasks
 from trainworks_launcher.platforms.common import Reader, config_of, expand_nodes, visible_gpus
 from trainworks_launcher.values import Json
@@ -21,14 +23,24 @@ _PORTS = (61000, 4536)
 """First port above the kernel's ephemeral range, and how many there are up to 65535: enroot's rule for MASTER_PORT
 (conf/hooks/extra/50-slurm-pytorch.sh). Jobs that share a node then have different ports, mostly."""
 
-_MPIRUN_READS = ("SLURM_", "PMI_", "PMIX_")
-"""With these mpirun starts its daemons by srun, which is not in the image, and takes itself for a rank of srun."""
+_OF_PMI = ("PMI_", "PMIX_")
+"""Slurm's own server for MPI, and its plugins (``PMIX_MCA_``), which the image's Open MPI does not have.
+Source: enroot, conf/hooks/extra/50-slurm-pmi.sh."""
+
+HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"mpirun": ("SLURM_", *_OF_PMI), "ranks": _OF_PMI})
+"""With these mpirun starts its daemons by srun, which is not in the image, and takes itself for a rank of srun; and its
+own ranks look for Slurm's server instead of mpirun's."""
 
 
 def describe(given: Given) -> Description:
     """Return the nodes of the job step. A batch script of one node counts as a step of one task."""
     reader = Reader(given.variables, "Slurm", _ADVICE)
     job = reader.whole("SLURM_JOB_ID", "SLURM_JOBID")
+    components = reader.optional("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
+    if components not in ("", "0", "1"):
+        advice = f"set {names.HOSTS_VARIABLE} to all components' hosts and {names.HOST_VARIABLE} to the host's own name"
+        what = f"a heterogeneous job has {components} components, and each step describes its own one only"
+        return Description(problems=(Problem(what, "variable SLURM_HET_SIZE", advice),))
     if not reader.optional("SLURM_STEP_ID", "SLURM_STEPID") and reader.optional("SLURM_JOB_NUM_NODES") == "1":
         host = reader.optional("SLURMD_NODENAME") or given.hostname
         return _described(given, config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
@@ -68,6 +80,7 @@ def _described(
     """Return the description of a job step. number: What the ports follow from."""
     first, count = _PORTS
     gpus = visible_gpus(given.variables)
+    step = reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
     on_node = reader.optional("SLURM_GPUS_ON_NODE")
     if gpus is None and on_node.isdecimal():
         gpus = int(on_node)
@@ -78,7 +91,8 @@ def _described(
         tasks=tasks,
         control_port=first + (number + count // 2) % count,
         master_port=first + number % count,
-        hidden=MappingProxyType({"mpirun": _MPIRUN_READS}),
+        job_id=reader.optional("SLURM_JOB_ID", "SLURM_JOBID") + (f".{step}" if step not in ("", "0") else ""),
+        hidden=HIDDEN,
         problems=reader.problems,
     )
 

@@ -10,7 +10,7 @@ from trainworks_launcher import files, names
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.supervise.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 from trainworks_launcher.supervise.output import log
-from trainworks_launcher.values import printable
+from trainworks_launcher.values import decode, mapping, printable
 
 
 def clear(base_directory: str) -> None:
@@ -21,8 +21,15 @@ def clear(base_directory: str) -> None:
 
 
 def users_own_failure(base_directory: str, masker: Masker) -> str:
-    """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none."""
-    return shorten(printable(masker.text(_read(Path(base_directory, names.FAILURE_FILE)).strip())))
+    """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none.
+
+    What a launcher wrote, maybe that of another job with the same directory, is in FAILURE_JSON too.
+    """
+    text = _read(Path(base_directory, names.FAILURE_FILE)).strip()
+    with contextlib.suppress(ValueError):
+        if text and mapping(decode(_read(Path(base_directory, names.FAILURE_JSON)))).get("text") == text:
+            return ""
+    return shorten(printable(masker.text(text)))
 
 
 def _read(path: Path) -> str:
@@ -56,8 +63,6 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
         if outcome.kind == STOPPED and outcome.status == 0:
             return
         text = users_own_failure(base_directory, masker) or shorten(outcome.text)
-        if _read(failure).strip() != text:
-            files.write_text(failure, text)
         document = {
             "schema": names.FAILURE_SCHEMA,
             "kind": outcome.kind,
@@ -68,6 +73,9 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
             "cause": outcome.cause or outcome.text.partition("\n")[0],
             "text": text,
         }
+        # First the one by which a launcher of another job knows that the other is not its script's.
         files.write_text(Path(base_directory, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")
+        if _read(failure).strip() != text:
+            files.write_text(failure, text)
     except OSError as error:
         log(f"cannot write below {failure.parent}: {error}")

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Mapping
+from typing import Mapping, Sequence
 
 from trainworks_launcher import names, places
 from trainworks_launcher.errors import Problem, RefusalError
@@ -71,7 +71,7 @@ class NoRuntime:
     env: Mapping[str, str] = MappingProxyType({})
     by_file: tuple[str, ...] = ()
 
-    def write_rank_environment(self, cwd: str) -> None:
+    def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
         """There are no ranks."""
 
     def remove(self) -> None:
@@ -105,9 +105,10 @@ class Runtime:
             env[name + names.FILE_SUFFIX] = str(file)
         self.env: Mapping[str, str] = env
 
-    def write_rank_environment(self, cwd: str) -> None:
-        """Write what ``rank.py --keep`` reads."""
-        _write_private(self.path / "environment.json", json.dumps({"cwd": cwd, "env": dict(self.env)}))
+    def write_rank_environment(self, cwd: str, hidden: Sequence[str] = ()) -> None:
+        """Write what ``rank.py --keep`` reads. hidden: beginnings of variables that ranks do not get from here."""
+        env = {name: value for name, value in self.env.items() if not name.startswith(tuple(hidden))}
+        _write_private(self.path / "environment.json", json.dumps({"cwd": cwd, "env": env}))
 
     def remove(self) -> None:
         """Remove everything; errors no longer matter."""

@@ -103,10 +103,12 @@ class _Supervisor:
         self._refusal = refusal
         self._welcomed = False
         self._environment = environment
-        self._base = environment.base_directory
+        self._base = environment.results
         self._made = made
         # A refusal leaves nothing behind where nobody looks for its report.
-        self._reports = self._base if refusal is None else report_directory(self._base, environment.variables)
+        self._reports = (
+            self._base if refusal is None else report_directory(environment.base_directory, environment.variables)
+        )
         self._launcher = (environment.launcher_python, "-I")
         self._launcher_directory = environment.launcher_directory
         self._loop = Loop()
@@ -118,7 +120,7 @@ class _Supervisor:
         prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
         self._ranks: Ranks | None = None
-        self._verdict = Verdict(plan, environment.base_directory, self._masker)
+        self._verdict = Verdict(plan, self._base, self._masker)
         self._failed: tuple[int, output.Tail] | None = None
         self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
@@ -189,7 +191,7 @@ class _Supervisor:
         for name in self._runtime.by_file:
             self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
         if self._plan.ranks_by in _STARTERS:
-            self._runtime.write_rank_environment(self._plan.cwd)
+            self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
             from trainworks_launcher.supervise.ranks import Ranks  # with sockets, which a plain script does not need
 
             self._ranks = Ranks(

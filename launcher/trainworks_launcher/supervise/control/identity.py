@@ -1,8 +1,9 @@
-"""What the hosts of one job have in common, so that no host of another job, or of an earlier attempt, is let in. Pure.
+"""What the hosts of one job have in common, so that no host of another job, or of an earlier attempt, is let in.
 
 Each part is sent as a short digest, and the refusal names the parts that differ. All of them are equal on every host:
-the platform gives each host the same hyperparameters and job name, and the image the same launcher. What differs by
-host (paths below the base directory, devices, the rest of the environment) is not among them.
+the platform gives each host the same hyperparameters and job name, and the image the same launcher. A script that was
+edited, or an image that was built anew, makes another job of the same name. What differs by host (paths below the base
+directory, devices, the rest of the environment) is not among them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from trainworks_launcher.environment import Environment
 from trainworks_launcher.hyperparameters import split_reserved
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.plan import Control
+from trainworks_launcher.source import digest_of_entry
 from trainworks_launcher.values import Json, compact, mapping, text
 
 _DIGITS = 16
@@ -30,6 +32,7 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
     program = entry.program_name(environment.variables, reserved)
     asked = environment.invocation.program
     # Arguments of a command line may be a host's own: train -- train.py --node "$SLURM_NODEID".
+    code = digest_of_entry(environment.code, asked or (program,)) if asked or program else ""
     program = " ".join(asked[:2] if asked[:1] == ("-m",) else asked[:1]) or program
     name = environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME))
     attempt = platforms.job_name(environment.platform.platform, environment.variables)
@@ -38,6 +41,8 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
         "job name": [name, *attempt],
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
+        "image": environment.manifest.document,
+        "code": code,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
         "hyperparameters": Masker(environment.hyperparameters).json(dict(environment.hyperparameters)),
     }

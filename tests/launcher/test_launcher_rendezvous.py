@@ -1,0 +1,305 @@
+"""No platform is not one host: variables of others that say that a job has several hosts, or several ranks.
+
+Each set is either taken as what it says, or refused with what to set. It never starts as one job for each host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from launcher_support import environment, plan
+from test_launcher_clusters import BATCH, DSTACK, ELASTIC, HOSTFILE, MPI_JOB, PYTORCH_JOB, SKYPILOT, TRAIN_JOB, of_host
+from test_launcher_platforms import HOSTS, SLURM_NODE, SLURM_TASK
+
+from trainworks_launcher import platforms
+from trainworks_launcher.environment import read_environment
+from trainworks_launcher.invocation import Invocation
+from trainworks_launcher.job import JobRefusedError
+from trainworks_launcher.masking import Masker
+from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.platforms import Description, Given
+from trainworks_launcher.stand_ins import without_slurm
+from trainworks_launcher.supervise import outcome_files
+from trainworks_launcher.supervise.outcome import FAILED, Outcome
+from trainworks_launcher.supervise.runtime import Runtime
+from trainworks_launcher.values import texts
+
+BY_RANK = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
+BY_NODE = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "NNODES": "2", "NODE_RANK": "1"}
+BOTH = {**BY_RANK, **BY_NODE}
+RUN_AI = {**BY_RANK, "NODE_RANK": "1"}
+VOLCANO = {"VC_WORKER_HOSTS": "j-worker-0.j,j-worker-1.j", "VC_WORKER_NUM": "2", "VC_TASK_INDEX": "1"}
+VOLCANO_TORCH = {
+    "VC_MASTER_HOSTS": "j-master-0.j",
+    "VC_MASTER_NUM": "1",
+    "VC_WORKER_HOSTS": "j-worker-0.j",
+    "VC_WORKER_NUM": "1",
+    "VC_TASK_INDEX": "0",
+    "VK_TASK_INDEX": "0",
+    "MASTER_ADDR": "j-master-0.j",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+}
+LWS = {"LWS_LEADER_ADDRESS": "g-0.g.ns", "LWS_GROUP_SIZE": "2", "LWS_WORKER_INDEX": "1"}
+AZURE = {"AZUREML_NODE_COUNT": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4"}
+VERTEX = {
+    "CLUSTER_SPEC": json.dumps(
+        {
+            "cluster": {"workerpool0": ["cmle-0:2222"], "workerpool1": ["cmle-1:2222"]},
+            "task": {"type": "workerpool1", "index": 0},
+        }
+    )
+}
+LSF = {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "h1 8 h2 8", "LSB_DJOB_NUMPROC": "16"}
+PBS = {"PBS_JOBID": "5.srv", "PBS_NODEFILE": "/var/spool/nodes", "PBS_NUM_NODES": "2"}
+KUBERAY = {"RAY_CLUSTER_NAME": "c", "FQ_RAY_IP": "c-head.ns.svc", "KUBERAY_GEN_RAY_START_CMD": "ray start"}
+HETEROGENEOUS = {**SLURM_NODE, "SLURM_HET_SIZE": "2"}
+TENSORFLOW = {"TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+TORCHRUN = {**BY_RANK, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+
+TAKEN = {
+    "hosts": HOSTS,
+    "slurm": SLURM_NODE,
+    "slurm tasks": SLURM_TASK,
+    "mpi_operator": MPI_JOB,
+    "kubeflow": of_host(TRAIN_JOB, 1),
+    "kubeflow PyTorchJob": of_host(PYTORCH_JOB, 1),
+    "kubeflow elastic": of_host(ELASTIC, 1),
+    "batch": of_host(BATCH, 1),
+    "dstack": of_host(DSTACK, 1),
+    "skypilot": of_host(SKYPILOT, 1),
+    "environment by rank": BY_RANK,
+    "environment by node": BY_NODE,
+    "environment by both": BOTH,
+    "environment of Run:ai": RUN_AI,
+    "environment of a JobSet": {**BY_NODE, "JOB_COMPLETION_INDEX": "1"},
+    "volcano": VOLCANO,
+    "volcano with a master": VOLCANO_TORCH,
+    "leader_worker_set": LWS,
+    "azureml": AZURE,
+    "vertex": VERTEX,
+}
+REFUSED = {"lsf": LSF, "pbs": PBS, "kuberay": KUBERAY, "slurm heterogeneous": HETEROGENEOUS}
+ELSEWHERE = {
+    "mpirun": OPEN_MPI,
+    "PMI": {"PMI_SIZE": "2", "PMI_RANK": "1"},
+    "MVAPICH": {"MV2_COMM_WORLD_SIZE": "2"},
+    "torchrun": TORCHRUN,
+    "TensorFlow": TENSORFLOW,
+    "ranks of one host": {**BY_RANK, "MASTER_ADDR": "127.0.0.1"},
+    "Azure's own ranks": {**AZURE, "WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1"},
+}
+
+
+def described(variables: Mapping[str, str]) -> Description:
+    hostname = (
+        "pi-worker-1" if "PET_RDZV_ENDPOINT" in variables else "j-worker-0" if "VC_MASTER_HOSTS" in variables else ""
+    )
+    read = HOSTFILE if "OMPI_MCA_orte_default_hostfile" in variables else ""
+    given = Given(variables, hostname=hostname or "box", read=lambda path: read if path else "", address=lambda: "")
+    return platforms.describe(given)
+
+
+def planned(variables: Mapping[str, str], mode: str) -> NodePlan:
+    found = described(variables)
+    assert found.problems == ()
+    asked = Invocation(("train.py",), mode)
+    return plan(
+        environment(
+            dict(asked.hyperparameters),
+            variables={"PATH": "/usr/bin:/bin", **variables},
+            resource_config=found.resource_config,
+            platform=found,
+            invocation=asked,
+            hostname="box",
+        )
+    )
+
+
+@pytest.mark.parametrize("name", [*TAKEN, *REFUSED, *ELSEWHERE])
+def test_one_variable_left_out_or_empty_never_makes_a_job_of_one_host(name: str) -> None:
+    """What is left is refused, or says the same hosts and the same place among them."""
+    variables = {**TAKEN, **REFUSED, **ELSEWHERE}[name]
+    whole = described(variables)
+    if name in TAKEN:
+        assert whole.problems == (), name
+        assert len(texts(whole.resource_config["hosts"])) > 1
+    for left_out in variables:
+        rest = {key: value for key, value in variables.items() if key != left_out}
+        for changed in (rest, {**rest, left_out: ""}):
+            if not rest and changed == rest:
+                continue  # nothing at all is one host
+            found = described(changed)
+            one_of_several = found.ranks_elsewhere != ""
+            same = bool(whole.resource_config) and found.resource_config == whole.resource_config
+            others = name in REFUSED and len(texts(found.resource_config.get("hosts"))) > 1
+            assert found.problems or one_of_several or same or others, f"{name} without {left_out}: {found}"
+
+
+@pytest.mark.parametrize("variables", [BY_RANK, BY_NODE, BOTH, RUN_AI])
+def test_the_environments_own_rendezvous_is_taken_or_kept(variables: dict[str, str]) -> None:
+    alone = planned(variables, "none")
+    seen = {**variables, **alone.env}
+    assert {name: seen[name] for name in variables} == variables, "mode none keeps them all"
+    assert alone.control is not None
+    assert (alone.role, alone.control.address) == ("worker", "m0")
+    made = planned(variables, "torch_distributed")
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=m0", "--master-port=23456"} <= set(made.argv)
+    hidden = planned(variables, "mpi")
+    assert set(hidden.hidden_from_ranks) == {"WORLD_SIZE", "RANK"}, "they count hosts"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_scheduler_that_does_not_say_enough_is_refused_with_what_to_set(name: str) -> None:
+    found = described(REFUSED[name])
+    assert found.platform == name.split()[0]
+    (problem,) = found.problems
+    assert "TRAINWORKS_HOST" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (LSF, "set TRAINWORKS_HOSTS=h1,h2"),
+        ({"TRAINWORKS_HOSTS": ""}, "TRAINWORKS_HOSTS is set, but empty"),
+        ({"WORLD_SIZE": "", "RANK": "0", "MASTER_ADDR": "m0"}, "WORLD_SIZE is set, but empty"),
+        ({"MASTER_ADDR": "m0"}, "WORLD_SIZE, RANK are not set"),
+        ({"NNODES": "2"}, "NODE_RANK, MASTER_ADDR are not set"),
+        ({"WORLD_SIZE": "16", "RANK": "3", "NODE_RANK": "1", "MASTER_ADDR": "m0"}, "RANK is 3, NODE_RANK is 1"),
+        ({**BY_NODE, "WORLD_SIZE": "3", "RANK": "1"}, "WORLD_SIZE=3 is not a multiple of NNODES=2"),
+        ({**BY_RANK, "RANK": "2"}, "'2' is not a whole number from 0 to 1"),
+        ({"WORLD_SIZE": "1", "RANK": "1"}, "'1' is not a whole number from 0 to 0"),
+        ({**BY_NODE, "MASTER_ADDR": "localhost"}, "leads every host to itself"),
+        ({**of_host(TRAIN_JOB, 1), "PET_MASTER_ADDR": "localhost"}, "leads every pod to itself"),
+        ({"PET_NPROC_PER_NODE": "4"}, "PET_NNODES"),
+        ({"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.1"}, "AWS_BATCH_JOB_NUM_NODES"),
+        ({**VOLCANO, "VC_WORKER_NUM": "3"}, "2 host(s), and the task has 3"),
+        ({**VOLCANO, "VC_PS_HOSTS": "j-ps-0.j"}, "may run different programs"),
+        ({"CLUSTER_SPEC": "{"}, "is not JSON"),
+        ({"CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"], "workerpool3": ["b:1"]}}'}, "different programs"),
+        (HETEROGENEOUS, "a heterogeneous job has 2 components"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(variables: dict[str, str], words: str) -> None:
+    assert words in "\n".join(map(str, described(variables).problems))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
+        {"MASTER_ADDR": "localhost"},
+        {"NNODES": "1"},
+        {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "g-0.g.ns"},
+        {"AZUREML_NODE_COUNT": "1"},
+        {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "h1 8"},
+        {"PBS_JOBID": "5.srv", "PBS_NUM_NODES": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"TF_CONFIG": "{}"},
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'},
+    ],
+)
+def test_one_host_is_one_host(variables: dict[str, str]) -> None:
+    made = planned(variables, "torch_distributed")
+    assert (made.control, "--standalone" in made.argv) == (None, True)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_ranks_that_another_program_started_are_not_started_again(name: str) -> None:
+    variables = ELSEWHERE[name]
+    made = planned(variables, "none")
+    assert made.control is None
+    seen = {**variables, **made.env}
+    assert seen.get("MASTER_ADDR") == variables.get("MASTER_ADDR"), "never an address of one host beside a world of two"
+    for mode in ("torch_distributed", "mpi"):
+        with pytest.raises(JobRefusedError, match="another program has started this process as one of several"):
+            planned(variables, mode)
+
+
+def test_a_host_that_is_twice_in_a_hostfile_has_all_its_slots() -> None:
+    twice = Given(MPI_JOB, hostname="box", read=lambda _: "a slots=2\na slots=2\nb slots=4\n")
+    assert platforms.describe(twice).processes_per_host == 4
+
+
+# -------------------------------------------------------------------------------------------------- Slurm's MPI server
+PMIX = {
+    "PMIX_NAMESPACE": "slurm.pmix.77.0",
+    "PMIX_RANK": "0",
+    "PMIX_MCA_psec": "munge,native",
+    "PMIX_MCA_gds": "ds21,hash",
+}
+"""What enroot's hook sets where MpiDefault is pmix (conf/hooks/extra/50-slurm-pmi.sh)."""
+
+
+def test_ranks_of_mpirun_do_not_get_the_plugins_of_slurms_server(tmp_path: Path) -> None:
+    made = planned({**SLURM_NODE, **PMIX}, "mpi")
+    assert made.hidden_from_ranks == ("PMI_", "PMIX_")
+    runtime = Runtime({"TMPDIR": str(tmp_path), **SLURM_NODE, **PMIX}, {})
+    runtime.write_rank_environment("/", made.hidden_from_ranks)
+    given = json.loads((runtime.path / "environment.json").read_text())["env"]
+    runtime.remove()
+    assert [name for name in given if name.startswith("PMI")] == []
+    assert given["SLURM_JOB_ID"] == SLURM_NODE["SLURM_JOB_ID"], "a script may ask for its job"
+    tasks = planned({**SLURM_TASK, **PMIX}, "none")
+    assert (tasks.hidden, tasks.hidden_from_ranks) == ((), ()), "srun's own ranks need them"
+
+
+def test_the_images_mpirun_survives_a_slurm_step(tmp_path: Path) -> None:
+    step = {**SLURM_NODE, **PMIX, "HOME": "/root", "PATH": str(tmp_path)}
+    assert without_slurm(step) == {"HOME": "/root", "PATH": str(tmp_path), "SLURMD_NODENAME": "fn2"}
+    (tmp_path / "srun").touch(0o755)
+    assert "SLURM_JOB_ID" in without_slurm(step)
+    assert "PMIX_MCA_psec" not in without_slurm(step)
+    assert without_slurm(PMIX) == PMIX, "a server of another scheduler is its own"
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "warned"),
+    [
+        ("from mpi4py import MPI\n", {}, True),
+        ("if True:\n    import mpi4py\n", {}, True),
+        ("import torch  # not mpi4py\n", {}, False),
+        ("from mpi4py import MPI\n", PMIX, False),
+        ("from mpi4py import MPI\n", {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, False),
+    ],
+)
+def test_an_mpi_program_in_tasks_without_pmi_is_warned(
+    script: str, more: dict[str, str], warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ranks.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    tasks = {**SLURM_TASK, "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    read = read_environment({"PATH": "/usr/bin:/bin", **tasks, **more}, Invocation(("ranks.py",)))
+    assert any("each of them will be rank 0 of 1" in warning for warning in read.warnings) is warned
+
+
+# ------------------------------------------------------------------------------------------------ jobs in one directory
+def test_each_job_of_a_scheduler_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("trainworks_launcher.names.BASE_DIRECTORY", str(tmp_path / "absent"))
+    for more, folder in (({}, "4711"), ({"SLURM_STEP_ID": "3"}, "4711.3"), ({"SLURM_JOB_ID": "4712"}, "4712")):
+        read = read_environment({"PATH": "/usr/bin:/bin", **SLURM_NODE, **more}, Invocation(("train.py",)))
+        assert read.results == f"{tmp_path}/output/{folder}"
+        assert plan(read).env["SM_MODEL_DIR"] == f"{tmp_path}/output/{folder}/model"
+        assert plan(read).env["SM_OUTPUT_FAILURE"] == f"{tmp_path}/output/{folder}/output/failure"
+    named = {"PATH": "/usr/bin:/bin", **SLURM_NODE, "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    assert read_environment(named, Invocation(("train.py",))).results == str(tmp_path)
+
+
+def test_a_failure_of_another_job_is_not_this_ones(tmp_path: Path) -> None:
+    """Two jobs with one directory that a person named."""
+    masker = Masker({})
+    first = Outcome(FAILED, 1, "n-a", "ValueError: cause_of_A")
+    outcome_files.write(str(tmp_path), first, masker)
+    assert outcome_files.users_own_failure(str(tmp_path), masker) == ""
+    outcome_files.write(str(tmp_path), Outcome(FAILED, 1, "n-b", "ValueError: cause_of_B"), masker)
+    assert (tmp_path / "output/failure").read_text() == "ValueError: cause_of_B"
+    document = json.loads((tmp_path / "output/failure.json").read_text())
+    assert (document["text"], document["host"]) == ("ValueError: cause_of_B", "n-b")
+    (tmp_path / "output/failure").write_text("the script's own words")
+    assert outcome_files.users_own_failure(str(tmp_path), masker) == "the script's own words"
