@@ -32,7 +32,9 @@ def environment_of(environment: Environment, host: str) -> Environment:
     devices = environment.devices
     if kind != own:
         row = environment.manifest.instances.get(kind, Instance())
-        devices = devices._replace(gpus=row.gpus, neuron_devices=min(row.neuron_cores, 1), efa=None)
+        devices = devices._replace(
+            gpus=row.gpus, visible_gpus=None, neuron_devices=min(row.neuron_cores, 1), efa=None, closed_efa=()
+        )
     platform = environment.platform
     if platform.tasks is not None:  # its first task
         counts, number = platform.tasks.counts, texts(config.get("hosts")).index(host)

@@ -14,9 +14,10 @@ import shutil
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from trainworks_launcher import drivers, entry, files, names, places, platforms
+from trainworks_launcher.devices import count_gpus, efa_devices, locked_memory, names_in
 from trainworks_launcher.errors import Problem, RefusalError
 from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.invocation import NOTHING_ASKED, Invocation
@@ -44,9 +45,12 @@ class Devices(NamedTuple):
 
     Attributes:
         gpus: Number of NVIDIA GPUs that this process may use.
+        visible_gpus: Which of the container's GPUs CUDA_VISIBLE_DEVICES leaves, as it calls them; None: all.
         neuron_devices: Number of Neuron devices.
         cpus: Number of CPUs.
-        efa: Names of EFA devices; None if they cannot be known (preflight).
+        efa: Names of the EFA devices that can be opened here; None if they cannot be known (preflight).
+        closed_efa: Names of the host's other EFA devices.
+        locked_memory: Bytes of memory that a process may lock; None: no limit is known.
         interfaces: Names of network interfaces.
         reaching: Interface that routes to the leader; looked up only if the given interface does not exist.
     """
@@ -57,6 +61,9 @@ class Devices(NamedTuple):
     efa: tuple[str, ...] | None = ()
     interfaces: tuple[str, ...] = ()
     reaching: str = ""
+    visible_gpus: tuple[str, ...] | None = None
+    closed_efa: tuple[str, ...] = ()
+    locked_memory: int | None = None
 
 
 class Environment(NamedTuple):
@@ -439,12 +446,18 @@ def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...],
     """Count and list what the host has, by the kernel's own files. allowed: GPUs that the platform gives; None: all."""
     interfaces = network_interfaces()
     reaching = "" if not interface or interface in interfaces else interface_that_reaches(*hosts[:2])
-    gpus = _count_gpus(variables)
+    counted = count_gpus(variables)
+    visible = platforms.visible_gpus(variables, counted)
+    gpus = counted if visible is None else len(visible)
+    usable, closed = efa_devices()
     return Devices(
         gpus=gpus if allowed is None else min(gpus, allowed),
-        neuron_devices=len(_names("/dev", re.compile(r"neuron\d+").fullmatch)),
+        visible_gpus=visible,
+        neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
         cpus=_count_cpus(),
-        efa=tuple(name for name in _names("/sys/class/infiniband", lambda _: True) if _is_efa(name)),
+        efa=usable,
+        closed_efa=closed,
+        locked_memory=locked_memory() if usable else None,
         interfaces=interfaces,
         reaching=reaching,
     )
@@ -458,49 +471,9 @@ def _count_cpus() -> int:
         return os.cpu_count() or 1
 
 
-def _names(directory: str, wanted: Callable[[str], object]) -> tuple[str, ...]:
-    """Sorted names in a directory that may not exist."""
-    try:
-        return tuple(sorted(entry.name for entry in Path(directory).iterdir() if wanted(entry.name)))
-    except OSError:
-        return ()
-
-
-def _is_efa(device: str) -> bool:
-    """Return whether an InfiniBand-class device is EFA: by its driver, or by the name the driver gives it."""
-    try:
-        driver = os.readlink(f"/sys/class/infiniband/{device}/device/driver")
-    except OSError:
-        driver = ""
-    return driver.endswith("/efa") or device.startswith(("efa", "rdmap"))
-
-
-def _count_gpus(variables: Mapping[str, str]) -> int:
-    """NVIDIA GPUs of this container: its device nodes, else the driver's list, else nvidia-smi, asked once.
-
-    Device nodes first: a container that was given two of eight GPUs has two nodes, while the driver may list eight.
-    """
-    nodes = len(_names("/dev", re.compile(r"nvidia\d+").fullmatch))
-    if nodes:
-        return nodes
-    listed = len(_names("/proc/driver/nvidia/gpus", lambda _: True))
-    if listed:
-        return listed
-    program = shutil.which("nvidia-smi", path=variables.get("PATH", os.defpath))
-    if not program:
-        return 0
-    import subprocess
-
-    try:
-        answer = subprocess.run([program, "--list-gpus"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU ")) if answer.returncode == 0 else 0
-
-
 def network_interfaces() -> tuple[str, ...]:
     """Sorted names of this host's network interfaces."""
-    return _names("/sys/class/net", lambda _: True)
+    return names_in("/sys/class/net")
 
 
 def interface_that_reaches(*hosts: str) -> str:

@@ -72,6 +72,8 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         placement.instance_type,
         len(placement.distribution_hosts),
         environment.variables,
+        environment.devices.closed_efa if here else (),
+        environment.devices.locked_memory if here else None,
     )
     reader = Reader({}, environment.variables)
     platform = environment.platform

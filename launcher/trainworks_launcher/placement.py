@@ -411,7 +411,7 @@ def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tu
     devices = environment.devices
     row = environment.manifest.instances.get(kind, Instance())
     here = is_type_of_this_host(environment, kind)
-    if here and devices.gpus:
+    if here and (devices.gpus or devices.visible_gpus is not None):
         return devices.gpus, 0
     if here and (row.gpus or (row.neuron_cores and not devices.neuron_devices)):
         what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"

@@ -108,6 +108,7 @@ class NodePlan(NamedTuple):
         rank: Rank of the command, where the platform starts every rank; else -1.
         hidden: Beginnings of variables that the command does not see.
         hidden_from_ranks: Those that the ranks do not see either, except for what the command itself sets.
+        left_out: Variables of the container's environment that no process of the job gets.
         processes: Processes of this host. With several, the first traceback is taken for the cause.
         ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through ``rank.py``. The
             launcher handles their output and signals, and the command's own report names the rank that failed first.
@@ -145,6 +146,7 @@ class NodePlan(NamedTuple):
     rank: int = -1
     hidden: tuple[str, ...] = ()
     hidden_from_ranks: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def to_json(self, masker: Masker | None = None) -> str:
         """Return the plan as JSON text, the same bytes for the same plan.

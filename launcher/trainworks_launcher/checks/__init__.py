@@ -45,6 +45,7 @@ class Checks(NamedTuple):
     Attributes:
         level: QUICK or BANDWIDTH.
         gpus: GPUs that the host seems to have; its driver is asked if there are any.
+        visible_gpus: Those that the job may use, by number or by UUID, and that are judged; None: all.
         row_gpus: GPUs that the instance table says; 0 if it does not.
         row_efa: EFA devices that the instance table says; 0 if it does not.
         efa: EFA devices that were seen; None if they cannot be known.
@@ -81,6 +82,7 @@ class Checks(NamedTuple):
     port: int = 0
     wait: float = 0.0
     python: str = ""
+    visible_gpus: tuple[str, ...] | None = None
 
     @property
     def needs_process(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, Sequence
 
 from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
 from trainworks_launcher.checks.gpus import LOST, MISMATCH, NO_DRIVER, OK, RESET_REQUIRED, Gpu, Gpus
@@ -35,15 +35,23 @@ def judge_gpus(asked: Checks, seen: Seen) -> Iterator[Finding]:
     if gpus.devices and len(gpus.devices) < asked.gpus:
         what = f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in this container"
         yield Finding(FAILED, what, REPLACE)
-    for index, gpu in enumerate(gpus.devices):
-        yield from _gpu(f"GPU {index}", gpu)
+    used = [index for index, gpu in enumerate(gpus.devices) if _is_used(asked.visible_gpus, index, gpu)]
+    for index in used:
+        yield from _gpu(f"GPU {index}", gpus.devices[index])
     for index, number in sorted(set(gpus.xids)):
-        if number not in APPLICATION_XIDS:
+        if index in used and number not in APPLICATION_XIDS:
             yield Finding(FAILED, f"GPU {index} reported XID error {number} during the check", REPLACE)
-    for place, number in sorted(set(seen.xids)):
+    for place, number in sorted(set(seen.xids)) if asked.visible_gpus is None else ():
         if number not in APPLICATION_XIDS:
             advice = "read the kernel's log; if it comes again, replace the host"
             yield Finding(WARNING, f"the kernel's log has XID error {number} of GPU {place}", advice)
+
+
+def _is_used(visible: Sequence[str] | None, index: int, gpu: Gpu) -> bool:
+    """Return whether the job may use a GPU: another job's is not this one's affair. A UUID may be cut short (CUDA)."""
+    if visible is None or str(index) in visible:
+        return True
+    return bool(gpu.uuid) and any(gpu.uuid.startswith(name) for name in visible if name.startswith("GPU-"))
 
 
 def _library(gpus: Gpus) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ class Gpu(NamedTuple):
         remap_failed: Whether a broken row of memory could not be replaced.
         pending: Whether a broken page or row waits for a reset to be replaced.
         throttle: Reasons why its clocks are low, as bits.
+        uuid: Its UUID; ``""`` if it does not say.
     """
 
     error: int = OK
@@ -30,6 +31,7 @@ class Gpu(NamedTuple):
     remap_failed: bool | None = None
     pending: bool | None = None
     throttle: int | None = None
+    uuid: str = ""
 
 
 class Gpus(NamedTuple):

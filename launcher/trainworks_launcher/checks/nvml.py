@@ -20,6 +20,7 @@ from trainworks_launcher.checks.gpus import LIBRARY, LOST, NOT_SUPPORTED, OK, RE
 _UNCORRECTED, _SINCE_LOAD = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 _VERSION_BYTES = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+_UUID_BYTES = 96  # NVML_DEVICE_UUID_V2_BUFFER_SIZE
 _ANSWER_BYTES = 1 << 20
 
 _Call = Callable[..., int]
@@ -126,6 +127,8 @@ def _device(call: _Call, handle: ctypes.c_void_p) -> Gpu:
     clocks = call("nvmlDeviceGetCurrentClocksThrottleReasons", handle, ctypes.byref(throttle))
     pending = [bool(rows[2].value)] if remapped == OK else []
     pending += [bool(retired.value)] if waiting == OK else []
+    uuid = ctypes.create_string_buffer(_UUID_BYTES)
+    call("nvmlDeviceGetUUID", handle, uuid, _UUID_BYTES)
     gone = next((code for code in (counted, remapped, waiting, clocks) if code in (LOST, RESET_REQUIRED)), OK)
     return Gpu(
         error=gone,
@@ -133,6 +136,7 @@ def _device(call: _Call, handle: ctypes.c_void_p) -> Gpu:
         remap_failed=bool(rows[3].value) if remapped == OK else None,
         pending=any(pending) if pending else None,
         throttle=throttle.value if clocks == OK else None,
+        uuid=uuid.value.decode("ascii", "replace"),
     )
 
 

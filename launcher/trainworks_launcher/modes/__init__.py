@@ -44,5 +44,6 @@ def plan_host(job: Job) -> NodePlan:
         platform=platform.platform,
         member=member,
         hidden=hidden,
+        left_out=tuple(name for name, value in job.inherited.items() if job.network.fabric.why_left_out(name, value)),
         hidden_from_ranks=platform.hidden.get("ranks", ()) if plan.ranks_by == "mpirun" else (),
     )

@@ -255,17 +255,25 @@ def _exports(
     left_out: list[tuple[str, str]] = []
     warnings: list[str] = []
     known = {**job.inherited, **exported_variables(job)}
+    fabric = job.network.fabric
     for asked in user.forwarded:
         pattern = asked.endswith("*")
         found = sorted(name for name in known if name.startswith(asked[:-1])) if pattern else [asked]
         for name in found:
             if name in own:
                 left_out.append((f"-x {name}", "each host has its own value, and its ranks get that one"))
+            elif fabric.why_left_out(name, known.get(name, "")):
+                left_out.append((f"-x {name}", fabric.why_left_out(name, known[name])))
             elif name not in known:
                 warnings.append(f"left out -x {name}: it is not set")
             else:
                 exports[name] = Reason(f"-x {name}", f"{_FROM_USER}, the leader's value", Origin.USER, ("-x", name))
     for name, value in user.exports:
+        why = fabric.why_left_out(name, value)
+        if why:
+            left_out.append((f"-x {name}={value}", why))
+            warnings.append(f"left out -x {name}={value}: {why}")
+            continue
         exports[name] = Reason(f"-x {name}", _FROM_USER, Origin.USER, ("-x", f"{name}={value}"))
     return MappingProxyType(exports), left_out, warnings
 

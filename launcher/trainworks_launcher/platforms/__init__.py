@@ -228,7 +228,7 @@ class Description(NamedTuple):
         names_resolve: Whether the hosts are called by names or addresses that lead to them.
         served: Hosts on which no launcher runs: they serve ssh, with keys that the platform mounts. Only mpirun can
             start ranks there.
-        gpus: GPUs of the host that the platform gives this process; None: all of them.
+        gpus: GPUs of the host that this process is given, by CUDA_VISIBLE_DEVICES, else by the platform; None: all.
         processes_per_host: Processes on each host that the platform asks for; 0: it does not say.
         processes_why: Where ``processes_per_host`` comes from.
         mode: Name of the mode of a job that asks for none; ``""``: none.
@@ -300,7 +300,7 @@ def describe(given: Given) -> Description:
     """Return what the platform says that started this host. Never raises: ``problems`` has what is wrong."""
     found = recognise(given)
     if not found:
-        return NONE
+        return _with_visible_gpus(NONE, given.variables)
     (row, mark), *others = found
     empty = "" if given.variables.get(mark, mark) else ", but empty"
     why = "there is a resource config" if mark == names.RESOURCE_CONFIG_FILE else f"{mark} is set{empty}"
@@ -308,4 +308,32 @@ def describe(given: Given) -> Description:
         why += f"; {also} would mean {other.name}, which comes later in the order"
     read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe
     restarts = row.restarts(given.variables)
-    return read(given)._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    made = read(given)._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    return _with_visible_gpus(made, given.variables)
+
+
+def _with_visible_gpus(made: Description, variables: Mapping[str, str]) -> Description:
+    """Return the description with what CUDA_VISIBLE_DEVICES leaves, which is the nearest word on every platform."""
+    visible = visible_gpus(variables)
+    return made if visible is None else made._replace(gpus=len(visible))
+
+
+def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, as it calls them: by number or by UUID; None if it is not set.
+
+    Source: CUDA programming guide, environment variables: devices after an entry that is not valid are not visible.
+
+    Args:
+        variables: The process's environment.
+        count: GPUs of the container; None: not known.
+    """
+    value = variables.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    found: list[str] = []
+    for entry in map(str.strip, value.split(",")):
+        exists = entry.isdecimal() and (count is None or int(entry) < count)
+        if not exists and not entry.startswith(("GPU-", "MIG-")):
+            break
+        found.append(entry)
+    return tuple(found[:count])

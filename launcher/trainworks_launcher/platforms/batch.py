@@ -8,7 +8,7 @@ Batch ends the job when the main node ends: the leader has to be there. Source: 
 from __future__ import annotations
 
 from trainworks_launcher.platforms import Description, Given
-from trainworks_launcher.platforms.common import Reader, config_of, numbered, visible_gpus
+from trainworks_launcher.platforms.common import Reader, config_of, numbered
 
 _ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 _ADVICE = "Batch sets them in every node of a multi-node parallel job: do not set or unset them"
@@ -36,5 +36,4 @@ def describe(given: Given) -> Description:
         leader_address=address,
         names_resolve=False,
         job_id=reader.optional("AWS_BATCH_JOB_ID").partition("#")[0],
-        gpus=visible_gpus(given.variables),
     )

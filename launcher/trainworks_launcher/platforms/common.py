@@ -159,7 +159,7 @@ def described_by_addresses(
     nodes = reader.whole(count, least=1)
     index = reader.whole(rank, most=nodes - 1)
     if nodes == 1 and not reader.problems:  # it may have no address that others could use
-        return Description(where=count, gpus=_gpus_on_node(given, reader.optional(gpus)))
+        return Description(where=count, gpus=_gpus(reader.optional(gpus)))
     hosts = tuple(reader.text(addresses).split())
     if hosts and len(hosts) != nodes:
         reader.refuse(f"{len(hosts)} address(es) for {nodes} node(s)", addresses, count)
@@ -172,27 +172,13 @@ def described_by_addresses(
     return Description(
         resource_config=config_of(hosts, here),
         where=addresses,
-        gpus=_gpus_on_node(given, reader.optional(gpus)),
+        gpus=_gpus(reader.optional(gpus)),
     )
 
 
-def _gpus_on_node(given: Given, said: str) -> int | None:
-    """Return how many GPUs a process may use: those that CUDA_VISIBLE_DEVICES leaves, else what the platform says."""
-    visible = visible_gpus(given.variables)
-    return numbers(said) if visible is None and said else visible
-
-
-def visible_gpus(variables: Mapping[str, str]) -> int | None:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves this process; None if it is not set.
-
-    Source: CUDA programming guide, environment variables: devices after an entry that is not valid are not visible.
-    """
-    value = variables.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return None
-    words = [word.strip() for word in value.split(",")]
-    ends = next((index for index, word in enumerate(words) if word in ("", "-1", "NoDevFiles")), len(words))
-    return len(words[:ends])
+def _gpus(said: str) -> int | None:
+    """Return how many GPUs the platform says; None if it does not."""
+    return numbers(said) if said else None
 
 
 def expand_nodes(listed: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import re
 from trainworks_launcher import names
 from trainworks_launcher.errors import nearest
 from trainworks_launcher.platforms import Description, Given
-from trainworks_launcher.platforms.common import Reader, config_of, expand_nodes, visible_gpus
+from trainworks_launcher.platforms.common import Reader, config_of, expand_nodes
 
 
 def describe(given: Given) -> Description:
@@ -39,6 +39,5 @@ def describe(given: Given) -> Description:
     return Description(
         resource_config=config_of(hosts, own) if not reader.problems else {},
         where=names.HOSTS_VARIABLE,
-        gpus=visible_gpus(given.variables),
         problems=reader.problems,
     )

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Mapping
 
 from trainworks_launcher.platforms import Description, Given
-from trainworks_launcher.platforms.common import Reader, config_of, is_loopback, numbered, visible_gpus
+from trainworks_launcher.platforms.common import Reader, config_of, is_loopback, numbered
 
 HIDDEN: Mapping[str, tuple[str, ...]] = MappingProxyType({"torchrun": ("PET_",)})
 
@@ -53,7 +53,6 @@ def describe(given: Given) -> Description:
         where="PET_NNODES",
         leader_address=address,
         names_resolve=hosts[0] == address,
-        gpus=visible_gpus(given.variables),
         processes_per_host=processes,
         processes_why="PET_NPROC_PER_NODE",
         mode="torch_distributed",

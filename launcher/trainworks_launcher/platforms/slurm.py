@@ -14,7 +14,7 @@ from typing import Mapping
 from trainworks_launcher import names
 from trainworks_launcher.errors import Problem
 from trainworks_launcher.platforms import Description, Given, Tasks
-from trainworks_launcher.platforms.common import Reader, config_of, expand_nodes, visible_gpus
+from trainworks_launcher.platforms.common import Reader, config_of, expand_nodes
 from trainworks_launcher.values import Json
 
 _ADVICE = "start it in a job step: srun --ntasks-per-node=1 train ... (or one task per GPU)"
@@ -43,7 +43,7 @@ def describe(given: Given) -> Description:
         return Description(problems=(Problem(what, "variable SLURM_HET_SIZE", advice),))
     if not reader.optional("SLURM_STEP_ID", "SLURM_STEPID") and reader.optional("SLURM_JOB_NUM_NODES") == "1":
         host = reader.optional("SLURMD_NODENAME") or given.hostname
-        return _described(given, config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
+        return _described(config_of((host,), host), "SLURMD_NODENAME", job, None, reader)
     step = reader.whole("SLURM_STEP_ID", "SLURM_STEPID")
     listed = reader.text("SLURM_STEP_NODELIST")
     nodes = reader.whole("SLURM_STEP_NUM_NODES", least=1)
@@ -71,23 +71,18 @@ def describe(given: Given) -> Description:
     if reader.problems:
         return Description(problems=reader.problems)
     place = Tasks(rank, local_rank, counts) if max(counts) > 1 else None
-    return _described(given, config_of(hosts, hosts[node]), "SLURM_STEP_NODELIST", job + step, place, reader)
+    return _described(config_of(hosts, hosts[node]), "SLURM_STEP_NODELIST", job + step, place, reader)
 
 
-def _described(
-    given: Given, config: Mapping[str, Json], where: str, number: int, tasks: Tasks | None, reader: Reader
-) -> Description:
+def _described(config: Mapping[str, Json], where: str, number: int, tasks: Tasks | None, reader: Reader) -> Description:
     """Return the description of a job step. number: What the ports follow from."""
     first, count = _PORTS
-    gpus = visible_gpus(given.variables)
     step = reader.optional("SLURM_STEP_ID", "SLURM_STEPID")
     on_node = reader.optional("SLURM_GPUS_ON_NODE")
-    if gpus is None and on_node.isdecimal():
-        gpus = int(on_node)
     return Description(
         resource_config=config,
         where=where,
-        gpus=gpus,
+        gpus=int(on_node) if on_node.isdecimal() else None,
         tasks=tasks,
         control_port=first + (number + count // 2) % count,
         master_port=first + number % count,

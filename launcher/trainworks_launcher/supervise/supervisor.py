@@ -75,7 +75,8 @@ def run_plan(
     runtime: Runtime | NoRuntime = NoRuntime()
     made: tuple[str, ...] = ()
     try:
-        runtime = Runtime(environment.variables, {**plan.env, **hooks.variables(plan, environment)})
+        inherited = {name: value for name, value in environment.variables.items() if name not in plan.left_out}
+        runtime = Runtime(inherited, {**plan.env, **hooks.variables(plan, environment)})
         made = () if refusal is not None else places.make(environment.places, environment.home)
     except RefusalError as refused:
         runtime.remove()

@@ -21,6 +21,7 @@ from trainworks_launcher.source import digest_of_entry
 from trainworks_launcher.values import Json, compact, mapping, text
 
 _DIGITS = 16
+_IMAGE = "image"
 
 
 def identity_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
@@ -41,11 +42,12 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
         "job name": [name, *attempt],
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
-        "image": environment.manifest.document,
         "code": code,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
         "hyperparameters": Masker(environment.hyperparameters).json(dict(environment.hyperparameters)),
     }
+    if environment.manifest.document:
+        parts = {**parts, _IMAGE: environment.manifest.document}
     return {part: hashlib.sha256(compact(value).encode()).hexdigest()[:_DIGITS] for part, value in parts.items()}
 
 
@@ -55,8 +57,9 @@ def as_text(identity: Mapping[str, Json]) -> str:
 
 
 def differences(ours: Mapping[str, Json], theirs: Json) -> str:
-    """Return the parts that differ, for a sentence; "" if the two are one job."""
+    """Return the parts that differ, for a sentence; "" if the two are one job. An unknown image differs from none."""
     found = mapping(theirs)
     if not found:
         return "launcher version"
-    return ", ".join(part for part, digest in ours.items() if found.get(part) != digest)
+    unknown = {_IMAGE} if not (ours.get(_IMAGE) and found.get(_IMAGE)) else set()
+    return ", ".join(part for part, digest in ours.items() if part not in unknown and found.get(part) != digest)

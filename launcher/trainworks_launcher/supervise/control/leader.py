@@ -26,7 +26,7 @@ from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.control.strangers import ROOM, Strangers
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
-from trainworks_launcher.values import Json, number, text
+from trainworks_launcher.values import Json, mapping, number, text
 
 _ACCEPTS = 32
 """Connections taken in at once, before others of the loop have their turn."""
@@ -224,7 +224,7 @@ class Leader:
         elif self._secret and message.get("secret") is not True:
             self._refuse(connection, host, f"it has no {names.JOB_SECRET_VARIABLE}, and the leader has one")
         else:
-            said = identity.as_text(self._job)
+            said = identity.as_text(mapping(message.get("job")))
             asked = proof.Transcript(said, host, nonce, proof.make_nonce(), key, self._public_key)
             connection.asked = asked
             shown = proof.make_proof(self._secret, LEADER, asked)

@@ -1,0 +1,117 @@
+"""What a container may use of its host's devices: EFA devices, locked memory, GPUs. Reads the kernel's own files.
+
+The kernel lists RDMA devices and GPUs of the whole host in every container. What counts is what this one can open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Callable, Mapping
+
+_PROBE_SECONDS = 20.0
+_IPC_LOCK = 14
+"""Bit of CAP_IPC_LOCK, with which no limit of locked memory holds (linux/capability.h)."""
+
+
+def names_in(directory: str | Path, wanted: Callable[[str], object] = lambda _: True) -> tuple[str, ...]:
+    """Return the sorted names in a directory that may not exist."""
+    try:
+        return tuple(sorted(entry.name for entry in Path(directory).iterdir() if wanted(entry.name)))
+    except OSError:
+        return ()
+
+
+# ---------------------------------------------------------------------------------------------------------------- EFA
+def efa_devices(classes: str = "/sys/class", nodes: str = "/dev/infiniband") -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the EFA devices that can be opened here, and of those of the host that cannot.
+
+    A program opens a device by its node ``uverbsN``; the kernel says which node is whose (kernel documentation,
+    sysfs-class-infiniband). Where it does not, each node that can be opened counts for one device.
+
+    Args:
+        classes: Where the kernel lists devices by class.
+        nodes: Where the device nodes are.
+    """
+    listed = tuple(name for name in names_in(f"{classes}/infiniband") if _is_efa(f"{classes}/infiniband/{name}"))
+    if not listed:
+        return (), ()
+    verbs = f"{classes}/infiniband_verbs"
+    node_of = {_line(f"{verbs}/{node}/ibdev"): node for node in names_in(verbs)}
+    for name in listed:
+        for node in names_in(f"{classes}/infiniband/{name}/device/infiniband_verbs"):
+            node_of[name] = node
+    found = [node for node in names_in(nodes, re.compile(r"uverbs\d+").fullmatch) if _opens(f"{nodes}/{node}")]
+    if not any(name in node_of for name in listed):
+        return listed[: len(found)], listed[len(found) :]
+    usable = tuple(name for name in listed if node_of.get(name) in found)
+    return usable, tuple(name for name in listed if name not in usable)
+
+
+def _is_efa(device: str) -> bool:
+    """Return whether an InfiniBand-class device is EFA: by its driver, or by the name the driver gives it."""
+    try:
+        driver = os.readlink(f"{device}/device/driver")
+    except OSError:
+        driver = ""
+    return driver.endswith("/efa") or Path(device).name.startswith(("efa", "rdmap"))
+
+
+def _opens(node: str) -> bool:
+    """Return whether a device node can be opened: its rights are not all, the container's list of devices counts."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+def locked_memory(status: str = "/proc/self/status") -> int | None:
+    """Return the bytes of memory that this process may lock; None if there is no limit for it.
+
+    Args:
+        status: The kernel's file with the capabilities of this process.
+    """
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    capabilities = re.search(r"CapEff:\s*([0-9a-f]+)", _text(status))
+    free = capabilities is not None and int(capabilities.group(1), 16) >> _IPC_LOCK & 1
+    return None if free or limit == resource.RLIM_INFINITY else limit
+
+
+def _line(path: str) -> str:
+    return _text(path).strip()
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+# --------------------------------------------------------------------------------------------------------------- GPUs
+def count_gpus(variables: Mapping[str, str]) -> int:
+    """NVIDIA GPUs of this container: its device nodes, else the driver's list, else nvidia-smi, asked once.
+
+    Device nodes first: a container that was given two of eight GPUs has two nodes, while the driver may list eight.
+    """
+    nodes = names_in("/dev", re.compile(r"nvidia\d+").fullmatch)
+    if nodes:
+        return sum(os.access(f"/dev/{node}", os.R_OK | os.W_OK) for node in nodes)
+    listed = len(names_in("/proc/driver/nvidia/gpus"))
+    if listed:
+        return listed
+    program = shutil.which("nvidia-smi", path=variables.get("PATH", os.defpath))
+    if not program:
+        return 0
+    import subprocess
+
+    try:
+        answer = subprocess.run([program, "--list-gpus"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU ")) if answer.returncode == 0 else 0

@@ -1,0 +1,211 @@
+"""Devices are what this container may open, and what a user sets is held to them as what the launcher sets is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from launcher_support import NO_GPU, environment, manifest, plan
+
+from trainworks_launcher import devices, platforms
+from trainworks_launcher.checks import FAILED, Checks
+from trainworks_launcher.checks.asked import checks_of
+from trainworks_launcher.checks.gpus import LOST, Gpu, Gpus
+from trainworks_launcher.checks.look import Seen
+from trainworks_launcher.checks.rules import judge
+from trainworks_launcher.environment import Devices
+from trainworks_launcher.fabric import LOCKED_BYTES, choose_fabric
+from trainworks_launcher.job import make_job
+from trainworks_launcher.platforms import Given
+from trainworks_launcher.supervise import supervisor
+
+# ----------------------------------------------------------------------------------------------------------------- EFA
+NAMES = ("rdmap16s27", "rdmap32s27", "rdmap48s27")
+
+
+def host_with_efa(root: Path, *, by_class: bool = True, mapped: bool = True) -> tuple[str, str]:
+    """A host's listing of three EFA devices and one that is none, whose nodes are in another order."""
+    (root / "dev").mkdir()
+    for number, name in enumerate(("mlx5_0", *reversed(NAMES))):
+        node = f"uverbs{number}"
+        (root / "class/infiniband" / name).mkdir(parents=True)
+        if mapped and by_class:
+            (root / "class/infiniband_verbs" / node).mkdir(parents=True)
+            (root / "class/infiniband_verbs" / node / "ibdev").write_text(f"{name}\n")
+        elif mapped:
+            (root / "class/infiniband" / name / "device/infiniband_verbs" / node).mkdir(parents=True)
+    return str(root / "class"), str(root / "dev")
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_an_efa_device_counts_if_its_own_node_can_be_opened(tmp_path: Path, by_class: bool) -> None:
+    places = host_with_efa(tmp_path, by_class=by_class)
+    assert devices.efa_devices(*places) == ((), NAMES), "the host's devices, and none is this container's"
+    (tmp_path / "dev/uverbs0").touch()  # the other device's
+    (tmp_path / "dev/uverbs1").touch()
+    (tmp_path / "dev/uverbs2").mkdir()  # cannot be opened for writing
+    assert devices.efa_devices(*places) == (NAMES[2:], NAMES[:2])
+    (tmp_path / "dev/uverbs2").rmdir()
+    (tmp_path / "dev/uverbs2").touch()
+    (tmp_path / "dev/uverbs3").touch()
+    assert devices.efa_devices(*places) == (NAMES, ())
+
+
+def test_nodes_are_counted_where_the_kernel_does_not_say_whose_they_are(tmp_path: Path) -> None:
+    places = host_with_efa(tmp_path, mapped=False)
+    (tmp_path / "dev/uverbs0").touch()
+    assert devices.efa_devices(*places) == (NAMES[:1], NAMES[1:])
+    shutil.rmtree(tmp_path / "class")
+    assert devices.efa_devices(*places) == ((), ())
+
+
+def test_the_limit_of_locked_memory_does_not_hold_for_everybody(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("CapEff:\t0000000000000000\n")
+    limit = devices.locked_memory(str(status))
+    status.write_text("CapEff:\t0000000000004000\n")
+    assert devices.locked_memory(str(status)) is None
+    pid = os.fork()
+    if pid == 0:  # a limit of this process would be the other tests' too
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+        status.write_text("CapEff:\t0000000000000000\n")
+        os._exit(0 if devices.locked_memory(str(status)) == 65536 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert limit is None or limit > 0
+
+
+@pytest.mark.parametrize(
+    ("usable", "closed", "locked", "said"),
+    [
+        ((), NAMES, None, "the container can open none of its devices"),
+        (NAMES, (), 65536, "only 64 KiB of memory may be locked"),
+        (NAMES, (), LOCKED_BYTES, ""),
+        (NAMES[:1], NAMES[1:], None, ""),
+    ],
+)
+def test_without_devices_and_memory_efa_is_not_asked_for(
+    usable: tuple[str, ...], closed: tuple[str, ...], locked: int | None, said: str
+) -> None:
+    here = NO_GPU._replace(efa=usable, closed_efa=closed, locked_memory=locked)
+    for hosts in ((), ("algo-1", "algo-2")):
+        made = plan(environment(hosts=hosts, instance_type="ml.fast.xlarge", devices=here))
+        assert ("FI_PROVIDER" in made.env) is (not said)
+        lines = [line for line in made.warnings if "EFA" in line and "plugin" not in line and "ofi" not in line]
+        assert len(lines) == bool(said), lines
+        assert said in "".join(lines)
+
+
+def test_a_user_cannot_ask_for_what_the_host_has_not() -> None:
+    rdma = {"FI_EFA_USE_DEVICE_RDMA": "1"}
+    here = choose_fabric(manifest(), ("efa_0",), "ml.fabric.xlarge", 1, rdma)
+    why = "the EFA devices of ml.fabric.xlarge do not read remote memory: libfabric aborts"
+    assert here.warnings == (f"left out FI_EFA_USE_DEVICE_RDMA=1: {why}",)
+    newer = manifest()._replace(fabric=())  # of an image whose libfabric needs no such variable, and still aborts
+    assert choose_fabric(newer, ("efa_0",), "ml.fabric.xlarge", 1, rdma).warnings == here.warnings
+    for kind, value in (("ml.fast.xlarge", "1"), ("ml.unknown.xlarge", "1"), ("ml.fabric.xlarge", "0")):
+        given = {"FI_EFA_USE_DEVICE_RDMA": value}
+        assert choose_fabric(manifest(), ("efa_0",), kind, 1, given).warnings == ()
+    for closed in ((), ("efa_0",)):
+        without = choose_fabric(manifest(), (), "local", 1, {"FI_PROVIDER": "efa"}, closed)
+        assert without.warnings[-1].startswith("left out FI_PROVIDER=efa: ")
+    assert choose_fabric(manifest(), (), "local", 1, {"FI_PROVIDER": "tcp;ofi_rxm"}).warnings == ()
+    assert choose_fabric(manifest(), None, "ml.fast.xlarge", 1, {"FI_PROVIDER": "efa"}).warnings == ()
+
+
+def test_what_is_left_out_reaches_no_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("import os; print('rdma', os.environ.get('FI_EFA_USE_DEVICE_RDMA'))")
+    made = environment(
+        hosts=("algo-1",),
+        instance_type="ml.fabric.xlarge",
+        base_directory=str(tmp_path),
+        variables={"PATH": "/usr/bin:/bin", "FI_EFA_USE_DEVICE_RDMA": "1"},
+        devices=NO_GPU._replace(efa=("efa_0",)),
+    )
+    made = made._replace(
+        code=made.code._replace(directory=str(tmp_path), entries=("train.py",)),
+        programs={**made.programs, "python": shutil.which("python3") or ""},
+    )
+    planned = plan(made)
+    assert planned.left_out == ("FI_EFA_USE_DEVICE_RDMA",)
+    assert supervisor.run_plan(planned._replace(checks=None), made) == 0
+    assert "rdma None" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("option", ["-x FI_EFA_USE_DEVICE_RDMA=1", "-x FI_EFA_USE_DEVICE_RDMA"])
+def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
+    made = plan(
+        environment(
+            {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": f"{option} -x KEPT=1"},
+            hosts=("algo-1", "algo-2"),
+            instance_type="ml.fabric.xlarge",
+            variables={"PATH": "/usr/bin:/bin", "FI_EFA_USE_DEVICE_RDMA": "1"},
+            devices=NO_GPU._replace(efa=("efa_0",), gpus=4),
+        )
+    )
+    assert "FI_EFA_USE_DEVICE_RDMA" not in " ".join(made.argv)
+    assert "KEPT=1" in made.argv
+    assert any(line.startswith("left out") and "FI_EFA_USE_DEVICE_RDMA" in line for line in made.warnings)
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPUs
+@pytest.mark.parametrize(
+    ("value", "count", "visible"),
+    [
+        (None, 2, None),
+        ("", 2, ()),
+        ("0", 2, ("0",)),
+        ("1,0", 2, ("1", "0")),
+        ("0,5,1", 2, ("0",)),
+        ("-1", 2, ()),
+        ("GPU-1f,GPU-2f", 2, ("GPU-1f", "GPU-2f")),
+        ("0,1,2", 0, ()),
+        ("3", None, ("3",)),
+    ],
+)
+def test_gpus_that_are_visible(value: str | None, count: int | None, visible: tuple[str, ...] | None) -> None:
+    given = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert platforms.visible_gpus(given, count) == visible
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"TRAINWORKS_HOSTS": "a,b", "TRAINWORKS_HOST": "a"},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+        {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "8"},
+    ],
+)
+def test_visible_gpus_are_counted_once_for_every_platform(variables: dict[str, str]) -> None:
+    assert platforms.describe(Given({**variables, "CUDA_VISIBLE_DEVICES": "0"})).gpus == 1
+    sagemaker = Given({"CUDA_VISIBLE_DEVICES": "0"}, {"hosts": ["algo-1"], "current_host": "algo-1"})
+    assert platforms.describe(sagemaker).gpus == 1
+
+
+def test_no_visible_gpu_is_not_the_instance_types_number() -> None:
+    here = Devices(gpus=0, visible_gpus=())
+    asked = {"sagemaker_torch_distributed_enabled": True}
+    made = plan(environment(asked, hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=here))
+    assert "--nproc-per-node=1" in made.argv
+
+
+def test_only_gpus_that_the_job_uses_are_judged() -> None:
+    two = Gpus(devices=(Gpu(uuid="GPU-aa"), Gpu(error=LOST)), xids=((1, 79),))
+    seen = Seen(gpus=two, xids=(("PCI:0000:65:00", 79),))
+    assert [finding.severity for finding in judge(Checks(gpus=2), seen)].count(FAILED) == 2
+    for visible in (("0",), ("GPU-a",)):
+        assert judge(Checks(gpus=1, visible_gpus=visible), seen) == ()
+    assert judge(Checks(gpus=1, visible_gpus=("1",)), seen) != ()
+
+
+def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
+    here = Devices(gpus=1, visible_gpus=("0",))
+    job = make_job(environment(hosts=("algo-1",), instance_type="ml.fast.xlarge", devices=here))
+    asked = checks_of(job.environment, job.placement, job.network)
+    assert asked is not None
+    assert (asked.gpus, asked.row_gpus, asked.visible_gpus) == (1, 0, ("0",))
