@@ -65,11 +65,14 @@ def entry_files(code: Code, words: Sequence[str]) -> tuple[Path, ...]:
 
 
 def digest_of_entry(code: Code, words: Sequence[str]) -> str:
-    """Return a digest of the bytes of ``entry_files``; of a very large file, of its size only."""
+    """Return a digest of the bytes of ``entry_files``, ``""`` if there are none; of a very large file, of its size."""
     import hashlib
 
+    files = entry_files(code, words)
+    if not files:
+        return ""
     found = hashlib.sha256()
-    for path in entry_files(code, words):
+    for path in files:
         size = path.stat().st_size
         found.update(str(size).encode())
         if size <= _ENTRY_LIMIT:

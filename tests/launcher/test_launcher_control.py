@@ -391,14 +391,18 @@ def test_what_hosts_of_one_job_have_in_common(changes: dict[str, Any], part: str
 
 def test_an_edited_script_and_another_image_make_another_job(tmp_path: Path) -> None:
     """A worker that still waits with the old code must not join a leader with the new one."""
-    (tmp_path / "train.py").write_text("print(1)")
     for words in (("train.py", "--node", "1"), ("/bin/bash", "train.py"), ("-m", "train")):
         asked: dict[str, Any] = {"code": Code(str(tmp_path), entries=("train.py",)), "invocation": Invocation(words)}
+        (tmp_path / "train.py").write_text("print(1)")
         old = identity_with(**asked)
         (tmp_path / "train.py").write_text(f"print({len(words)}, {words[0]!r})")
         assert identity.differences(old, identity_with(**asked)) == "code"  # type: ignore[arg-type]
-        image = manifest()._replace(document="{}")
-        assert identity.differences(identity_with(), identity_with(manifest=image)) == "image"  # type: ignore[arg-type]
+        (tmp_path / "train.py").unlink()
+        missing = identity_with(**asked)
+        assert words[0] == "/bin/bash" or identity.differences(missing, old) == identity.differences(old, missing) == ""  # type: ignore[arg-type]
+    image, unknown = (identity_with(manifest=manifest()._replace(document=text)) for text in ("{}", ""))
+    assert identity.differences(identity_with(), image) == "image"  # type: ignore[arg-type]
+    assert identity.differences(identity_with(), unknown) == ""  # type: ignore[arg-type]
 
 
 def test_a_host_of_another_job_or_an_earlier_attempt_is_refused_with_what_differs() -> None:

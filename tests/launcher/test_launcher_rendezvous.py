@@ -91,6 +91,7 @@ ELSEWHERE = {
     "torchrun": TORCHRUN,
     "TensorFlow": TENSORFLOW,
     "ranks of one host": {**BY_RANK, "MASTER_ADDR": "127.0.0.1"},
+    "ranks of two hosts": {**BY_NODE, "WORLD_SIZE": "16", "RANK": "9"},
     "Azure's own ranks": {**AZURE, "WORLD_SIZE": "16", "RANK": "9", "LOCAL_RANK": "1"},
 }
 
@@ -136,7 +137,7 @@ def test_one_variable_left_out_or_empty_never_makes_a_job_of_one_host(name: str)
             found = described(changed)
             one_of_several = found.ranks_elsewhere != ""
             same = bool(whole.resource_config) and found.resource_config == whole.resource_config
-            others = name in REFUSED and len(texts(found.resource_config.get("hosts"))) > 1
+            others = name not in TAKEN and len(texts(found.resource_config.get("hosts"))) > 1
             assert found.problems or one_of_several or same or others, f"{name} without {left_out}: {found}"
 
 
@@ -170,7 +171,7 @@ def test_a_scheduler_that_does_not_say_enough_is_refused_with_what_to_set(name: 
         ({"MASTER_ADDR": "m0"}, "WORLD_SIZE, RANK are not set"),
         ({"NNODES": "2"}, "NODE_RANK, MASTER_ADDR are not set"),
         ({"WORLD_SIZE": "16", "RANK": "3", "NODE_RANK": "1", "MASTER_ADDR": "m0"}, "RANK is 3, NODE_RANK is 1"),
-        ({**BY_NODE, "WORLD_SIZE": "3", "RANK": "1"}, "WORLD_SIZE=3 is not a multiple of NNODES=2"),
+        ({**BY_NODE, "WORLD_SIZE": "3"}, "WORLD_SIZE=3 is not a multiple of NNODES=2"),
         ({**BY_RANK, "RANK": "2"}, "'2' is not a whole number from 0 to 1"),
         ({"WORLD_SIZE": "1", "RANK": "1"}, "'1' is not a whole number from 0 to 0"),
         ({**BY_NODE, "MASTER_ADDR": "localhost"}, "leads every host to itself"),

@@ -39,6 +39,9 @@ def describe(given: Given) -> Description:
             elsewhere = f"WORLD_SIZE={world} with MASTER_ADDR={variables['MASTER_ADDR']}"
             return Description(where=where, kept=kept, ranks_elsewhere=elsewhere)
     count = reader.whole(where, least=1)
+    if where == "NNODES" and rank and (world not in ("", "1", str(count)) or node_rank not in ("", rank)):
+        elsewhere = f"RANK={rank} with NNODES={count} and NODE_RANK={node_rank}"
+        return Description(where=where, kept=kept, ranks_elsewhere=elsewhere, problems=reader.problems)
     if where == "NNODES":
         index_of = ("NODE_RANK", "RANK") if world == str(count) else ("NODE_RANK",)
         if world.isdecimal() and int(world) % count:

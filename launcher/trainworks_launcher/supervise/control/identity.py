@@ -21,7 +21,8 @@ from trainworks_launcher.source import digest_of_entry
 from trainworks_launcher.values import Json, compact, mapping, text
 
 _DIGITS = 16
-_IMAGE = "image"
+_MAYBE_UNKNOWN = ("image", "code")
+"""Parts that a host need not know: its image has no manifest, or the code is missing there, which it has to tell."""
 
 
 def identity_of(environment: Environment, control: Control, mode: str) -> dict[str, Json]:
@@ -42,12 +43,11 @@ def identity_of(environment: Environment, control: Control, mode: str) -> dict[s
         "job name": [name, *attempt],
         "hosts": [*control.hosts, control.leader, control.minimum_hosts],
         "mode": mode,
-        "code": code,
         "program": [program, environment.drivers.command, *environment.drivers.arguments],
         "hyperparameters": Masker(environment.hyperparameters).json(dict(environment.hyperparameters)),
     }
-    if environment.manifest.document:
-        parts = {**parts, _IMAGE: environment.manifest.document}
+    known = {"image": environment.manifest.document, "code": code}
+    parts = {**parts, **{part: value for part, value in known.items() if value}}
     return {part: hashlib.sha256(compact(value).encode()).hexdigest()[:_DIGITS] for part, value in parts.items()}
 
 
@@ -57,9 +57,9 @@ def as_text(identity: Mapping[str, Json]) -> str:
 
 
 def differences(ours: Mapping[str, Json], theirs: Json) -> str:
-    """Return the parts that differ, for a sentence; "" if the two are one job. An unknown image differs from none."""
+    """Return the parts that differ, for a sentence; "" if the two are one job. What is not known is not compared."""
     found = mapping(theirs)
     if not found:
         return "launcher version"
-    unknown = {_IMAGE} if not (ours.get(_IMAGE) and found.get(_IMAGE)) else set()
-    return ", ".join(part for part, digest in ours.items() if part not in unknown and found.get(part) != digest)
+    compared = (part for part in ours if part in found or part not in _MAYBE_UNKNOWN)
+    return ", ".join(part for part in compared if found.get(part) != ours[part])
