@@ -96,6 +96,20 @@ def test_a_place_that_cannot_be_written_refuses_the_job_before_it_starts(room: P
 
 
 @as_root
+def test_two_jobs_of_one_directory_keep_their_failures_apart(room: Path) -> None:
+    """As of an array: the same directory, the same user, one job after the other."""
+    where = work(room, 0o777)
+    for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
+        (where / "train.py").write_text(f"raise ValueError({words!r})", encoding="utf-8")
+        ended = train(room, where, {"SLURM_JOB_ID": number, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"})
+        assert ended.returncode == 1, ended.stderr
+        assert words in ended.stderr.splitlines()[-1]
+    for number, words in (("72", "cause_of_A"), ("76", "cause_of_B")):
+        failure = (where / "output" / number / "output/failure").read_text(encoding="utf-8")
+        assert failure.startswith(f"ValueError: {words}")
+
+
+@as_root
 def test_a_home_that_somebody_else_prepared_is_not_taken(room: Path) -> None:
     """Its name can be guessed, and what is read from a cache may be run."""
     where = work(room, 0o777)
