@@ -86,6 +86,8 @@ TAKEN = {
 REFUSED = {"lsf": LSF, "pbs": PBS, "kuberay": KUBERAY, "slurm heterogeneous": HETEROGENEOUS}
 ELSEWHERE = {
     "mpirun": OPEN_MPI,
+    "mpirun in a Slurm job": {**SLURM_NODE, **OPEN_MPI},
+    "mpirun in an MPIJob's launcher": {**MPI_JOB, **OPEN_MPI},
     "PMI": {"PMI_SIZE": "2", "PMI_RANK": "1"},
     "MVAPICH": {"MV2_COMM_WORLD_SIZE": "2"},
     "torchrun": TORCHRUN,

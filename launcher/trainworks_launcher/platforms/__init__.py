@@ -68,6 +68,11 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 source="API reference, StopTrainingJob",
             ),
             Platform(
+                "mpirun",
+                ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+                source="mpirun(1), environment variables; MVAPICH2 user guide",
+            ),
+            Platform(
                 "slurm",
                 ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
                 stop_seconds=30.0,
@@ -137,11 +142,10 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
             Platform(
                 "ranks",
                 (
-                    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
                     *("PMI_SIZE", "PMI_RANK", "PMIX_RANK"),
                     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
                 ),
-                source="mpirun(1); torchrun, Environment Variables; TensorFlow, Distributed training",
+                source="PMI-1; torchrun, Environment Variables; TensorFlow, Distributed training",
             ),
             Platform(
                 "environment",
