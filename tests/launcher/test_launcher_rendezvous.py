@@ -20,7 +20,7 @@ from trainworks_launcher.invocation import Invocation
 from trainworks_launcher.job import JobRefusedError
 from trainworks_launcher.masking import Masker
 from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.platforms import Description, Given
+from trainworks_launcher.platforms import Description, Given, counted
 from trainworks_launcher.stand_ins import without_slurm
 from trainworks_launcher.supervise import outcome_files
 from trainworks_launcher.supervise.outcome import FAILED, Outcome
@@ -89,6 +89,7 @@ ELSEWHERE = {
     "mpirun in a Slurm job": {**SLURM_NODE, **OPEN_MPI},
     "mpirun in an MPIJob's launcher": {**MPI_JOB, **OPEN_MPI},
     "PMI": {"PMI_SIZE": "2", "PMI_RANK": "1"},
+    "Horovod": {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "1"},
     "MVAPICH": {"MV2_COMM_WORLD_SIZE": "2"},
     "torchrun": TORCHRUN,
     "TensorFlow": TENSORFLOW,
@@ -209,6 +210,17 @@ def test_what_contradicts_itself_is_refused(variables: dict[str, str], words: st
 def test_one_host_is_one_host(variables: dict[str, str]) -> None:
     made = planned(variables, "torch_distributed")
     assert (made.control, "--standalone" in made.argv) == (None, True)
+
+
+@pytest.mark.parametrize("name", counted.COUNTS)
+def test_a_number_of_several_hosts_is_enough_to_refuse(name: str) -> None:
+    for value in ("2", "", "a,b", "a b"):
+        (problem,) = described({name: value}).problems
+        assert "set TRAINWORKS_HOSTS=a,b" in problem.advice
+    for value in ("1", "localhost"):
+        assert planned({name: value}, "torch_distributed").control is None
+    assert described({name: "2", **BY_NODE}).problems == (), "who says the hosts is heard"
+    assert name in platforms.PLATFORMS["counted"].marks
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

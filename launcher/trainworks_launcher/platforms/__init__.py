@@ -142,10 +142,10 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
             Platform(
                 "ranks",
                 (
-                    *("PMI_SIZE", "PMI_RANK", "PMIX_RANK"),
+                    *("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "HOROVOD_SIZE", "HOROVOD_RANK"),
                     *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
                 ),
-                source="PMI-1; torchrun, Environment Variables; TensorFlow, Distributed training",
+                source="PMI-1; Horovod and torchrun, Environment Variables; TensorFlow, Distributed training",
             ),
             Platform(
                 "environment",
@@ -170,6 +170,15 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"),
                 stop_seconds=_KUBERNETES_SECONDS,
                 source="ray-project/kuberay, ray-operator/controllers/ray/common/pod.go",
+            ),
+            Platform(
+                "counted",
+                (
+                    *("NHOSTS", "FLUX_JOB_NNODES", "COBALT_JOBSIZE", "_CONDOR_NPROCS", "BEAKER_REPLICA_COUNT"),
+                    *("LEPTON_JOB_TOTAL_WORKERS", "TPU_WORKER_HOSTNAMES", "DMLC_NUM_WORKER", "PADDLE_TRAINERS_NUM"),
+                    *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT"),
+                ),
+                source="platforms/counted.py has a source for each",
             ),
             Platform(
                 "indexed_job",
