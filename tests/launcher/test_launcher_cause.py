@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from trainworks_launcher.supervise.outcome import (
     with_status,
 )
 from trainworks_launcher.supervise.starters import Report, report_of
+from trainworks_launcher.values import Json
 
 HANDLED = """
 import ctypes, faulthandler, logging, os, signal, sys, time, traceback
@@ -344,13 +345,21 @@ Root Cause (first observed failure):
 """
 
 
-def own_starter(base: Path, host: str, said: str, hosts: Sequence[str] = (), waits: str = "") -> None:
-    """The inputs of a host whose script starts its ranks itself, and fails with what they and their starter said."""
-    write_inputs(
-        base, "", {"sagemaker_program": "run.sh"}, {"hosts": list(hosts), "current_host": host} if hosts else {}
-    )
-    script = f"#!/bin/bash\n{waits}\ncat >&2 <<'END'\n{said}END\nexit 1\n"
-    (base / "code/run.sh").write_text(script, encoding="utf-8")
+NO_OTHERS: Mapping[str, tuple[str, str]] = {}
+
+
+def own_starter(base: Path, said: str, host: str = "", others: Mapping[str, tuple[str, str]] = NO_OTHERS) -> None:
+    """The inputs of a host whose script starts its ranks itself, and fails with what they and their starter said.
+
+    Hosts have one script: with ``others`` it is for each of them what it waits for and what is said there.
+    """
+    config: dict[str, Json] = {"hosts": [*others], "current_host": host} if others else {}
+    write_inputs(base, "", {"sagemaker_program": "run.sh"}, config)
+    lines = ["#!/bin/bash", *(f"[ $SM_CURRENT_HOST != {name} ] || {{ {wait}; }}" for name, (wait, _) in others.items())]
+    for name, (_, words) in (others or {"": ("", said)}).items():
+        condition = f"[ $SM_CURRENT_HOST != {name} ] || " if name else ""
+        lines.append(f"{condition}cat >&2 <<'END'\n{words}END")
+    (base / "code/run.sh").write_text("\n".join([*lines, "exit 1", ""]), encoding="utf-8")
 
 
 def torchrun(rank: int, code: int) -> str:
@@ -380,7 +389,7 @@ DEEPSPEED = (
 def test_the_report_of_a_starter_that_the_script_started_is_read(
     tmp_path: Path, said: str, cause: str, rank: int
 ) -> None:
-    own_starter(tmp_path, "a", said)
+    own_starter(tmp_path, said)
     with Launcher(tmp_path) as made:
         assert made.wait() == 1
     assert_cause(made, cause)
@@ -392,8 +401,12 @@ def test_of_two_hosts_the_one_whose_rank_broke_the_connection_tells_why(tmp_path
     """The other one's torchrun ends first, of its own rank's broken connection."""
     hosts = ("127.0.0.1", "127.0.0.2")
     os.mkfifo(tmp_path / "gone")
-    own_starter(tmp_path / "a", hosts[0], GLOO + torchrun(0, 1), hosts, f"echo gone > {tmp_path}/gone")
-    own_starter(tmp_path / "b", hosts[1], GLOO + torchrun(3, 7), hosts, f"cat {tmp_path}/gone; sleep 0.5")
+    parts = {
+        hosts[0]: (f"echo gone > {tmp_path}/gone", GLOO + torchrun(0, 1)),
+        hosts[1]: (f"cat {tmp_path}/gone; sleep 0.5", GLOO + torchrun(3, 7)),
+    }
+    for name, host in zip("ab", hosts, strict=True):
+        own_starter(tmp_path / name, "", host, parts)
     variables = {"TRAINWORKS_CONTROL_PORT": f"{free_port()}"}
     with (
         Launcher(tmp_path / "a", variables=variables) as leader,
