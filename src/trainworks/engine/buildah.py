@@ -472,13 +472,15 @@ class BuildahEngine:
                 processes.run(self._argv("rm", name), timeout=_SHORT_CALL)
 
     def _remove_left(self) -> None:
-        """Remove the working containers of builders that were killed; once."""
+        """Remove the working containers of builders that were killed; once. What cannot be listed is left."""
         if self._swept:
             return
         self._swept = True
-        listed = json.loads(self._do("listing containers", "containers", "--json")) or ()
+        listed = processes.run(self._argv("containers", "--json"), timeout=_SHORT_CALL)
         remove_left_containers(
-            [each["containername"] for each in listed],
+            [each["containername"] for each in json.loads(listed.output or b"null") or ()]
+            if listed.status == 0
+            else (),
             lambda name: processes.run(self._argv("rm", name), timeout=_SHORT_CALL),
         )
 
