@@ -35,7 +35,22 @@ CORPUS = (
     "numpy<2 pandas scikit-learn",
     "transformers==4.48.0 accelerate==1.2.1 tokenizers==0.21.0 numpy==1.26.4",
     "wandb",
+    "accelerate peft safetensors sentencepiece trl",
+    "diffusers timm torchmetrics sentence-transformers",
+    "lightning hydra-core omegaconf",
+    "pytorch-lightning==2.4.0 einops",
+    "evaluate sacrebleu nltk rouge-score jsonlines",
+    "spacy tiktoken orjson",
+    "opencv-python-headless albumentations scikit-image imageio",
+    "xgboost lightgbm optuna",
+    "matplotlib seaborn plotly",
+    "pyarrow polars duckdb fastparquet",
+    "h5py numba librosa soundfile",
+    "torch-geometric networkx statsmodels",
+    "bitsandbytes huggingface-hub",
+    "ray openai",
 )
+"""Sixty packages, from the top of the download lists and from public training projects; some of 2024."""
 
 DOCKERFILE = """\
 FROM {base} AS asked
