@@ -463,6 +463,23 @@ def test_what_would_lose_its_requirement_moves_too(settings: HostSettings) -> No
     assert found.notes == ("client 2 -> 1, to go with core 1", "core 2 -> 1, asked for by command 1")
 
 
+def test_what_the_base_lacks_comes_in_its_newest_release(settings: HostSettings) -> None:
+    """As pip takes databricks-sdk for sagemaker, and moves certifi for it."""
+    (folder,) = settings.pip.local_folders
+    wheel(folder, "certs", "2")
+    wheel(folder, "sdk", "1", "certs")
+    wheel(folder, "sdk", "2", "certs>=2")
+    wheel(folder, "sdk", "3", "certs>=3")
+    wheel(folder, "app", "1", "certs", "sdk")
+    base = having(BaseDistribution(name="certs", version="1"))
+    found = resolution("app", settings, base)
+    assert [f"{each.name}=={each.version}" for each in found.releases] == ["app==1", "certs==2", "sdk==2"]
+    assert found.notes == ("certs 1 -> 2, asked for by sdk 2",)
+    # What is kept does not move for it.
+    base = having(BaseDistribution(name="certs", version="1"), kept=("certs",))
+    assert resolved("app", settings, base) == ["app==1", "sdk==1"]
+
+
 def test_an_index_that_does_not_answer_removes_nothing(settings: HostSettings) -> None:
     (folder,) = settings.pip.local_folders
     for version in ("1", "2"):

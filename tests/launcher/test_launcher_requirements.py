@@ -40,6 +40,8 @@ WHEELS = (
     *(("core", version, ()) for version in ("1.0", "2.0")),
     *(("client", version, (f"core=={version}",)) for version in ("1.0", "2.0")),
     ("command", "1.0", ("core==1.0",)),
+    ("storage", "1.0", ()),
+    ("storage", "2.0", ("core==1.0",)),
 )
 
 
@@ -129,6 +131,15 @@ def test_what_would_lose_its_requirement_moves_too(image: Image) -> None:
     versions = image.versions()
     assert (versions["core"], versions["client"]) == ("1.0", "1.0")
     assert "THE SCRIPT RAN" in made.text
+
+
+def test_what_was_installed_stays_when_others_move_for_it(image: Image) -> None:
+    """pip alone would keep boto3 and take an s3fs of six years ago, when asked for both."""
+    assert image.run("client==2.0\n").status == 0
+    made = image.run("storage\n")
+    assert made.status == 0, made.text
+    versions = image.versions()
+    assert (versions["storage"], versions["core"], versions["client"]) == ("2.0", "1.0", "1.0")
 
 
 def test_what_cannot_move_is_said_and_what_is_kept_is_not_broken(image: Image) -> None:

@@ -227,13 +227,21 @@ def losing() -> dict[str, str]:
     return lacking
 
 
-def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str]) -> str:
+def installed() -> dict[str, str]:
+    """Return the version of each distribution that this Python has, by name."""
+    return {
+        _normalised(each.metadata["Name"]): each.version for each in metadata.distributions() if each.metadata["Name"]
+    }
+
+
+def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str], brought: Path) -> str:
     """Let pip move what lost its requirements in an installation; return why the job cannot start, ``""`` if it can.
 
     Args:
         pip: The command line of the installation, with its constraints.
         before: What lacked something before it.
         kept: What must not be broken.
+        brought: A file of constraints with what the installation brought.
     """
     asked: list[str] = []
     given_up: list[str] = []
@@ -243,7 +251,7 @@ def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str])
         if not lost:
             return ""
         asked += lost
-        if _moved(pip, asked):
+        if _moved(pip, asked, brought):
             continue
         for name in lost:
             asked.remove(name)
@@ -253,22 +261,26 @@ def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str])
                     f"the requirements take from this image's {what} what it requires ({lacking[name]}); "
                     "ask for other versions"
                 )
-            if _moved(pip, [name]):
+            if _moved(pip, [name], brought):
                 asked.append(name)
                 continue
             given_up.append(name)
             _report(f"{what} of the image does not go with the requirements: it requires {lacking[name]}")
 
 
-def _moved(pip: Sequence[str], names: Sequence[str]) -> bool:
+def _moved(pip: Sequence[str], names: Sequence[str], brought: Path) -> bool:
     """Let pip ask for distributions beside the requirements, and say whether it could: what it says else is not shown.
 
-    Nobody asked for these: what has no wheel is not built for them.
+    Nobody asked for these: what has no wheel is not built for them. What the requirements brought stays where it can:
+    pip keeps what is installed first, and would look for an old release of what was asked for.
     """
-    done = subprocess.run([*pip, *names, "--only-binary", ",".join(names)], capture_output=True, check=False)
-    if done.returncode == 0:
-        sys.stdout.write(done.stdout.decode("utf-8", "replace"))
-    return done.returncode == 0
+    asking = [*pip, *names, "--only-binary", ",".join(names)]
+    for command in ([*asking, "--constraint", str(brought)], asking):
+        done = subprocess.run(command, capture_output=True, check=False)
+        if done.returncode == 0:
+            sys.stdout.write(done.stdout.decode("utf-8", "replace"))
+            return True
+    return False
 
 
 def contradictions(path: Path, kept: Mapping[str, str]) -> list[Contradiction]:
@@ -404,11 +416,14 @@ def main(arguments: Sequence[str]) -> int:
         constraints = Path(directory, "constraints.txt")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
         pip += ["--constraint", str(constraints)]
-        lacking = losing()
+        lacking, there = losing(), installed()
         status = subprocess.run(pip, check=False).returncode
         if status != 0:
             return status
-        wrong = mend(pip, lacking, kept)
+        new = [f"{name}=={version}\n" for name, version in installed().items() if there.get(name) != version]
+        brought = Path(directory, "brought.txt")
+        brought.write_text("".join(new), encoding="utf-8")
+        wrong = mend(pip, lacking, kept, brought)
         if wrong:
             return _report(wrong)
     for word in given.companions:

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -191,6 +192,7 @@ class _Search:
         self._unfit: dict[tuple[str, str], bool] = {}
         self._guesses = 0
         self._roots: list[str] = []
+        self._floors: dict[str, str] | None = None
         installed = folder / "installed"
         installed.mkdir()
         self._pins = [stand_in(row, installed, base) for row in base.distributions if _is_version(row.version)]
@@ -210,12 +212,19 @@ class _Search:
         own = {wheel.name: wheel.version for wheel in self._wanted.wheels}
         removed: list[str] = []
         while True:
+            lines = (*self._lines, *self._roots)
             try:
-                versions, parents = self._versions((*self._lines, *self._roots), wheels=self._roots)
+                versions, parents = self._versions(lines, wheels=self._roots, floors=self._floors or {})
+                if self._floors is None:
+                    self._floors = self._find_floors(versions)
+                    if self._floors:
+                        continue
             except LockError as error:
                 if _NO_ANSWER not in error.message:
                     raise
-                if self._roots:
+                if self._floors and self._is_possible(lines, {}):
+                    self._floors = {}
+                elif self._roots:
                     self._give_up_roots(removed, error)
                 else:
                     self._build_guesses(build, error)
@@ -236,6 +245,33 @@ class _Search:
             if not unbuilt:
                 return releases, tuple(removed)
             self._build(unbuilt, build)
+
+    def _find_floors(self, versions: Mapping[str, str]) -> dict[str, str]:
+        """Return the newest version of each newcomer for which something that the base has moves.
+
+        pip takes the newest release of what is not installed, and moves what is installed if that release asks for it.
+        uv stays with what it prefers, and takes an older newcomer.
+        """
+        newcomers = {name: Version(version) for name, version in versions.items() if name not in self._installed}
+        try:
+            newest = self._versions(self._lines, preferring=False)[0]
+        except LockError:
+            return {}
+        raised = {name: text for name, text in newest.items() if name in newcomers and Version(text) > newcomers[name]}
+        if not raised or self._is_possible(self._lines, raised):
+            return raised
+        floors: dict[str, str] = {}
+        for name, version in raised.items():
+            if self._is_possible(self._lines, {**floors, name: version}):
+                floors[name] = version
+        return floors
+
+    def _is_possible(self, lines: Sequence[str], floors: Mapping[str, str]) -> bool:
+        try:
+            self._versions(lines, wheels=self._roots, floors=floors)
+        except LockError:
+            return False
+        return True
 
     def _find_unfit(self, releases: Sequence[LockedRelease]) -> bool:
         """Exclude releases that are not for the base's Python, and return whether there are any.
@@ -432,7 +468,13 @@ class _Search:
         return row is not None and same_version(row.version, version)
 
     def _versions(
-        self, lines: Sequence[str], *, wheels: Sequence[str] = (), alone: bool = False
+        self,
+        lines: Sequence[str],
+        *,
+        wheels: Sequence[str] = (),
+        alone: bool = False,
+        floors: Mapping[str, str] = MappingProxyType({}),
+        preferring: bool = True,
     ) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
         """Return the version of each name, and who requires it.
 
@@ -440,12 +482,15 @@ class _Search:
             lines: The requirements.
             wheels: Names of which no source archive is taken.
             alone: Each by itself, without what it requires, without wishes about wheels, and without the base.
+            floors: Name to the oldest version that is taken.
+            preferring: Whether what is installed stays where it fits.
         """
         kept = [] if alone else [f"{name}=={version}" for name, version in self._base.kept.items()]
+        kept += [f"{name}>={version}" for name, version in floors.items()]
         more = ["--annotation-style", "line", *(["--no-deps"] if alone else [])]
         for name in () if alone else (*wheels, *self._wanted.choice.only_binary):
             more += ["--only-binary", name]
-        text = self._ask(lines, kept, more, () if alone else self._pins)
+        text = self._ask(lines, kept, more, () if alone or not preferring else self._pins)
         versions: dict[str, str] = {}
         parents: dict[str, tuple[str, ...]] = {}
         for line in text.splitlines():

@@ -20,7 +20,7 @@ class CheckResult:
         title: The promise in words.
         passed: Whether the image keeps it; a check that could not run is not passed.
         detail: Why not, and what to do; empty when passed.
-        seconds: How long the check took; the first of several that share a container pays for its start.
+        seconds: How long the run waited for this check, when those before it were done; several are asked at once.
     """
 
     component: str

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import NoReturn, cast
@@ -22,9 +22,10 @@ from packaging.version import InvalidVersion
 from testinfra.backend.base import BaseBackend  # type: ignore[import-untyped]
 from testinfra.host import Host  # type: ignore[import-untyped]
 
-from trainworks.engine.protocol import BuiltImage, Container, Engine
+from trainworks.engine.protocol import BuiltImage, Completed, Container, Engine
 from trainworks.errors import ImageTestError, TrainworksError
 from trainworks.imagetest import imports, inventory, questions, secrets
+from trainworks.imagetest.lanes import Lanes
 from trainworks.imagetest.probe import LINE_LIMIT, QUESTIONS, ProbeAnswer
 from trainworks.plan import checks as kinds
 from trainworks.render.dockerfile import INPUTS_LABEL
@@ -39,6 +40,13 @@ BUILD_LABELS = frozenset({INPUTS_LABEL, "io.buildah.version"})
 """Labels that the builder and an engine add to what was rendered."""
 
 _OUTPUT_LIMIT = 2000
+
+_INVENTORIED = {
+    kinds.OwnedFilesCheck,
+    kinds.DeliveredFilesCheck,
+    kinds.WorldWritableCheck,
+    kinds.PrivilegedFilesCheck,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +72,7 @@ def subject(pytestconfig: pytest.Config) -> ImageUnderTest:
 
 @pytest.fixture(scope="session")
 def container(subject: ImageUnderTest) -> Iterator[Container]:
-    """Run one container of the image for all checks that need one."""
+    """Run one container of the image for all checks that look at its files and packages."""
     with subject.engine.container(subject.image.reference) as started:
         yield started
 
@@ -78,10 +86,79 @@ def host(container: Container) -> Host:
     return host
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What takes long, asked at once for all checks; calling a field waits for its answer.
+
+    Attributes:
+        probe: What the probe says.
+        inventory: What the inventory found.
+        secrets: What the layers have that must not leave the build host.
+        completed: How the program of a check ended.
+    """
+
+    probe: Callable[[], ProbeAnswer] | None
+    inventory: Callable[[], inventory.InventoryAnswer] | None
+    secrets: Callable[[], tuple[secrets.SecretFinding, ...]] | None
+    completed: Mapping[kinds.Check, Callable[[], Completed]]
+
+
 @pytest.fixture(scope="session")
-def answer(container: Container, subject: ImageUnderTest) -> ProbeAnswer:
-    """Ask the probe, once."""
-    return questions.ask(container, questions.request_of(subject.checks, subject.image))
+def asked(subject: ImageUnderTest) -> Iterator[Asked]:
+    """Ask everything that takes long; it is answered in this order, in several containers at once."""
+    engine, image, checks = subject.engine, subject.image, subject.checks
+    found = {type(check) for check in checks}
+    request = questions.request_of(checks, image)
+
+    def take_inventory(_: Container) -> inventory.InventoryAnswer:
+        # In a container of its own: the checks leave files in theirs (keras in HOME).
+        with engine.container(image.reference) as untouched:
+            return questions.take_inventory(untouched, questions.inventory_request_of(checks))
+
+    def scan(_: Container) -> tuple[secrets.SecretFinding, ...]:
+        found = secrets.scan(engine, image, subject.forbidden)
+        if found and subject.base is not None:
+            found = secrets.added(found, secrets.scan(engine, subject.base, subject.forbidden))
+        return found
+
+    with Lanes(engine, image.reference) as lanes:
+        probes = request["checks"] or request["distributions"] or request["sizes"]
+        yield Asked(
+            probe=lanes.ask(lambda container: questions.ask(container, request)) if probes else None,
+            inventory=lanes.ask(take_inventory) if found & _INVENTORIED else None,
+            secrets=lanes.ask(scan) if kinds.SecretsCheck in found else None,
+            completed={
+                check: lanes.ask(program) for check in checks if (program := _program(check, subject)) is not None
+            },
+        )
+
+
+def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container], Completed] | None:
+    """Return what runs the program that a check is, or None for a check of another kind."""
+    match check:
+        case kinds.CommandCheck():
+            # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
+            return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
+        case kinds.ImportCheck():
+            importing = "import importlib, sys; importlib.import_module(sys.argv[1])"
+            command = (questions.ENVIRONMENT_PYTHON, "-c", importing, check.module)
+            return lambda container: container.run(command, timeout=COMMAND_TIMEOUT)
+        case kinds.PythonImportsCheck():
+            program = resources.files("trainworks.imagetest").joinpath("imports.py").read_text(encoding="utf-8")
+            timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
+            all_of_it = (check.python, "-c", program, *check.distributions)
+            return lambda container: container.run(all_of_it, timeout=timeout)
+        case kinds.StartCheck():
+            return lambda _: subject.engine.run(subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT)
+        case _:
+            return None
+
+
+@pytest.fixture(scope="session")
+def answer(asked: Asked) -> ProbeAnswer:
+    """Return what the probe says."""
+    assert asked.probe is not None
+    return asked.probe()
 
 
 @pytest.fixture(scope="session")
@@ -91,10 +168,10 @@ def problems(answer: ProbeAnswer, subject: ImageUnderTest) -> dict[kinds.Check, 
 
 
 @pytest.fixture(scope="session")
-def stock(subject: ImageUnderTest) -> inventory.InventoryAnswer:
-    """Take the inventory once, in a container of its own: the checks leave files in theirs (keras in HOME)."""
-    with subject.engine.container(subject.image.reference) as untouched:
-        found = questions.take_inventory(untouched, questions.inventory_request_of(subject.checks))
+def stock(asked: Asked) -> inventory.InventoryAnswer:
+    """Return the inventory."""
+    assert asked.inventory is not None
+    found = asked.inventory()
     if found["error"] or not found["packages"]:
         reason = found["error"] or "the image has neither dpkg's nor rpm's database"
         raise ImageTestError(f"cannot list the packages of the image: {reason}")
@@ -137,10 +214,9 @@ def test_path(check: kinds.PathCheck, request: pytest.FixtureRequest) -> None:
         _broken(f"{check.path} is not executable: its mode is {file.mode:o}")
 
 
-def test_command(check: kinds.CommandCheck, container: Container) -> None:
+def test_command(check: kinds.CommandCheck, asked: Asked) -> None:
     """A command succeeds and prints what is expected."""
-    # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
-    completed = container.run(check.command, timeout=COMMAND_TIMEOUT)
+    completed = asked.completed[check]()
     command = shlex.join(check.command)
     if completed.status != 0:
         _broken(f"{command}\nended with status {completed.status} and printed\n{_tail(completed.output)}")
@@ -148,22 +224,16 @@ def test_command(check: kinds.CommandCheck, container: Container) -> None:
         _broken(f"{command}\nsucceeded, but {check.expect!r} is not in what it printed:\n{_tail(completed.output)}")
 
 
-def test_import(check: kinds.ImportCheck, container: Container) -> None:
+def test_import(check: kinds.ImportCheck, asked: Asked) -> None:
     """A module can be imported."""
-    program = "import importlib, sys; importlib.import_module(sys.argv[1])"
-    completed = container.run(
-        (questions.ENVIRONMENT_PYTHON, "-c", program, check.module),
-        timeout=COMMAND_TIMEOUT,
-    )
+    completed = asked.completed[check]()
     if completed.status != 0:
         _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
 
 
-def test_python_imports(check: kinds.PythonImportsCheck, container: Container) -> None:
+def test_python_imports(check: kinds.PythonImportsCheck, asked: Asked) -> None:
     """Every installed distribution can be imported; one that fails is named with its reason."""
-    program = resources.files("trainworks.imagetest").joinpath("imports.py").read_text(encoding="utf-8")
-    timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
-    completed = container.run((check.python, "-c", program, *check.distributions), timeout=timeout)
+    completed = asked.completed[check]()
     found = [line for line in completed.output.splitlines() if line.startswith(imports.MARKER)]
     failed: list[imports.ImportFailure] = [json.loads(line.removeprefix(imports.MARKER)) for line in found]
     if failed:
@@ -341,12 +411,10 @@ def test_privileged_files(check: kinds.PrivilegedFilesCheck, stock: inventory.In
         )
 
 
-def test_secrets(check: kinds.SecretsCheck, subject: ImageUnderTest) -> None:  # noqa: ARG001  (the promise says it all)
+def test_secrets(check: kinds.SecretsCheck, asked: Asked) -> None:  # noqa: ARG001  (the promise says it all)
     """No layer, history, label or variable contains anything that must not leave the build host."""
-    found = secrets.scan(subject.engine, subject.image, subject.forbidden)
-    if found and subject.base is not None:
-        found = secrets.added(found, secrets.scan(subject.engine, subject.base, subject.forbidden))
-    if found:
+    assert asked.secrets is not None
+    if found := asked.secrets():
         _broken(secrets.summary(found))
 
 
@@ -398,9 +466,9 @@ def test_configuration(check: kinds.ConfigurationCheck, subject: ImageUnderTest)
         _broken("\n".join([*problems, "build the image again, or declare it in a recipe (`environment`)"]))
 
 
-def test_start(check: kinds.StartCheck, subject: ImageUnderTest) -> None:
+def test_start(check: kinds.StartCheck, asked: Asked) -> None:
     """A container starts through the entry point."""
-    completed = subject.engine.run(subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT)
+    completed = asked.completed[check]()
     if completed.status != 0 or check.expect not in completed.output:
         _broken(
             f"a container with {shlex.join(check.arguments)} ended with status {completed.status} and printed\n"
