@@ -108,7 +108,7 @@ class Bench:
     def change_launcher(self) -> None:
         """Add a line, never seen before, to the same file of both launchers."""
         line = f"# {self.mark} {next(self.number)}\n"
-        for file in (self.root / "launcher" / "trainworks_launcher" / "names.py", self.peer.launcher):
+        for file in (self.root / "launcher" / "trainworks_launcher" / "contract" / "names.py", self.peer.launcher):
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(line)
 

@@ -23,13 +23,13 @@ from measure import ROOT, Figure, Section, describe, load, machine, write
 
 sys.path.insert(0, str(ROOT / "launcher"))
 
-from trainworks_launcher.network import Limits
-from trainworks_launcher.plan import Control
+from trainworks_launcher.job.network import Limits
+from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.worker import Worker
 from trainworks_launcher.supervise.loop import Loop
-from trainworks_launcher.supervise.outcome import SUCCEEDED, Outcome
+from trainworks_launcher.supervise.outcome.outcome import SUCCEEDED, Outcome
 
 LEADER = "127.0.0.1"
 JOB = {"job name": "benchmark"}

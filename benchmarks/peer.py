@@ -129,7 +129,7 @@ def write_peer(
     (folder / "Dockerfile").write_text(dockerfile, encoding="utf-8")
     return Peer(
         context=folder,
-        launcher=folder / "launcher" / "trainworks_launcher" / "names.py",
+        launcher=folder / "launcher" / "trainworks_launcher" / "contract" / "names.py",
         tag=tag,
         plan=plan,
         settings=settings,

@@ -12,8 +12,8 @@ import pytest
 from trainworks.cli.commands import COMMANDS
 from trainworks.engine import ENGINES
 from trainworks.facts.rows import Facts
-from trainworks_launcher.platforms import PLATFORMS
-from trainworks_launcher.registry import MODES
+from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.given.platforms import PLATFORMS
 
 VERSION = re.compile(r"(?<![\w.])\d+\.\d+\.\d+(?:\.\d+)*(?![\w.])")
 ADDRESS = re.compile(r"(?:https?|file|ftp)://[^\s\"'`<>)]+")
@@ -99,12 +99,12 @@ def test_one_file_for_each_engine(root: Path) -> None:
 
 def test_one_file_for_each_mode(root: Path) -> None:
     modules = {row.file for row in MODES.values()}
-    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "modes").glob("*.py")}
+    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "plan" / "modes").glob("*.py")}
     assert files - {"__init__", "common"} == modules
 
 
 def test_one_file_for_each_platform(root: Path) -> None:
-    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "platforms").glob("*.py")}
+    files = {path.stem for path in (root / "launcher" / "trainworks_launcher" / "given" / "platforms").glob("*.py")}
     assert files - {"__init__", "common"} == set(PLATFORMS)
 
 

@@ -15,7 +15,7 @@ VERSIONS = ("2.4.1", "2.6.0", "2.10.0", "2.13.0")
 
 
 def test_builder_and_launcher_have_one_rule(root: Path) -> None:
-    ours, theirs = (root / each / "likeness.py" for each in ("src/trainworks", "launcher/trainworks_launcher"))
+    ours, theirs = (root / each / "likeness.py" for each in ("src/trainworks", "launcher/trainworks_launcher/contract"))
     assert ours.read_text(encoding="utf-8") == theirs.read_text(encoding="utf-8")
 
 

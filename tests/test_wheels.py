@@ -74,7 +74,7 @@ def test_the_launcher_that_pip_installed_runs_a_job(wheel_of: Callable[[str], Pa
     (job / "input" / "config").mkdir(parents=True)
     (job / "input" / "config" / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
     program = f"import sys; sys.path.insert(0, {str(tmp_path / 'packages')!r}); "
-    program += "from trainworks_launcher.cli import main; sys.exit(main(['train']))"
+    program += "from trainworks_launcher.command.cli import main; sys.exit(main(['train']))"
     done = subprocess.run(
         (sys.executable, "-I", "-c", program),
         env={"PATH": os.environ["PATH"], "SAGEMAKER_BASE_DIR": str(job)},

@@ -1,7 +1,7 @@
 """trainworks_launcher: runs a distributed training job inside a container and reports its first failure.
 
-From top to bottom, as the data flows: ``environment`` reads the world once -> ``job`` validates it -> ``modes`` plan
-one host -> ``plan`` is what is shown and what is run -> ``supervise`` runs it, with ``control`` between the hosts.
+As the data flows: ``given`` reads the world once -> ``job`` validates it -> ``plan`` plans one host, word for word ->
+``supervise`` runs that, with a control channel between the hosts. docs/architecture.md has the rooms and their arrows.
 
 Values are named tuples: a dataclass takes five times as long to make, and each start of a job makes all of them.
 """

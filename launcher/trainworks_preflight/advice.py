@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Iterator, Mapping, Sequence
 
-from trainworks_launcher.registry import MODES
-from trainworks_launcher.values import Json, mapping
+from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.contract.values import Json, mapping
 from trainworks_preflight.facts import Facts, InstanceFacts, Storage
 from trainworks_preflight.script import Finding
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from trainworks_launcher import names
-from trainworks_launcher.entry import Code
-from trainworks_launcher.environment import PROGRAMS, Devices, Environment, read_environment
-from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.hyperparameters import split_reserved
-from trainworks_launcher.job import Job, make_job
-from trainworks_launcher.manifest import Instance, Manifest
-from trainworks_launcher.masking import Masker
-from trainworks_launcher.modes import plan_host
-from trainworks_launcher.options import Parsed, value_of
-from trainworks_launcher.placement import version_of
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.values import Json, readable
+from trainworks_launcher.command.options import Parsed, value_of
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.hyperparameters import split_reserved
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.values import Json, readable
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment, read_environment
+from trainworks_launcher.given.manifest import Instance, Manifest
+from trainworks_launcher.job.job import Job, make_job
+from trainworks_launcher.job.placement import version_of
+from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.plan.plan import NodePlan
 from trainworks_preflight.advice import CUDA_COMPONENTS, OPEN_LIBRARY, Advice, Data, Situation, advise
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts

@@ -6,8 +6,9 @@ import shutil
 import sys
 from typing import Sequence
 
-from trainworks_launcher import __version__, names
-from trainworks_launcher.options import SECRETS, Command, Option, UsageError, options_help, parse
+from trainworks_launcher import __version__
+from trainworks_launcher.command.options import SECRETS, Command, Option, UsageError, options_help, parse
+from trainworks_launcher.contract import names
 from trainworks_preflight.check import preflight
 
 COMMAND = Command(

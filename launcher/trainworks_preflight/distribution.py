@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from trainworks_launcher import names
-from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.values import Json, mapping, texts
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, nearest
+from trainworks_launcher.contract.values import Json, mapping, texts
 from trainworks_preflight.facts import Facts
 
 _KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(

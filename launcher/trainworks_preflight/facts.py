@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Mapping
 
-from trainworks_launcher.manifest import AMD64, Instance
-from trainworks_launcher.values import decode, mapping, number, text, texts
+from trainworks_launcher.contract.values import decode, mapping, number, text, texts
+from trainworks_launcher.given.manifest import AMD64, Instance
 
 FILE = "facts.json"
 """Name of the data file, beside this one."""

@@ -6,10 +6,10 @@ import ast
 import json
 from pathlib import Path
 
-from trainworks_launcher.errors import Problem, nearest
-from trainworks_launcher.options import Parsed, value_of
-from trainworks_launcher.placement import unknown_type
-from trainworks_launcher.values import Json, decode, mapping
+from trainworks_launcher.command.options import Parsed, value_of
+from trainworks_launcher.contract.errors import Problem, nearest
+from trainworks_launcher.contract.values import Json, decode, mapping
+from trainworks_launcher.job.placement import unknown_type
 from trainworks_preflight.advice import Data
 from trainworks_preflight.distribution import Group
 from trainworks_preflight.facts import FILE, parse_facts

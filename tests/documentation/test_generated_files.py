@@ -38,7 +38,7 @@ def append(path: Path, text: str) -> None:
 
 
 def test_words_and_records_ask_for_nothing(copied: Path) -> None:
-    append(copied / "launcher" / "trainworks_launcher" / "names.py", "# One more line.\n")
+    append(copied / "launcher" / "trainworks_launcher" / "contract" / "names.py", "# One more line.\n")
     append(copied / "docs" / "debug.md", "\nOne more sentence.\n")
     built = copied / "images" / "built.toml"
     content, changes = re.subn(r'"sha256:\w+"', f'"sha256:{"0" * 64}"', built.read_text(encoding="utf-8"))

@@ -16,9 +16,10 @@ import jsonschema
 import pytest
 import yaml
 
-from trainworks_launcher import options, platforms
-from trainworks_launcher.platforms import Given
-from trainworks_launcher.values import texts
+from trainworks_launcher.command import options
+from trainworks_launcher.contract.values import texts
+from trainworks_launcher.given import platforms
+from trainworks_launcher.given.platforms import Given
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "platforms"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
 
 
 def blocks(path: Path, language: str) -> list[str]:

@@ -80,7 +80,7 @@ def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
 
 def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCommand, tmp_path: Path) -> None:
     copied_checkout(tmp_path)
-    changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
+    changed = tmp_path / "launcher" / "trainworks_launcher" / "contract" / "names.py"
     # An engine may have forgotten other steps, though it has the image: after the first build it has them again.
     for _ in range(2):
         # A line that no earlier run of this test has built already.

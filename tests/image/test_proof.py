@@ -79,7 +79,7 @@ def provenance_base(text: str) -> str:
 def test_no_proof_is_given_of_what_was_built_from_something_else(docker_image: BuiltByCommand, tmp_path: Path) -> None:
     for name in ("images", "templates", "launcher"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    changed = tmp_path / "launcher" / "trainworks_launcher" / "names.py"
+    changed = tmp_path / "launcher" / "trainworks_launcher" / "contract" / "names.py"
     changed.write_text(changed.read_text(encoding="utf-8") + "\n# changed after the build\n", encoding="utf-8")
     words = ("--engine", "docker", "--output", str(tmp_path / "out"), "--root", str(tmp_path))
     done = call("prove", docker_image.report["name"], *words)

@@ -16,15 +16,15 @@ from types import MappingProxyType, TracebackType
 from typing import IO
 
 from clock import PATIENCE, assert_within, start_clock
-from trainworks_launcher import platforms
-from trainworks_launcher.entry import Code
-from trainworks_launcher.environment import Devices, Environment
-from trainworks_launcher.hyperparameters import decode_values
-from trainworks_launcher.job import make_job
-from trainworks_launcher.manifest import Manifest, parse_manifest
-from trainworks_launcher.modes import plan_host
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.hyperparameters import decode_values
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given import platforms
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.given.environment import Devices, Environment
+from trainworks_launcher.given.manifest import Manifest, parse_manifest
+from trainworks_launcher.job.job import make_job
+from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.plan.plan import NodePlan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHER = REPOSITORY / "launcher"

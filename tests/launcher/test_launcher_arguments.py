@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher_support import REPOSITORY, TIME_OUT, environment, plan
 
-from trainworks_launcher import names
-from trainworks_launcher.arguments import STYLES, to_arguments
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.hyperparameters import decode_values, split_reserved, truth
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.job.arguments import STYLES, to_arguments
 
 NASTY = (
     "two words",

@@ -13,17 +13,10 @@ from launcher_support import Launcher, write_inputs
 from test_launcher_logs import ranks
 
 from ports import free_port
-from trainworks_launcher.supervise.cause import Said, after_early_end, failure_text, last_words
-from trainworks_launcher.supervise.outcome import (
-    EARLIER,
-    FAILED,
-    SUCCEEDED,
-    Outcome,
-    Suspect,
-    with_status,
-)
-from trainworks_launcher.supervise.starters import Report, report_of
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.outcome.cause import Said, after_early_end, failure_text, last_words
+from trainworks_launcher.supervise.outcome.outcome import EARLIER, FAILED, SUCCEEDED, Outcome, Suspect, with_status
+from trainworks_launcher.supervise.outcome.starters import Report, report_of
 
 HANDLED = """
 import ctypes, faulthandler, logging, os, signal, sys, time, traceback

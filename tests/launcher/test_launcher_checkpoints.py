@@ -14,8 +14,8 @@ import pytest
 from launcher_network import engine_manifest, need
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, environment, plan, write_inputs
 
-from trainworks_launcher.checkpoints import newest_complete
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.checkpoints import newest_complete
+from trainworks_launcher.contract.values import Json
 
 
 def zipped() -> bytes:

@@ -25,10 +25,10 @@ from launcher_support import (
 
 from clock import assert_within, start_clock
 from ports import free_port
-from trainworks_launcher import platforms
 from trainworks_launcher.checks import FAILED, QUICK_SECONDS, WARNING, Checks, rules
 from trainworks_launcher.checks.look import Seen, driver_version, xids_of
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given import platforms
 
 HERE = Path(__file__).parent
 CHECK = LAUNCHER / "trainworks_launcher/programs/check.py"

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import pytest
 from launcher_support import NO_GPU, environment, plan
 
-from trainworks_launcher import platforms
-from trainworks_launcher.environment import Devices
-from trainworks_launcher.invocation import Invocation
-from trainworks_launcher.job import JobRefusedError
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.platforms import Description, Given
-from trainworks_launcher.values import texts
+from trainworks_launcher.contract.values import texts
+from trainworks_launcher.given import platforms
+from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.given.platforms import Description, Given
+from trainworks_launcher.job.job import JobRefusedError
+from trainworks_launcher.plan.plan import NodePlan
 
 TRAIN_JOB = {
     "PET_NNODES": "2",

@@ -19,13 +19,13 @@ from launcher_network import PREFIX
 from launcher_pip import pip_variables, project_files
 from launcher_support import Launcher, environment, plan, write_inputs, write_manifest
 
-from trainworks_launcher.entry import Code, parse_entry_point
-from trainworks_launcher.environment import read_environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.entry import Code, parse_entry_point
+from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.programs.unpack import main as unpack_main
 from trainworks_launcher.programs.unpack import unpack
-from trainworks_launcher.values import Json
 
 MPI = "sagemaker_mpi_enabled"
 TORCH = "sagemaker_torch_distributed_enabled"

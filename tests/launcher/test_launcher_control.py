@@ -23,14 +23,15 @@ from hypothesis import strategies as st
 from launcher_support import TIME_OUT, Launcher, environment, manifest, plan, write_inputs, write_manifest
 
 from ports import free_port
-from trainworks_launcher import names
-from trainworks_launcher.entry import Code
-from trainworks_launcher.environment import Devices, read_environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.invocation import Invocation
-from trainworks_launcher.network import Limits
-from trainworks_launcher.plan import Control
-from trainworks_launcher.platforms import Description
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.given.environment import Devices, read_environment
+from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.given.platforms import Description
+from trainworks_launcher.job.network import Limits
+from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events, Role, identity, proof
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, read_outcome, read_suspect
@@ -40,8 +41,7 @@ from trainworks_launcher.supervise.control.seal import Seal
 from trainworks_launcher.supervise.control.strangers import ROOM
 from trainworks_launcher.supervise.control.worker import Worker
 from trainworks_launcher.supervise.loop import READ, Loop
-from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
-from trainworks_launcher.values import Json
+from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
 LEADER, WORKER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 SECRET = "0123456789abcdef-a-long-one"

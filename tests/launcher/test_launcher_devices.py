@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from launcher_support import NO_GPU, environment, manifest, plan
 
-from trainworks_launcher import devices, platforms
 from trainworks_launcher.checks import FAILED, Checks
-from trainworks_launcher.checks.asked import checks_of
 from trainworks_launcher.checks.gpus import LOST, Gpu, Gpus
 from trainworks_launcher.checks.look import Seen
 from trainworks_launcher.checks.rules import judge
-from trainworks_launcher.environment import Devices
-from trainworks_launcher.fabric import LOCKED_BYTES, choose_fabric
-from trainworks_launcher.job import make_job
-from trainworks_launcher.platforms import Given
+from trainworks_launcher.given import devices, platforms
+from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.given.platforms import Given
+from trainworks_launcher.job.fabric import LOCKED_BYTES, choose_fabric
+from trainworks_launcher.job.job import make_job
+from trainworks_launcher.plan.asked import checks_of
 from trainworks_launcher.supervise import supervisor
 
 # ----------------------------------------------------------------------------------------------------------------- EFA

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from launcher_support import LAUNCHER, REPOSITORY
 
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
 from trainworks_preflight.distribution import Group, translate
 from trainworks_preflight.facts import FILE, parse_facts
 

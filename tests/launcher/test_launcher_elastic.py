@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from launcher_support import environment, plan
 
-from trainworks_launcher.elastic import Elastic, read_elastic
-from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.job.elastic import Elastic, read_elastic
 
 RESTARTS, MINIMUM = "sagemaker_torch_distributed_max_restarts", "sagemaker_torch_distributed_min_hosts"
 TORCH: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true"}

@@ -10,15 +10,15 @@ import pytest
 from launcher_support import Launcher, environment, plan, write_inputs
 from test_launcher_plan import SCENARIOS
 
-from trainworks_launcher.environment import Devices
-from trainworks_launcher.explain import explain, to_json, to_table
-from trainworks_launcher.job import make_job
-from trainworks_launcher.modes import plan_host
-from trainworks_launcher.options import COMMANDS, UsageError, find_command, parse
-from trainworks_launcher.origins import Origin
-from trainworks_launcher.plan import first_lines
-from trainworks_launcher.registry import SWITCHES
-from trainworks_launcher.values import Json
+from trainworks_launcher.command.explain import explain, to_json, to_table
+from trainworks_launcher.command.options import COMMANDS, UsageError, find_command, parse
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.registry import SWITCHES
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.job.job import make_job
+from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.plan.plan import first_lines
 
 TWO = ("algo-1", "algo-2")
 MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}

@@ -10,11 +10,11 @@ from types import MappingProxyType
 import pytest
 from launcher_support import environment, plan, write_inputs
 
-from trainworks_launcher.environment import Devices, read_environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.exported import exported_variables
-from trainworks_launcher.job import make_job
-from trainworks_launcher.values import NESTING_LIMIT, Json, decode
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.values import NESTING_LIMIT, Json, decode
+from trainworks_launcher.given.environment import Devices, read_environment
+from trainworks_launcher.job.job import make_job
+from trainworks_launcher.plan.exported import exported_variables
 
 GROUPS: dict[str, Json] = {
     "current_host": "a",

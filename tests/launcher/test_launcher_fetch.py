@@ -22,8 +22,8 @@ from launcher_pip import pip_variables, project_files, wheel
 from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
 from ports import free_port
-from trainworks_launcher.provision import Repository, parse_repository
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.job.provision import Repository, parse_repository
 
 PEER = REPOSITORY / ".cache/peers/s3/bin"
 USER, TOKEN = "aws", "t0ken-of-the-index-4711"

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from launcher_support import environment, plan
 
-from trainworks_launcher.dialects import FOREIGN, KEYED, OPEN_MPI_4, OPEN_MPI_5, OURS, dialect_of
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.flags import Setting, merge, parse_user_options
-from trainworks_launcher.origins import Origin
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.mpirun.dialects import FOREIGN, KEYED, OPEN_MPI_4, OPEN_MPI_5, OURS, dialect_of
+from trainworks_launcher.mpirun.flags import Setting, merge, parse_user_options
 
 MPI = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_num_of_processes_per_host": 2}
 OPTIONS = "sagemaker_mpi_custom_mpi_options"

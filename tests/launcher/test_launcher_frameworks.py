@@ -19,7 +19,7 @@ import pytest
 from launcher_support import Launcher, pids_with_variable, write_inputs, write_manifest
 
 from ports import free_port
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
 
 # Addresses of this test run alone: the ports of these clusters are fixed.
 ADDRESSES = tuple(f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (1, 2, 3))

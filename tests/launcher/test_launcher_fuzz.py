@@ -21,14 +21,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher_support import INSTANCES, manifest_document
 
-from trainworks_launcher import names
-from trainworks_launcher.arguments import STYLES
-from trainworks_launcher.environment import PROGRAMS, read_environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import make_job
-from trainworks_launcher.modes import plan_host
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.environment import PROGRAMS, read_environment
+from trainworks_launcher.job.arguments import STYLES
+from trainworks_launcher.job.job import make_job
+from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.plan.plan import NodePlan
 
 EXAMPLES = int(os.environ.get("TRAINWORKS_FUZZ_EXAMPLES", "60"))
 

@@ -21,14 +21,14 @@ from launcher_support import (
     write_manifest,
 )
 
-from trainworks_launcher import names
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.manifest import parse_manifest
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.supervise.hang import naming, stacks
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
 from trainworks_launcher.supervise.hang.progress import Look, Process, Seen, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
-from trainworks_launcher.values import Json
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 WRAPPER = "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
@@ -454,7 +454,7 @@ def test_a_look_and_process_1_may_wait_for_the_same_process() -> None:
     """py-spy is started in a thread, and its status taken by whoever comes first."""
     script = """
 import subprocess, threading
-from trainworks_launcher.supervise.processes import Family
+from trainworks_launcher.supervise.children.processes import Family
 family = Family()
 def look():
     for _ in range(100):

@@ -18,8 +18,8 @@ from launcher_network import Host, Network, engine_manifest, job_on, need, netwo
 from launcher_support import GLOO_ENDS
 
 from clock import assert_within, crowd_since, start_clock
-from trainworks_launcher import names
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json
 
 pytestmark = pytest.mark.engine
 

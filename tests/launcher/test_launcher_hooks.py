@@ -12,7 +12,7 @@ import pytest
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, environment, plan, write_inputs
 
 from clock import assert_within, start_clock
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
 from trainworks_launcher.supervise import hooks
 
 BUSY = """

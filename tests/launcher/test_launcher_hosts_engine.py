@@ -17,7 +17,7 @@ from launcher_network import Host, Network, two_namespaces
 from launcher_support import LAUNCHER, TIME_OUT
 
 from ports import free_port
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
 
 pytestmark = pytest.mark.engine
 

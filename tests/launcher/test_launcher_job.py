@@ -11,13 +11,13 @@ from types import MappingProxyType
 import pytest
 from launcher_support import environment, manifest_document, plan, write_inputs
 
-from trainworks_launcher.entry import Code, parse_entry_point
-from trainworks_launcher.environment import Devices, read_environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import make_job
-from trainworks_launcher.manifest import parse_manifest
-from trainworks_launcher.registry import SWITCHES
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.registry import SWITCHES
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.entry import Code, parse_entry_point
+from trainworks_launcher.given.environment import Devices, read_environment
+from trainworks_launcher.given.manifest import parse_manifest
+from trainworks_launcher.job.job import make_job
 
 MPI = "sagemaker_mpi_enabled"
 TORCH = "sagemaker_torch_distributed_enabled"

@@ -16,10 +16,12 @@ import pytest
 from launcher_support import LAUNCHER, TIME_OUT, Launcher, write_inputs
 
 import trainworks_launcher
-from trainworks_launcher import cli, exported, names
-from trainworks_launcher.entry import program_name
-from trainworks_launcher.modes import planner
-from trainworks_launcher.registry import MODES, SWITCHES
+from trainworks_launcher.command import cli
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.registry import MODES, SWITCHES
+from trainworks_launcher.given.entry import program_name
+from trainworks_launcher.plan import exported
+from trainworks_launcher.plan.modes import planner
 
 PACKAGE = LAUNCHER / "trainworks_launcher"
 PREFLIGHT = LAUNCHER / "trainworks_preflight"
@@ -40,7 +42,7 @@ def test_version_is_the_distributions() -> None:
 
 
 def test_every_mode_file_has_its_row_and_every_row_its_planner() -> None:
-    files = {path.stem for path in (PACKAGE / "modes").glob("*.py")} - {"__init__", "common"}
+    files = {path.stem for path in (PACKAGE / "plan" / "modes").glob("*.py")} - {"__init__", "common"}
     assert files == {row.file for row in MODES.values()}
     assert all(callable(planner(name)) for name in MODES)
     assert all(MODES[mode].switch == switch for switch, mode in SWITCHES.items())
@@ -95,36 +97,31 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
     assert not re.search(r"shell=True|os\.system\(|os\.environ\[[^]]+\] *=|os\.putenv|time\.sleep\(", text)
 
 
-PURE = [
-    *("cluster", "elastic", "entry", "errors", "exported", "fabric", "flags", "flight_recorder", "job", "manifest"),
-    *(
-        "arguments",
-        "hyperparameters",
-        "provision",
-        "supervise/outcome",
-        "supervise/installing",
-        "supervise/preparation",
-    ),
-    *(f"supervise/{name}" for name in ("cause", "starters", "tracebacks")),
-    *(f"supervise/hang/{name}" for name in ("naming", "progress", "stacks")),
-    *("elsewhere", "explain", "invocation", "options"),
-    *(f"../trainworks_preflight/{name}" for name in ("advice", "distribution", "facts", "script")),
-    *("masking", "model_parallel", "network", "origins", "placement", "program", "names", "plan"),
-    *("registry", "settings", "values"),
-    *(f"{room}/{path.stem}" for room in ("modes", "platforms") for path in sorted((PACKAGE / room).glob("*.py"))),
+PURE = sorted(
+    str(path.relative_to(PACKAGE))
+    for room in ("job", "plan", "mpirun", "given/platforms", "supervise/outcome", "supervise/preparation")
+    for path in (PACKAGE / room).rglob("*.py")
+)
+PURE += [
+    *("contract/errors.py", "contract/hyperparameters.py", "contract/masking.py", "contract/names.py"),
+    *("contract/origins.py", "contract/registry.py", "contract/settings.py", "contract/values.py"),
+    *("given/cluster.py", "given/entry.py", "given/invocation.py", "given/manifest.py"),
+    *("command/explain.py", "command/options.py"),
+    *(f"supervise/hang/{name}.py" for name in ("naming", "progress", "stacks")),
+    *(f"../trainworks_preflight/{name}.py" for name in ("advice", "distribution", "facts", "script")),
 ]
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_the_middle_imports_nothing_with_effects(name: str) -> None:
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not imported & {"os", "socket", "subprocess", "pathlib", "shutil", "tempfile", "time", "random"}
 
 
 def test_every_public_name_in_names_is_documented() -> None:
-    body = ast.parse((PACKAGE / "names.py").read_text(encoding="utf-8")).body
+    body = ast.parse((PACKAGE / "contract" / "names.py").read_text(encoding="utf-8")).body
     for node, following in itertools.pairwise(body):
         if isinstance(node, ast.Assign):
             documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher_support import environment, plan
 
-from trainworks_launcher.arguments import STYLES
-from trainworks_launcher.explain import explain, to_table
-from trainworks_launcher.masking import MASK, Masker, is_secret_name, mask_urls
-from trainworks_launcher.values import Json
+from trainworks_launcher.command.explain import explain, to_table
+from trainworks_launcher.contract.masking import MASK, Masker, is_secret_name, mask_urls
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.job.arguments import STYLES
 
 
 @pytest.mark.parametrize(

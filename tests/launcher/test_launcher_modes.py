@@ -11,16 +11,16 @@ from types import MappingProxyType
 import pytest
 from launcher_support import PROGRAMS, REPOSITORY, environment, manifest, manifest_document, plan
 
-from trainworks_launcher import model_parallel
-from trainworks_launcher.entry import Code
-from trainworks_launcher.environment import Devices, Environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import describe, make_job
-from trainworks_launcher.manifest import parse_manifest
-from trainworks_launcher.modes import plan_host
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.registry import MODES, SWITCHES
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.registry import MODES, SWITCHES
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.given.environment import Devices, Environment
+from trainworks_launcher.given.manifest import parse_manifest
+from trainworks_launcher.job import model_parallel
+from trainworks_launcher.job.job import describe, make_job
+from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.plan.plan import NodePlan
 
 TWO = ("algo-1", "algo-2")
 GPUS = "ml.fast.xlarge"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launcher_network import NAMES, engine_manifest, job_on, need, network_of, two_hosts, two_namespaces
 
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
 
 pytestmark = pytest.mark.engine
 

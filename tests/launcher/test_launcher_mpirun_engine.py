@@ -19,8 +19,8 @@ import pytest
 from launcher_network import NAMES, PREFIX, Network, two_hosts, two_namespaces
 from launcher_support import LAUNCHER, TIME_OUT, environment, plan, write_manifest
 
-from trainworks_launcher.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.mpirun.dialects import MCA_OPTIONS, OPEN_MPI_4, OPEN_MPI_5, Dialect, dialect_of
 
 pytestmark = pytest.mark.engine
 
@@ -213,7 +213,7 @@ def test_a_leader_whose_name_is_loopback_uses_the_interface_to_the_others(networ
     """Debian writes 127.0.1.1 for a machine's own name; bound to it, no other host could reach the leader."""
     hosts = Path("/etc/netns", network.space("algo-1"), "hosts")
     hosts.write_text(f"127.0.1.1 algo-1\n{network.address('algo-2')} algo-2\n", encoding="ascii")
-    asked = "from trainworks_launcher.environment import interface_that_reaches as find; print(find(*{}))"
+    asked = "from trainworks_launcher.given.environment import interface_that_reaches as find; print(find(*{}))"
     for names, expected in ((("algo-1", "algo-2"), "eth0"), (("algo-1",), "lo"), (("algo-2",), "eth0")):
         words = (sys.executable, "-c", asked.format(names))
         said = start(network.inside("algo-1", *words), PYTHONPATH=str(LAUNCHER))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from launcher_support import environment, plan
 
-from trainworks_launcher.supervise.cause import Said, died_of_a_peer, failure_text, last_words
+from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
-from trainworks_launcher.supervise.memory import oom_kills
-from trainworks_launcher.supervise.outcome import (
+from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_text, last_words
+from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,
@@ -23,9 +23,9 @@ from trainworks_launcher.supervise.outcome import (
     shorten,
     with_status,
 )
-from trainworks_launcher.supervise.starters import Report, mpirun_daemon, report_of, torchrun_status
-from trainworks_launcher.supervise.tracebacks import find_traceback
-from trainworks_launcher.values import Json
+from trainworks_launcher.supervise.outcome.starters import Report, mpirun_daemon, report_of, torchrun_status
+from trainworks_launcher.supervise.outcome.tracebacks import find_traceback
+from trainworks_launcher.supervise.verdict.memory import oom_kills
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
 SECOND = 'Traceback (most recent call last):\n  File "b.py", line 1, in <module>\nKeyError: second\n'

@@ -20,11 +20,11 @@ import pytest
 from environment_differences import DIFFERENCES, ENDED, SWITCHES, Case, Difference, Exported, table
 from launcher_support import PROGRAMS, REPOSITORY
 
-from trainworks_launcher import registry
-from trainworks_launcher.environment import read_environment
-from trainworks_launcher.exported import exported_variables
-from trainworks_launcher.job import Job, make_job
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract import registry
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.job.job import Job, make_job
+from trainworks_launcher.plan.exported import exported_variables
 
 PEER = REPOSITORY / ".cache" / "peers" / "sagemaker-training" / "bin" / "python"
 CASES = int(os.environ.get("TRAINWORKS_PARITY_CASES", "300"))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from launcher_support import LAUNCHER, TIME_OUT
 
-from trainworks_launcher import places
-from trainworks_launcher.environment import read_environment
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.invocation import Invocation
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.given import places
+from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.given.invocation import Invocation
 
 SAVE = """
 import os

@@ -14,12 +14,12 @@ from types import MappingProxyType
 import pytest
 from launcher_support import GOLDEN, PROGRAMS, environment, plan
 
-from trainworks_launcher.entry import Code
-from trainworks_launcher.environment import Devices, Environment
-from trainworks_launcher.hyperparameters import decode_values
-from trainworks_launcher.origins import Origin
-from trainworks_launcher.plan import NodePlan, words_of
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.hyperparameters import decode_values
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.given.environment import Devices, Environment
+from trainworks_launcher.plan.plan import NodePlan, words_of
 
 TWO = ("algo-1", "algo-2")
 MPI = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2", "epochs": "3"}

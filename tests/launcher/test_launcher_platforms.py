@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from launcher_support import NO_GPU, environment, plan
 
-from trainworks_launcher import cli, platforms
-from trainworks_launcher.environment import read_environment
-from trainworks_launcher.invocation import Invocation
-from trainworks_launcher.job import JobRefusedError, make_job
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.platforms import Description, Given, common
-from trainworks_launcher.values import texts
+from trainworks_launcher.command import cli
+from trainworks_launcher.contract.values import texts
+from trainworks_launcher.given import platforms
+from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.given.platforms import Description, Given, common
+from trainworks_launcher.job.job import JobRefusedError, make_job
+from trainworks_launcher.plan.plan import NodePlan
 
 SLURM_NODE = {
     "SLURM_JOB_ID": "4711",
@@ -89,9 +90,9 @@ def test_only_the_file_of_a_recognised_platform_is_loaded() -> None:
 
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from trainworks_launcher.environment import read_environment\n"
+        "from trainworks_launcher.given.environment import read_environment\n"
         "read_environment({'PATH': '/usr/bin'})\n"
-        "print(*(name for name in sys.modules if name.startswith('trainworks_launcher.platforms.')))"
+        "print(*(name for name in sys.modules if name.startswith('trainworks_launcher.given.platforms.')))"
     )
     words = [sys.executable, "-IS", "-c", program, str(LAUNCHER)]
     assert subprocess.run(words, capture_output=True, check=True, text=True).stdout.split() == []
@@ -262,7 +263,7 @@ def test_program_of_the_command_line_needs_no_files(tmp_path: Path, monkeypatch:
     (tmp_path / "train.py").touch()
     (tmp_path / "requirements.txt").write_text("torch\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainworks_launcher.names.BASE_DIRECTORY", str(tmp_path / "absent"))
+    monkeypatch.setattr("trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent"))
     made = plan(read_environment({"PATH": "/usr/bin:/bin"}, Invocation(("train.py", "--lr", "1e-3"))))
     assert made.argv[1:] == ("train.py", "--lr", "1e-3")
     assert made.cwd == str(tmp_path)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launcher_support import LAUNCHER, TIME_OUT
 
-from trainworks_launcher.options import parse
-from trainworks_launcher.values import Json
+from trainworks_launcher.command.options import parse
+from trainworks_launcher.contract.values import Json
 from trainworks_preflight.advice import Data, describe_size, epoch_seconds, steps_for
 from trainworks_preflight.check import Result, check, preflight
 from trainworks_preflight.cli import COMMAND

@@ -18,7 +18,7 @@ import pytest
 from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
 from ports import free_port
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
 
 LEADER, WORKER = "127.0.0.1", "127.0.0.2"
 HOSTS = (LEADER, WORKER)

@@ -14,18 +14,18 @@ from launcher_support import environment, plan
 from test_launcher_clusters import BATCH, DSTACK, ELASTIC, HOSTFILE, MPI_JOB, PYTORCH_JOB, SKYPILOT, TRAIN_JOB, of_host
 from test_launcher_platforms import HOSTS, SLURM_NODE, SLURM_TASK
 
-from trainworks_launcher import platforms
-from trainworks_launcher.environment import read_environment
-from trainworks_launcher.invocation import Invocation
-from trainworks_launcher.job import JobRefusedError
-from trainworks_launcher.masking import Masker
-from trainworks_launcher.plan import NodePlan
-from trainworks_launcher.platforms import Description, Given, counted
-from trainworks_launcher.stand_ins import without_slurm
-from trainworks_launcher.supervise import outcome_files
-from trainworks_launcher.supervise.outcome import FAILED, Outcome
-from trainworks_launcher.supervise.runtime import Runtime
-from trainworks_launcher.values import texts
+from trainworks_launcher.command.stand_ins import without_slurm
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.values import texts
+from trainworks_launcher.given import platforms
+from trainworks_launcher.given.environment import read_environment
+from trainworks_launcher.given.invocation import Invocation
+from trainworks_launcher.given.platforms import Description, Given, counted
+from trainworks_launcher.job.job import JobRefusedError
+from trainworks_launcher.plan.plan import NodePlan
+from trainworks_launcher.supervise.children.runtime import Runtime
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+from trainworks_launcher.supervise.verdict import outcome_files
 
 BY_RANK = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
 BY_NODE = {"MASTER_ADDR": "m0", "MASTER_PORT": "23456", "NNODES": "2", "NODE_RANK": "1"}
@@ -296,7 +296,7 @@ def test_an_mpi_program_in_tasks_without_pmi_is_warned(
 def test_each_job_of_a_scheduler_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainworks_launcher.names.BASE_DIRECTORY", str(tmp_path / "absent"))
+    monkeypatch.setattr("trainworks_launcher.contract.names.BASE_DIRECTORY", str(tmp_path / "absent"))
     for more, folder in (({}, "4711"), ({"SLURM_STEP_ID": "3"}, "4711.3"), ({"SLURM_JOB_ID": "4712"}, "4712")):
         read = read_environment({"PATH": "/usr/bin:/bin", **SLURM_NODE, **more}, Invocation(("train.py",)))
         assert read.results == f"{tmp_path}/output/{folder}"

@@ -16,13 +16,13 @@ import pytest
 from launcher_pip import python_of_an_image, wheel
 from launcher_support import Launcher, environment, manifest_document, plan, write_inputs, write_manifest
 
-from trainworks_launcher.entry import Code
-from trainworks_launcher.environment import Environment
-from trainworks_launcher.explain import explain
-from trainworks_launcher.manifest import parse_manifest
+from trainworks_launcher.command.explain import explain
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.programs.install import contradictions, misfit, refusal
-from trainworks_launcher.supervise.installing import reason_of
-from trainworks_launcher.values import Json
+from trainworks_launcher.supervise.preparation.installing import reason_of
 
 INDEX = "https://wheels.example/cpu"
 PROTECTED = {"torch": "2.13.0+cpu", "triton": "3.0.0", "mpi4py": "4.1.2"}

@@ -21,7 +21,7 @@ from launcher_network import PREFIX, Host, Network, engine_manifest, job_on, nee
 from launcher_support import GLOO_ENDS, TIME_OUT, Launcher, write_inputs
 
 from clock import assert_within
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
 
 pytestmark = pytest.mark.engine
 

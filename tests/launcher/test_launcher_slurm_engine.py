@@ -20,7 +20,7 @@ from launcher_slurm import Slurm, slurm_of
 from launcher_support import GLOO_ENDS, LAUNCHER, REPOSITORY
 
 from clock import assert_within
-from trainworks_launcher.platforms.common import expand_nodes
+from trainworks_launcher.given.platforms.common import expand_nodes
 
 pytestmark = pytest.mark.engine
 

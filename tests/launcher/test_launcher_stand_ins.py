@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from launcher_support import LAUNCHER, TIME_OUT
 
-from trainworks_launcher.dialects import dialect_of
-from trainworks_launcher.stand_ins import corrected, own_names
+from trainworks_launcher.command.stand_ins import corrected, own_names
+from trainworks_launcher.mpirun.dialects import dialect_of
 
 DRIVERS_LINE = (
     *("--host", "algo-1:2,algo-2:2", "-np", "2", "--allow-run-as-root", "--tag-output"),

@@ -14,14 +14,15 @@ import pytest
 from launcher_support import TIME_OUT, Launcher, environment, plan, write_inputs, write_manifest
 
 from clock import assert_within
-from trainworks_launcher import names, platforms
-from trainworks_launcher.masking import Masker
-from trainworks_launcher.platforms import PLATFORMS
-from trainworks_launcher.stop_signals import EarlyStops, StoppedError
-from trainworks_launcher.supervise.outcome import Outcome
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given import platforms
+from trainworks_launcher.given.platforms import PLATFORMS
+from trainworks_launcher.supervise.outcome.outcome import Outcome
 from trainworks_launcher.supervise.supervisor import run_plan
-from trainworks_launcher.supervise.verdict import Verdict
-from trainworks_launcher.values import Json
+from trainworks_launcher.supervise.verdict.verdict import Verdict
 
 PID_ONE = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child=SIGTERM")
 

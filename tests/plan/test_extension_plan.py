@@ -41,9 +41,9 @@ from trainworks.plan.checks import (
 )
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks_launcher.entry import choose_entry_point
-from trainworks_launcher.errors import Problem
-from trainworks_launcher.source import look_at_code
+from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.given.entry import choose_entry_point
+from trainworks_launcher.given.source import look_at_code
 
 HASH = "--hash=sha256:" + "0123456789abcdef" * 4
 

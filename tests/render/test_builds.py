@@ -71,7 +71,7 @@ def test_builds_of_todays_recipes_count(built_today: Path, capsys: pytest.Captur
     ("file", "old", "new", "still"),
     [
         ("templates/components/mpi4py.j2", r"(?m)^COPY ", "RUN true\nCOPY ", set()),
-        ("launcher/trainworks_launcher/names.py", r"\Z", "\nONE_MORE = 1\n", set()),
+        ("launcher/trainworks_launcher/contract/names.py", r"\Z", "\nONE_MORE = 1\n", set()),
         ("launcher/entrypoint/train", r"(?m)^import ", "import json\nimport ", set()),
         ("smdistributed/trainworks_smdistributed/__init__.py", r"\Z", "\nONE_MORE = 1\n", set()),
         ("smdistributed/pyproject.toml", r"(?m)^smddprun = .*\n", "", set()),
@@ -102,8 +102,8 @@ def test_builds_of_other_inputs_do_not(
 
 
 WORDS = (
-    ("launcher/trainworks_launcher/names.py", r"\Z", "\n# One more line.\n"),
-    ("launcher/trainworks_launcher/names.py", r'\A"""', '"""More words. '),
+    ("launcher/trainworks_launcher/contract/names.py", r"\Z", "\n# One more line.\n"),
+    ("launcher/trainworks_launcher/contract/names.py", r'\A"""', '"""More words. '),
     ("launcher/entrypoint/train", r"\A(.*\n)", r"\1# One more line.\n"),
     ("launcher/hostname_shim/hostname.c", r"/\* ", "/* More words: "),
     ("smdistributed/trainworks_smdistributed/__init__.py", r'\A"""', '"""More words. '),
@@ -173,8 +173,9 @@ def test_an_image_is_known_by_every_byte(built_today: Path) -> None:
         return render(cpu, facts).digest
 
     before = digest()
-    with (built_today / "launcher" / "trainworks_launcher" / "names.py").open("a", encoding="utf-8") as file:
-        file.write("# One more line.\n")
+    file = built_today / "launcher" / "trainworks_launcher" / "contract" / "names.py"
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write("# One more line.\n")
     assert digest() != before
 
 

@@ -283,7 +283,7 @@ def test_no_address_and_no_setting_of_this_machine(
 def test_every_image_has_the_launcher_without_preflight(renderings: Mapping[str, Rendering]) -> None:
     for rendering in renderings.values():
         paths = [file.path for file in rendering.files if file.path.startswith("launcher/")]
-        assert "launcher/trainworks_launcher/cli.py" in paths
+        assert "launcher/trainworks_launcher/command/cli.py" in paths
         assert [path for path in paths if "preflight" in path] == []
 
 

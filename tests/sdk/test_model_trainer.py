@@ -17,7 +17,7 @@ import pytest
 
 from clock import assert_within, start_clock
 from sdk.support import PIP_CHANNEL, Ended, pip_settings, run_client, source
-from trainworks_launcher.stand_ins import NO_KEY
+from trainworks_launcher.command.stand_ins import NO_KEY
 
 pytestmark = pytest.mark.engine
 

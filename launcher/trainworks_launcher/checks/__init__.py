@@ -1,6 +1,6 @@
 """Checks of a host before the first step: what is asked (``Checks``), and what is found (``Finding``). Pure.
 
-``asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library, ``between``
+``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library, ``between``
 measures between hosts. ``rules`` says what the figures mean: a table of rules, each with its severity and its reason.
 ``programs/check.py`` is the process that does it where the driver is asked or something is measured; a host without
 GPUs is looked at in the launcher itself, which costs two milliseconds with its loading.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
 
 QUICK, BANDWIDTH, OFF = names.CHECK_LEVELS
 

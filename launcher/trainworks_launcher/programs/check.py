@@ -13,9 +13,9 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
-from trainworks_launcher import names
 from trainworks_launcher.checks import FAILED, Checks
 from trainworks_launcher.checks.run import line_of, run
+from trainworks_launcher.contract import names
 
 
 def main(document: str) -> int:

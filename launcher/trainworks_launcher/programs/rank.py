@@ -124,7 +124,7 @@ def _restarted() -> Mapping[str, str]:
     found = {_RESTARTS: str(again + max(_number((_RESTARTS,)), 0))}
     if _CHECKPOINTS in os.environ:
         sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
-        from trainworks_launcher.checkpoints import newest_complete
+        from trainworks_launcher.contract.checkpoints import newest_complete
 
         found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
     return {name: value for name, value in found.items() if value}

@@ -1,1 +1,4 @@
-"""Runs one host's plan with real processes, and ends it truthfully together with the other hosts."""
+"""Runs one host's plan with real processes, and ends it truthfully together with the other hosts.
+
+``supervisor`` is the one that knows all rooms; each room knows one subject. ``loop`` waits for everything at once.
+"""

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Mapping
 
-from trainworks_launcher import names
-from trainworks_launcher.environment import Environment
-from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.contract import names
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.hang import lookout
 
 

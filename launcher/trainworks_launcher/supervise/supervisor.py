@@ -16,20 +16,25 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
-from trainworks_launcher import names, places
-from trainworks_launcher.environment import Environment, look_again, report_directory
-from trainworks_launcher.errors import RefusalError
-from trainworks_launcher.job import make_job
-from trainworks_launcher.masking import Masker
-from trainworks_launcher.modes import plan_host
-from trainworks_launcher.plan import Auxiliary, NodePlan
-from trainworks_launcher.stop_signals import STOP_SIGNALS
-from trainworks_launcher.supervise import control, hooks, outcome_files, output, preparation, processes
-from trainworks_launcher.supervise.auxiliary import Auxiliaries
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given import places
+from trainworks_launcher.given.environment import Environment, look_again, report_directory
+from trainworks_launcher.job.job import make_job
+from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.plan.plan import Auxiliary, NodePlan
+from trainworks_launcher.supervise import control, hooks
+from trainworks_launcher.supervise.children import output, processes
+from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
+from trainworks_launcher.supervise.children.processes import Child
+from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
 from trainworks_launcher.supervise.loop import READ, Loop
-from trainworks_launcher.supervise.outcome import (
+from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
     SUCCEEDED,
@@ -38,20 +43,19 @@ from trainworks_launcher.supervise.outcome import (
     describe_status,
     shorten,
 )
-from trainworks_launcher.supervise.processes import Child
-from trainworks_launcher.supervise.runtime import NoRuntime, Runtime
-from trainworks_launcher.supervise.verdict import (
+from trainworks_launcher.supervise.preparation import steps as preparation
+from trainworks_launcher.supervise.verdict import outcome_files
+from trainworks_launcher.supervise.verdict.verdict import (
     OTHER_HOST_SECONDS,
     OWN_STARTER_SECONDS,
     Verdict,
     last_words,
     name_of_program,
 )
-from trainworks_launcher.values import Json
 
 if TYPE_CHECKING:
-    from trainworks_launcher.supervise.ranks import Rank, Ranks
-    from trainworks_launcher.supervise.ssh import Server
+    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.ssh.ssh import Server
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
@@ -193,7 +197,7 @@ class _Supervisor:
             self._log(f"{name} is too long for the kernel: {name}{names.FILE_SUFFIX} names a file with its value")
         if self._plan.ranks_by in _STARTERS:
             self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
-            from trainworks_launcher.supervise.ranks import Ranks  # with sockets, which a plain script does not need
+            from trainworks_launcher.supervise.children.ranks import Ranks  # its sockets cost a plain script too much
 
             self._ranks = Ranks(
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
@@ -224,7 +228,7 @@ class _Supervisor:
         job = identity_of(self._environment, plan.control, plan.mode)
         key = ""
         if plan.shell is not None:
-            from trainworks_launcher.supervise import ssh
+            from trainworks_launcher.supervise.ssh import ssh
 
             file = "user_key" if plan.role == "leader" else "host_key"
             key = ssh.make_key(plan.shell.ssh_keygen, self._runtime.path / file)
@@ -270,7 +274,7 @@ class _Supervisor:
         if asked is None:
             return True
         if self._plan.control is not None and self._role is not None:
-            from trainworks_launcher.supervise.clocks import KIND, Clocks
+            from trainworks_launcher.supervise.control.clocks import KIND, Clocks
 
             clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
             self._heard[KIND] = clocks.heard
@@ -320,7 +324,7 @@ class _Supervisor:
         if step.status == names.EXIT_CHECK and not self._stop_signal:
             self._check_ended(code)
             return
-        from trainworks_launcher.supervise.installing import reason_of  # only a failure needs it
+        from trainworks_launcher.supervise.preparation.installing import reason_of  # only a failure needs it
 
         kind = STOPPED if self._stop_signal else FAILED
         status = 128 + self._stop_signal if self._stop_signal else step.status
@@ -349,7 +353,7 @@ class _Supervisor:
         """Prepared: start sshd where the mode needs it, and say so."""
         port = 0
         if self._plan.shell is not None and self._plan.role == "worker":
-            from trainworks_launcher.supervise import ssh
+            from trainworks_launcher.supervise.ssh import ssh
 
             server = ssh.Server(
                 self._plan.shell.sshd,
@@ -379,14 +383,14 @@ class _Supervisor:
         if self._plan.shell is not None and self._plan.shell.mounted:
             self._use_mounted_keys(self._plan.shell.ssh)
         elif self._plan.shell is not None:
-            from trainworks_launcher.supervise import ssh
+            from trainworks_launcher.supervise.ssh import ssh
 
             # Hosts that take no part in the distribution serve no ssh.
             ssh.write_client_files(self._runtime.path, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])
 
     def _use_mounted_keys(self, program: str) -> None:
         """Write down how the hosts are reached that only serve ssh; they may come up later than this one."""
-        from trainworks_launcher.supervise import mounted_keys
+        from trainworks_launcher.supervise.ssh import mounted_keys
 
         connect = (*self._launcher, f"{self._launcher_directory}/programs/connect.py", f"{self._plan.limits.join:g}")
         mounted_keys.write_client_files(self._runtime.path, program, mounted_keys.required(), connect)
@@ -506,7 +510,7 @@ class _Supervisor:
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
         """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
-        from trainworks_launcher.supervise.starters import torchrun_status  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.starters import torchrun_status  # only a failure needs it
 
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:

@@ -42,7 +42,7 @@ PROJECT_FILES = ("setup.py", "pyproject.toml")
 """At the root of the code these make it a project that the launcher installs (the second one if it says how)."""
 
 INSTALLED_FILE = ".trainworks-installed"
-"""Beside the code: tells the launcher what is installed with it (launcher/trainworks_launcher/entry.py)."""
+"""Beside the code: tells the launcher what is installed with it (launcher/trainworks_launcher/given/entry.py)."""
 
 COMPONENT = "extension"
 """Whose steps and promises these are, in progress lines and results."""

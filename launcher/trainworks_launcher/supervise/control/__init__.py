@@ -41,8 +41,8 @@ from __future__ import annotations
 
 from typing import Callable, Mapping, NamedTuple, Protocol, Sequence
 
-from trainworks_launcher.supervise.outcome import Outcome, Suspect
-from trainworks_launcher.values import Json
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.outcome.outcome import Outcome, Suspect
 
 
 class Peer(NamedTuple):

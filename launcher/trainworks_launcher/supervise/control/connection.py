@@ -8,10 +8,10 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, Message
 from trainworks_launcher.supervise.loop import READ, WRITE, Loop
-from trainworks_launcher.values import Json
 
 if TYPE_CHECKING:
     from trainworks_launcher.supervise.control.proof import Transcript

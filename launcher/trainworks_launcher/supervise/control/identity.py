@@ -12,13 +12,15 @@ import hashlib
 import json
 from typing import Mapping
 
-from trainworks_launcher import __version__, entry, names, platforms
-from trainworks_launcher.environment import Environment
-from trainworks_launcher.hyperparameters import split_reserved
-from trainworks_launcher.masking import Masker
-from trainworks_launcher.plan import Control
-from trainworks_launcher.source import digest_of_entry
-from trainworks_launcher.values import Json, compact, mapping, text
+from trainworks_launcher import __version__
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.hyperparameters import split_reserved
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.values import Json, compact, mapping, text
+from trainworks_launcher.given import entry, platforms
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.given.source import digest_of_entry
+from trainworks_launcher.plan.plan import Control
 
 _DIGITS = 16
 _MAYBE_UNKNOWN = ("image", "code")

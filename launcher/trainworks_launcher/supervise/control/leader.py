@@ -8,10 +8,11 @@ import socket
 import time
 from typing import Collection, Mapping, Sequence
 
-from trainworks_launcher import names
-from trainworks_launcher.errors import Problem, RefusalError
-from trainworks_launcher.network import Limits
-from trainworks_launcher.plan import Control
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.values import Json, mapping, number, text
+from trainworks_launcher.job.network import Limits
+from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events, Peer, identity, probe, proof
 from trainworks_launcher.supervise.control.connection import Connection, heartbeat_interval, listen
 from trainworks_launcher.supervise.control.messages import (
@@ -25,8 +26,7 @@ from trainworks_launcher.supervise.control.messages import (
 from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.control.strangers import ROOM, Strangers
 from trainworks_launcher.supervise.loop import READ, Loop
-from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
-from trainworks_launcher.values import Json, mapping, number, text
+from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 
 _ACCEPTS = 32
 """Connections taken in at once, before others of the loop have their turn."""

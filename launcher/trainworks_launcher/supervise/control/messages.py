@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Mapping
 
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json, decode, number, printable, text
 from trainworks_launcher.supervise.control.seal import SEAL_BYTES, Seal
-from trainworks_launcher.supervise.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
-from trainworks_launcher.values import Json, decode, number, printable, text
+from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 
 MESSAGE_LIMIT = 65536
 """Bytes of one message; a longer line ends its connection."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 import socket
 import time
 
+from trainworks_launcher.contract.values import number, text
 from trainworks_launcher.supervise.control.connection import Attempt, Connection, heartbeat_interval
 from trainworks_launcher.supervise.control.messages import STRANGERS_MESSAGE_LIMIT, Message
 from trainworks_launcher.supervise.loop import Loop
-from trainworks_launcher.values import number, text
 
 TRY_SECONDS = 0.3
 """From one question to the next while there is no answer; longer than a connection takes anywhere in a cluster."""

@@ -20,7 +20,7 @@ import os
 import re
 from typing import NamedTuple
 
-from trainworks_launcher.values import Json, text
+from trainworks_launcher.contract.values import Json, text
 
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 

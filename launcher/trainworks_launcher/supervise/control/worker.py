@@ -6,9 +6,10 @@ import socket
 import time
 from typing import Mapping
 
-from trainworks_launcher import names
-from trainworks_launcher.network import Limits
-from trainworks_launcher.plan import Control
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json, text
+from trainworks_launcher.job.network import Limits
+from trainworks_launcher.plan.plan import Control
 from trainworks_launcher.supervise.control import Events, identity, proof
 from trainworks_launcher.supervise.control.connection import Attempt, Connection, heartbeat_interval
 from trainworks_launcher.supervise.control.messages import (
@@ -22,8 +23,7 @@ from trainworks_launcher.supervise.control.messages import (
 from trainworks_launcher.supervise.control.probe import Prober
 from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
 from trainworks_launcher.supervise.loop import Loop
-from trainworks_launcher.supervise.outcome import FAILED, Outcome, Suspect
-from trainworks_launcher.values import Json, text
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, Suspect
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 15.0

@@ -12,18 +12,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping
 
-from trainworks_launcher import names
-from trainworks_launcher.environment import Environment
-from trainworks_launcher.plan import NodePlan
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.plan.plan import NodePlan
+from trainworks_launcher.supervise.children.processes import Child
 from trainworks_launcher.supervise.control import Role
 from trainworks_launcher.supervise.loop import Loop
-from trainworks_launcher.supervise.outcome import Outcome
-from trainworks_launcher.supervise.processes import Child
-from trainworks_launcher.values import Json
+from trainworks_launcher.supervise.outcome.outcome import Outcome
 
 if TYPE_CHECKING:
+    from trainworks_launcher.supervise.children.ranks import Ranks
     from trainworks_launcher.supervise.hang.watch import Watch
-    from trainworks_launcher.supervise.ranks import Ranks
 
 MESSAGE = "hang"
 """The kind of this room's messages on the control channel; ``watch`` has the table of them."""

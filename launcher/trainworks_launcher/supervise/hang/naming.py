@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Sequence
 
+from trainworks_launcher.contract.values import Json, mapping, texts
 from trainworks_launcher.supervise.control.messages import one_line
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread, main_thread
-from trainworks_launcher.values import Json, mapping, texts
 
 COLLECTIVES = frozenset(
     (

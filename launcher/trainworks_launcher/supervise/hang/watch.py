@@ -23,14 +23,14 @@ import time
 from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
 
-from trainworks_launcher import names
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents
 from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
-from trainworks_launcher.supervise.outcome import FAILED, Outcome, shorten
-from trainworks_launcher.values import Json, number
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
 _ANSWER_SECONDS = 12.0
 _FILES = 20

@@ -1,0 +1,311 @@
+"""The command ``train``, and the entry point of the image.
+
+``train``                       run this host's part of the job
+``train [OPTIONS] -- PROGRAM``  the same, with the program and its arguments instead of the platform's files
+``train --plan [--host NAME]``  print the plan of this host (or another one) as JSON and run nothing
+``train explain``               the same as a table: each flag and variable, its value, its origin, its reason
+``train check``                 check this host as a job does before it starts, and run nothing
+``train --version``, ``--help``
+anything else                   executed as given: ``docker run IMAGE bash``
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Iterable, Sequence
+
+from trainworks_launcher import __version__
+from trainworks_launcher.contract import names
+
+if TYPE_CHECKING:
+    from trainworks_launcher.command.options import Parsed
+    from trainworks_launcher.contract.stop_signals import EarlyStops
+    from trainworks_launcher.given.invocation import Invocation
+
+_HELP = """\
+usage: train                        run this host's part of the training job
+       train [--mode MODE] -- train.py --epochs 3
+                                    the same, with the program and its arguments; no file of a platform is needed
+       train --plan                 print what would be run, as JSON; run nothing
+       train explain                print every flag and variable with its origin and reason; run nothing
+       train check                  check this host's driver, GPUs, disk and network; run nothing
+       train --version | --help
+       PROGRAM [ARGUMENT...]        anything else is executed as given, for example: bash
+
+The hosts of the job come from the platform that starts the command (docs/platforms):
+{platforms}
+On plain hosts: TRAINWORKS_HOSTS=a,b on all of them, and TRAINWORKS_HOST=a on the one that is called a.
+
+Without -- PROGRAM the job is described by the platform's files below /opt/ml (moved by SAGEMAKER_BASE_DIR):
+  input/config/hyperparameters.json   {{"sagemaker_program": "train.py", "epochs": "3"}}; --epochs 3 reaches the script
+  input/config/resourceconfig.json    {{"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]}}; may be absent
+  code/                               the script, and requirements.txt to install before it
+A distribution is switched on by --mode, or by a hyperparameter, which the SDK makes of its `distribution` argument:
+{modes}
+  {per_host} sets the processes of each host; the default is one per GPU
+
+Try it:  mkdir -p ml/code && echo 'print("hello")' > ml/code/train.py
+         SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train
+         SAGEMAKER_PROGRAM=train.py SAGEMAKER_BASE_DIR=$PWD/ml train explain
+To check a job on a laptop, before you pay for a cluster, use trainworks-preflight (docs/jobs.md).
+
+{options}
+Exit status: the script's own; 128 + N after signal N. The launcher's own refusals:
+  {not_started}  the job's inputs were refused, nothing was started
+  {preparation}  code or requirements could not be prepared, or the program could not be started
+  {hosts}  a host never came, or was lost
+  {check}  a check of a host failed before the program was started
+  {hang}  no rank made progress, and TRAINWORKS_HANG is fail
+  {launcher}  the launcher itself failed
+Settings (variables; launcher/README.md says what each means):
+{settings}
+"""
+
+
+_OWN_WORDS = frozenset(("explain", "check", "preflight"))
+"""Words that are commands of the launcher, not programs to execute; ``options`` has their rows."""
+
+_PREFLIGHT = """\
+trainworks: preflight is not part of the image: it checks a job on a laptop or in CI. In a checkout of trainworks:
+    pip install ./launcher && trainworks-preflight --help
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status. ``arguments`` defaults to the process's own."""
+    _open_streams()
+    words: list[str] = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] == "train":
+        words = words[1:]
+    elif words and not words[0].startswith("-") and words[0] not in _OWN_WORDS:
+        return _execute(words)
+    end = words.index("--") if "--" in words else len(words)
+    words, program = words[:end], words[end:]
+    if words[:1] == ["preflight"]:
+        sys.stderr.write(_PREFLIGHT)
+        return names.EXIT_NOT_STARTED
+    if words and not {"--help", "-h"}.isdisjoint((words[0], words[-1])):
+        sys.stdout.write(_help())
+        return 0
+    if words == ["--version"]:
+        sys.stdout.write(f"trainworks-launcher {__version__}\n")
+        return 0
+    if not words and not program:
+        return _train()
+    from trainworks_launcher.command import options
+
+    try:
+        command, parsed, asked = options.read(words, program)
+    except options.UsageError as error:
+        sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
+        return names.EXIT_NOT_STARTED
+    if command.name == "check":
+        return _check()
+    return _train(asked) if command is options.TRAIN else _show(command.name, parsed, asked)
+
+
+_STANDARD_ERROR = 2
+
+
+def _open_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, or the next file or pipe would get its number."""
+    while True:
+        descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        if descriptor > _STANDARD_ERROR:
+            os.close(descriptor)
+            break
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _columns() -> int:
+    """Columns of the terminal; 100 where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def _help() -> str:
+    from trainworks_launcher.command.options import options_help
+    from trainworks_launcher.contract.registry import MODES
+    from trainworks_launcher.given.platforms import PLATFORMS
+
+    return _HELP.format(
+        modes="\n".join(f"  {row.switch:<50}{row.name}" for row in MODES.values() if row.switch),
+        platforms=_wrapped(PLATFORMS),
+        per_host=names.PROCESSES_PER_HOST,
+        not_started=names.EXIT_NOT_STARTED,
+        preparation=names.EXIT_PREPARATION,
+        hosts=names.EXIT_HOSTS,
+        check=names.EXIT_CHECK,
+        hang=names.EXIT_HANG,
+        launcher=names.EXIT_LAUNCHER,
+        settings=_wrapped(_settings()),
+        options=options_help(),
+    )
+
+
+def _wrapped(words: Iterable[str]) -> str:
+    """Return words, separated by commas, in lines of the help."""
+    import textwrap
+
+    return "\n".join(textwrap.wrap(", ".join(words), 118, initial_indent="  ", subsequent_indent="  "))
+
+
+_HANDED_ON = ("HOSTNAME_VARIABLE", "PYTHON_HOOKS_VARIABLE", "RUNTIME_DIRECTORY_VARIABLE")
+"""Variables that only the launcher sets."""
+
+
+def _settings() -> list[str]:
+    """Return the variables by which a person changes what the launcher does, as ``names`` has them."""
+    ours = {
+        value
+        for name, value in vars(names).items()
+        if name.endswith("_VARIABLE") and str(value).startswith(names.OWN_PREFIX) and name not in _HANDED_ON
+    }
+    return [*sorted(ours), names.MASTER_PORT_VARIABLE, names.BASE_DIRECTORY_VARIABLE]
+
+
+def _execute(words: Sequence[str]) -> int:
+    """Become another program; returns only if that fails."""
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:
+        hint = "; to train, give no argument or: train" if isinstance(error, FileNotFoundError) else ""
+        sys.stderr.write(f"trainworks: cannot execute {words[0]!r}: {error.strerror or error}{hint}\n")
+        return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
+
+
+def _check() -> int:
+    """Check this host; the script and the rest of the job need not be there."""
+    from trainworks_launcher.checks import FAILED, OFF, QUICK
+    from trainworks_launcher.checks.run import line_of, run
+    from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.job.network import read_network
+    from trainworks_launcher.job.placement import read_placement
+    from trainworks_launcher.plan.asked import checks_of
+
+    environment = read_environment(os.environ)
+    placement, _ = read_placement(environment, "")
+    network, _ = read_network(environment, placement)
+    level = "" if environment.variables.get(names.CHECK_VARIABLE) != OFF else QUICK
+    asked = checks_of(environment, placement, network, level)
+    found = run(asked, print) if asked is not None else ()
+    for finding in found:
+        print(line_of(finding))
+    if not found:
+        print("nothing is wrong with this host")
+    return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0
+
+
+def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
+    """Print the plan of a host (``--plan``) or the reasons for it (``explain``)."""
+    from trainworks_launcher.command import explain
+    from trainworks_launcher.command.options import value_of
+    from trainworks_launcher.contract.errors import RefusalError
+    from trainworks_launcher.contract.masking import Masker
+    from trainworks_launcher.given.environment import read_environment
+    from trainworks_launcher.job.job import make_job
+    from trainworks_launcher.plan.modes import plan_host
+
+    environment = read_environment(os.environ, asked)
+    masker = Masker(environment.variables, environment.hyperparameters)
+    secrets = "--show-secrets" in parsed
+    try:
+        plan = plan_host(make_job(environment, value_of(parsed, "--host")))
+    except RefusalError as refusal:
+        sys.stderr.write(f"trainworks: {refusal if secrets else masker.text(str(refusal))}\n")
+        return refusal.status
+    plan = plan if secrets else plan.masked(masker)
+    if what == "--plan":
+        sys.stdout.write(plan.to_json())
+        return 0
+    rows = explain.explain(plan, environment.variables)
+    if value_of(parsed, "--format", "table") == "json":
+        sys.stdout.write(explain.to_json(plan, rows))
+    else:
+        sys.stdout.write(explain.to_table(plan, rows, _columns()))
+    return 0
+
+
+def _train(asked: Invocation | None = None) -> int:
+    """Run this host's part. The handlers come first: a stop signal during all that follows is not lost.
+
+    Args:
+        asked: What the command line asks for; None: nothing.
+    """
+    from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
+
+    with EarlyStops() as stops:
+        try:
+            return _run(stops, asked)
+        except StoppedError as stopped:
+            stops.hold()
+            return _stopped(stopped.number, asked)
+
+
+def _stopped(number: int, asked: Invocation | None) -> int:
+    """End a job that a stop signal met while it was read."""
+    import signal
+
+    from trainworks_launcher.contract.masking import Masker
+    from trainworks_launcher.given.environment import base_directory, report_directory
+    from trainworks_launcher.supervise.children.output import log
+    from trainworks_launcher.supervise.outcome.outcome import STOPPED, Outcome
+    from trainworks_launcher.supervise.verdict import outcome_files
+    from trainworks_launcher.supervise.verdict.verdict import last_words
+
+    text = f"stopped by {signal.Signals(number).name} before the program was started"
+    outcome = Outcome(STOPPED, 128 + number, os.uname().nodename, text)
+    base = base_directory(os.environ, asked is not None and bool(asked.program))
+    base = report_directory(base, os.environ)
+    outcome_files.clear(base)
+    outcome_files.write(base, outcome, Masker(os.environ))
+    log(last_words(outcome))
+    return outcome.status
+
+
+def _run(stops: EarlyStops, asked: Invocation | None) -> int:
+    """Read the job, plan this host's part, and run it."""
+    from trainworks_launcher.contract.errors import RefusalError
+    from trainworks_launcher.contract.masking import Masker
+    from trainworks_launcher.given.environment import read_environment, report_directory
+    from trainworks_launcher.job.job import Job, JobRefusedError, make_job
+    from trainworks_launcher.plan.modes import plan_host
+    from trainworks_launcher.plan.plan import first_lines, plan_of_refusal
+    from trainworks_launcher.supervise.children import output
+    from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+    from trainworks_launcher.supervise.supervisor import run_plan
+    from trainworks_launcher.supervise.verdict import outcome_files
+
+    environment = read_environment(os.environ, asked) if asked else read_environment(os.environ)
+    masker = Masker(environment.variables, environment.hyperparameters)
+    known: Job | JobRefusedError | None = None
+    try:
+        known = job = make_job(environment)
+        plan = plan_host(job)
+    except RefusalError as refusal:
+        text = masker.text(str(refusal))
+        output.log(text)
+        known = refusal if isinstance(refusal, JobRefusedError) else known
+        outcome = Outcome(FAILED, refusal.status, known.placement.host if known else environment.hostname, text)
+        base = environment.base_directory
+        telling = plan_of_refusal(known.placement, known.network, base) if known else None
+        if telling is not None:
+            stops.hold()
+            return run_plan(telling, environment, outcome, stops.numbers)
+        outcome_files.clear(environment.results)
+        outcome_files.write(report_directory(base, environment.variables), outcome, masker)
+        return refusal.status
+    for line in first_lines(plan, job):
+        output.log(masker.text(line))
+    if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):
+        from trainworks_launcher.command import explain
+
+        shown = plan.masked(masker)
+        rows = explain.explain(shown, environment.variables)
+        for line in explain.to_table(shown, rows, _columns()).splitlines():
+            output.log(line)
+    stops.hold()
+    return run_plan(plan, environment, stopped=stops.numbers)

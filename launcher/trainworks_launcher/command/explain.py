@@ -1,0 +1,247 @@
+"""Why a host does what it does: each flag and each variable with its value, its origin and its reason. Pure.
+
+Flags come from the reasons that the plan's command line is made of. Variables have a reason in the plan where a mode or
+the network fabric sets them; what every script is given has its meaning in the table below, by name.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.values import Json, readable
+from trainworks_launcher.plan.plan import NodePlan, Reason
+
+_VALUE_LIMIT = 160
+"""Characters of a value that the table shows: SM_TRAINING_ENV alone would fill a screen."""
+
+_NARROWEST, _WIDEST = 60, 180
+"""Columns of the table; a terminal outside these gets the nearest."""
+
+
+class Row(NamedTuple):
+    """One line of an explanation.
+
+    Attributes:
+        kind: ``flag``, ``variable``, ``process`` (it runs before or beside the command) or ``choice``.
+        name: What the line is about.
+        value: Its value; ``""`` for a flag without one.
+        origin: Who decided, as ``Origin.word``.
+        why: The reason.
+    """
+
+    kind: str
+    name: str
+    value: str
+    origin: str
+    why: str
+
+
+_PLATFORM, _USER = Origin.PLATFORM.word, Origin.USER.word
+_IMAGE, _DEFAULT = Origin.IMAGE.word, Origin.DEFAULT.word
+
+_VARIABLES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "CURRENT_HOST": (_PLATFORM, "this host's name in the job"),
+        "LD_PRELOAD": (_IMAGE, "makes gethostname() return this host's name in the job"),
+        "MASTER_ADDR": (_PLATFORM, "host of rank 0; in a job of one host, its loopback address"),
+        "MASTER_PORT": (_DEFAULT, f"port of rank 0; set the variable {names.MASTER_PORT_VARIABLE} to choose another"),
+        "PYTHONPATH": (_USER, "the code directory, so that the script's modules are found"),
+        "PYTHONUNBUFFERED": (_DEFAULT, "output appears when it is written, not at the end"),
+        "SAGEMAKER_JOB_NAME": (_PLATFORM, "name of the job"),
+        "SAGEMAKER_REGION": (_PLATFORM, "region of the job"),
+        names.SUBMIT_DIRECTORY_VARIABLE: (_USER, "where the code is"),
+        names.MODEL_PARALLEL_VARIABLE: (_USER, "smp's parameters, with the pipeline degree under both of its names"),
+        names.CHECKPOINT_DIRECTORY_VARIABLE: (_PLATFORM, "where checkpoints are kept"),
+        names.RESUME_VARIABLE: (_PLATFORM, "the newest complete checkpoint there"),
+        names.RESTARTS_VARIABLE: (_PLATFORM, "how often the job was started again, if the platform says it"),
+        names.HOSTNAME_VARIABLE: (_PLATFORM, "the name that gethostname() returns"),
+        "SM_CHANNELS": (_PLATFORM, "names of the data channels"),
+        "SM_CURRENT_HOST": (_PLATFORM, "this host's name in the job"),
+        "SM_CURRENT_HOST_RANK": (_PLATFORM, "index of this host in SM_HOSTS, from 0"),
+        "SM_CURRENT_INSTANCE_GROUP": (_PLATFORM, "instance group of this host"),
+        "SM_CURRENT_INSTANCE_GROUP_HOSTS": (_PLATFORM, "hosts of this host's instance group"),
+        "SM_CURRENT_INSTANCE_TYPE": (_PLATFORM, "instance type of this host"),
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": (_USER, "instance groups that take part in the distribution"),
+        "SM_ENTRY_SCRIPT": (_USER, "the entry point"),
+        "SM_FRAMEWORK_MODULE": (_IMAGE, f"from the variable {names.TRAINING_MODULE_VARIABLE}"),
+        "SM_FRAMEWORK_PARAMS": (_USER, "reserved hyperparameters of frameworks"),
+        "SM_HOSTS": (_PLATFORM, "every host of the job"),
+        "SM_HOST_COUNT": (_PLATFORM, "number of hosts"),
+        "SM_HPS": (_USER, "all hyperparameters of the script"),
+        "SM_INPUT_CONFIG_DIR": (_PLATFORM, "directory of the platform's files"),
+        "SM_INPUT_DATA_CONFIG": (_PLATFORM, "settings of the data channels"),
+        "SM_INPUT_DATA_DIR": (_PLATFORM, "directory of the data channels"),
+        "SM_INPUT_DIR": (_PLATFORM, "directory of all input"),
+        "SM_INSTANCE_GROUPS": (_PLATFORM, "names of the cluster's instance groups"),
+        "SM_INSTANCE_GROUPS_DICT": (_PLATFORM, "the cluster's instance groups with their hosts"),
+        "SM_IS_HETERO": (_PLATFORM, "whether the cluster has several instance groups"),
+        "SM_LOG_LEVEL": (_USER, f"hyperparameter {names.LOG_LEVEL}, Python's logging level"),
+        "SM_MASTER_ADDR": (_PLATFORM, "as MASTER_ADDR, by the newer SDK's name"),
+        "SM_MASTER_PORT": (_DEFAULT, "as MASTER_PORT, by the newer SDK's name"),
+        "SM_MODEL_DIR": (_PLATFORM, "files written there are kept as the model"),
+        "SM_MODULE_DIR": (_USER, "where the code is"),
+        "SM_MODULE_NAME": (_USER, "the entry point without .py"),
+        "SM_NETWORK_INTERFACE_NAME": (_PLATFORM, "network interface between the hosts"),
+        "SM_NUM_CPUS": (_PLATFORM, "CPUs of this host"),
+        "SM_NUM_GPUS": (_PLATFORM, "GPUs of this host"),
+        "SM_NUM_NEURONS": (_PLATFORM, "Neuron cores of this host"),
+        "SM_OUTPUT_DATA_DIR": (_PLATFORM, "other results are written there"),
+        "SM_OUTPUT_DIR": (_PLATFORM, "directory of all output but the model"),
+        "SM_OUTPUT_FAILURE": (_PLATFORM, "file of the failure's text"),
+        "SM_OUTPUT_INTERMEDIATE_DIR": (_PLATFORM, "results while the job runs"),
+        "SM_RESOURCE_CONFIG": (_PLATFORM, "the platform's file of that name, with this host's values"),
+        "SM_SOURCE_DIR": (_USER, "where the code is, by the newer SDK's name"),
+        "SM_TOPOLOGY": (_PLATFORM, "how the hosts are connected"),
+        "SM_TRAINING_ENV": (_PLATFORM, "all of this as one object"),
+        "SM_USER_ARGS": (_USER, "the script's arguments"),
+        "SM_USER_ENTRY_POINT": (_USER, "the entry point"),
+    }
+)
+"""Variable that every script is given -> (origin, meaning)."""
+
+_PREFIXES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "SM_CHANNEL_": (_PLATFORM, "directory of this data channel"),
+        "SM_HP_": (_USER, "the hyperparameter of this name"),
+    }
+)
+
+
+def explain(plan: NodePlan, inherited: Mapping[str, str]) -> tuple[Row, ...]:
+    """Account for every word of the plan's command line and every variable that it adds to ``inherited`` or changes.
+
+    A variable that nothing accounts for has an empty reason: a test holds that there is none.
+    """
+    about = {reason.subject: reason for reason in plan.why}
+    rows = [
+        Row("flag", reason.subject, _value(reason), reason.origin.word, reason.why)
+        for reason in plan.why
+        if reason.words
+    ]
+    for name, value in sorted(plan.env.items()):
+        if inherited.get(name) == value:
+            continue
+        origin, why = _about_variable(name, about)
+        rows.append(Row("variable", name, value, origin, why))
+    for name, words, why in (
+        ("code", plan.code.fetch, "fetches the code, before anything else"),
+        ("requirements", plan.requirements, "installs what the code needs, once on each host"),
+    ):
+        if words:
+            rows.append(Row("process", name, shlex.join(words), _USER, why))
+    for beside in plan.auxiliaries:
+        rows.append(Row("process", beside.name, shlex.join(beside.argv), _DEFAULT, "runs beside the program"))
+        rows += [
+            Row("process", name, value, _DEFAULT, f"only for the {beside.name}")
+            for name, value in sorted(beside.env.items())
+        ]
+    rows += [
+        Row("choice", reason.subject, "", reason.origin.word, reason.why)
+        for reason in plan.why
+        if not reason.words and reason.subject not in plan.env
+    ]
+    return tuple(rows)
+
+
+def _value(reason: Reason) -> str:
+    """Return the words that are not the subject itself, as a shell takes them: ``ob1`` of ``--mca pml ob1``."""
+    subject = reason.subject.split(" ")
+    if list(reason.words[: len(subject)]) == subject:
+        return shlex.join(reason.words[len(subject) :])
+    line = " ".join(reason.words)
+    if line.startswith(f"{reason.subject}="):
+        return line[len(reason.subject) + 1 :]
+    return shlex.join(reason.words)
+
+
+def _about_variable(name: str, about: Mapping[str, Reason]) -> tuple[str, str]:
+    """Return (origin, reason) of a variable: what the plan says of it, else what it always means."""
+    if name in about:
+        return about[name].origin.word, about[name].why
+    if name in _VARIABLES:
+        return _VARIABLES[name]
+    return next((meaning for prefix, meaning in _PREFIXES.items() if name.startswith(prefix)), ("", ""))
+
+
+def to_json(plan: NodePlan, rows: Sequence[Row]) -> str:
+    """Return an explanation as JSON text."""
+    listed: list[Json] = [
+        {"kind": row.kind, "name": row.name, "value": row.value, "origin": row.origin, "why": row.why} for row in rows
+    ]
+    document: dict[str, Json] = {"mode": plan.mode, "host": plan.host, "role": plan.role, "rows": listed}
+    return readable(json.dumps(document, indent=2, ensure_ascii=False)) + "\n"
+
+
+_HEADINGS = (
+    ("flag", "Command line"),
+    ("variable", "Variables"),
+    ("process", "Before and beside it"),
+    ("choice", "Choices"),
+)
+
+
+def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
+    """Return an explanation as a table of ``width`` columns; long values are shortened, long texts wrapped.
+
+    No word is broken, so that all can be copied: a name or a value with a word longer than its column has lines of its
+    own, and a word longer than the table makes its line longer.
+    """
+    width = min(max(width, _NARROWEST), _WIDEST)
+    lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})"]
+    name_width = min(max((len(row.name) for row in rows), default=0), width * 3 // 10)
+    origin_width = max((len(row.origin) for row in rows), default=0)
+    rest = width - name_width - origin_width - 8  # two spaces before each of the four columns
+    value_width = rest * 4 // 10
+    widths = (name_width, value_width, origin_width, rest - value_width)
+    for kind, heading in _HEADINGS:
+        chosen = [row for row in rows if row.kind == kind]
+        if not chosen:
+            continue
+        lines += ["", f"{heading}:"]
+        for row in chosen:
+            value = row.value if kind == "process" else _shortened(row.value)
+            lines += _lines((row.name, value, row.origin, row.why), widths)
+    if plan.warnings:
+        lines += ["", "Warnings:"]
+        for warning in plan.warnings:
+            lines += textwrap.wrap(warning, width, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines) + "\n"
+
+
+def _lines(cells: tuple[str, str, str, str], widths: Sequence[int]) -> list[str]:
+    """One row of the table: as many lines as its longest cell needs."""
+    columns = [_wrapped(cell, width) for cell, width in zip(cells, widths)]
+    name, value = ([] if _fits(column, width) else column for column, width in zip(columns[:2], widths))
+    lines = ["  " + " ".join(name)] if name else []
+    shown = [[""] if alone else column for column, alone in zip(columns[:2], (name, value))] + columns[2:]
+    for number in range(max(len(column) for column in shown)):
+        parts = [(column[number] if number < len(column) else "").ljust(width) for column, width in zip(shown, widths)]
+        lines.append("  " + "  ".join(parts).rstrip())
+    below = sum(widths) + 2 * len(widths) - len(_BELOW)
+    return lines + [_BELOW + line for line in _wrapped(cells[1], below) if value]
+
+
+_BELOW = " " * 6
+"""Before a value on lines of its own."""
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a cell; words are never broken."""
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return all(len(line) <= width for line in lines)
+
+
+def _shortened(value: str) -> str:
+    """Return a value as far as the table shows it, and how long it is."""
+    if len(value) <= _VALUE_LIMIT:
+        return value
+    return f"{value[:_VALUE_LIMIT]}... ({len(value):,} characters)"

@@ -1,0 +1,48 @@
+"""Hyperparameters: decoded, and split into the user's and the platform's. Pure.
+
+The rules are sagemaker-training's: scripts depend on them.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json, decode
+
+
+def decode_values(raw: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Decode every value that is JSON text; keep the others as they are.
+
+    The platform delivers strings only, which the SDK encoded as JSON; a string that is not JSON is meant as it is.
+    """
+    decoded: dict[str, Json] = {}
+    for name, value in raw.items():
+        if isinstance(value, str):
+            try:
+                decoded[name] = decode(value)
+            except ValueError:
+                decoded[name] = value
+        else:
+            decoded[name] = value
+    return MappingProxyType(decoded)
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a hyperparameter is meant for the launcher and not for the script."""
+    return name in names.RESERVED_NAMES or name.startswith(names.RESERVED_PREFIX)
+
+
+def split_reserved(hyperparameters: Mapping[str, Json]) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
+    """Return (the user's, the reserved ones)."""
+    user = {name: value for name, value in hyperparameters.items() if not is_reserved(name)}
+    reserved = {name: value for name, value in hyperparameters.items() if is_reserved(name)}
+    return MappingProxyType(user), MappingProxyType(reserved)
+
+
+def truth(value: Json) -> bool:
+    """Return whether a switch is on; the SDK sends ``true``, hand-written files say "True" or "1"."""
+    if isinstance(value, str):
+        return value.strip().lower() in ("true", "1", "yes")
+    return value is True or (isinstance(value, int) and value == 1)

@@ -1,0 +1,140 @@
+"""The ways to start a job: one row each. To add one, write ``plan/modes/FILE.py`` and add its row to MODES.
+
+A row is what the validation of a job has to know about a mode before any of it is planned, so it stands below ``job``;
+the planner itself is ``plan(job) -> NodePlan`` in the file that the row names, and is loaded only when it is needed.
+Pure.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping, NamedTuple
+
+from trainworks_launcher.contract import names
+
+SSH = ("ssh", "sshd", "ssh-keygen")
+"""Programs with which mpirun starts ranks on other hosts."""
+
+
+class Mode(NamedTuple):
+    """One way to start a job.
+
+    Attributes:
+        name: As in the SDK's ``distribution`` argument.
+        file: Module in ``plan/modes/``.
+        switch: Hyperparameter that asks for it; ``""`` for none.
+        options: Hyperparameter with the user's own mpirun options; ``""`` where the mode takes none.
+        one_per_host: Each host gets one process, whatever its devices.
+        needs_count: The processes per host must be given.
+        programs: Programs that start it.
+        over_ssh: It needs SSH as well, between several hosts.
+        by_name: Its processes are told how all hosts are called, and reach them by that.
+        trainium: It works on hosts with Neuron cores.
+        minimum: Component and the lowest version that it works with.
+        source: Source of ``minimum``.
+        packages: Python packages whose presence in the image decides how it is started.
+        library: Component without which it starts but does not do what it is for; ``""`` for none.
+    """
+
+    name: str
+    file: str
+    switch: str = ""
+    options: str = ""
+    one_per_host: bool = False
+    needs_count: bool = False
+    programs: tuple[str, ...] = ()
+    over_ssh: bool = False
+    by_name: bool = False
+    trainium: bool = False
+    minimum: tuple[str, str] = ("", "")
+    source: str = ""
+    packages: tuple[str, ...] = ()
+    library: str = ""
+
+    def programs_for(self, hosts: int) -> tuple[str, ...]:
+        """Return the programs that a distribution over so many hosts needs on each of them."""
+        return (*self.programs, *SSH) if self.over_ssh and hosts > 1 else self.programs
+
+
+_DISTRIBUTED_GUIDE = "AWS guide, 'Use the SageMaker distributed data parallelism library': supported launchers"
+
+MODES: Mapping[str, Mode] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Mode("none", "none", one_per_host=True, trainium=True),
+            # Has no switch: it takes the place of none and torch_distributed where the platform starts every rank.
+            Mode("tasks", "tasks", trainium=True),
+            Mode("mpi", "mpi", names.MPI_ENABLED, options=names.MPI_OPTIONS, programs=("mpirun",), over_ssh=True),
+            Mode(
+                # Its switch is a non-empty names.MODEL_PARALLEL_PARAMETERS beside that of mpi (as sagemaker-training).
+                "smdistributed.modelparallel",
+                "modelparallel",
+                options=names.MPI_OPTIONS,
+                needs_count=True,
+                programs=("mpirun",),
+                over_ssh=True,
+                library="smp",
+            ),
+            Mode(
+                "smdistributed.dataparallel",
+                "dataparallel",
+                names.DATA_PARALLEL_ENABLED,
+                options=names.DATA_PARALLEL_OPTIONS,
+                programs=("mpirun",),
+                over_ssh=True,
+                library="smddp",
+            ),
+            Mode(
+                "pytorchddp",
+                "dataparallel",
+                names.PYTORCH_DDP_ENABLED,
+                options=names.DATA_PARALLEL_OPTIONS,
+                programs=("mpirun",),
+                over_ssh=True,
+                minimum=("torch", "1.12"),
+                source=_DISTRIBUTED_GUIDE,
+                packages=("torch",),
+                library="smddp",
+            ),
+            Mode(
+                "torch_distributed",
+                "torch_distributed",
+                names.TORCH_DISTRIBUTED_ENABLED,
+                programs=("torchrun",),
+                trainium=True,
+                minimum=("torch", "1.13"),
+                source=_DISTRIBUTED_GUIDE,
+                packages=("torch",),
+            ),
+            Mode(
+                "pytorchxla",
+                "pytorchxla",
+                names.PYTORCH_XLA_ENABLED,
+                by_name=True,
+                programs=("python",),
+                packages=("torch_xla",),
+            ),
+            Mode(
+                "parameter_server",
+                "parameter_server",
+                names.PARAMETER_SERVER_ENABLED,
+                by_name=True,
+                one_per_host=True,
+                packages=("tensorflow", "mxnet", "torch"),
+            ),
+            Mode(
+                "multi_worker_mirrored_strategy",
+                "multi_worker_mirrored_strategy",
+                names.MULTI_WORKER_MIRRORED_ENABLED,
+                by_name=True,
+                one_per_host=True,
+                packages=("tensorflow",),
+            ),
+        )
+    }
+)
+"""Name -> row, in the order in which people meet them."""
+
+SWITCHES: Mapping[str, str] = MappingProxyType({row.switch: row.name for row in MODES.values() if row.switch})
+"""Switch -> name of its mode."""

@@ -1,0 +1,95 @@
+"""Settings of the job: single values that a reserved hyperparameter or a variable gives. Pure."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, nearest
+from trainworks_launcher.contract.values import Json, text
+
+LEVELS: Mapping[str, int] = MappingProxyType(
+    {"CRITICAL": 50, "FATAL": 50, "ERROR": 40, "WARNING": 30, "WARN": 30, "INFO": 20, "DEBUG": 10, "NOTSET": 0}
+)
+"""Name of a log level of Python -> its number; a script gets the number."""
+
+
+class Reader:
+    """Reads single settings and collects what is wrong with them.
+
+    Attributes:
+        problems: What is wrong so far.
+    """
+
+    def __init__(self, reserved: Mapping[str, Json], variables: Mapping[str, str]) -> None:
+        """Read from reserved hyperparameters, by their names, and from the process's environment."""
+        self._reserved = reserved
+        self._variables = variables
+        self.problems: list[Problem] = []
+
+    def count(self, name: str) -> int | None:
+        """Read a hyperparameter that is a whole number of at least 1.
+
+        Returns:
+            The number; None if it is absent or empty, and if it is wrong, which is then a problem.
+        """
+        value = self._reserved.get(name)
+        if value is None or value == "":
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            advice = "give a whole number of at least 1, or leave it out"
+            self.problems.append(Problem(f"{value!r} is not a count", f"hyperparameter {name}", advice))
+            return None
+        return value
+
+    def port(self, name: str, default: int) -> int:
+        """Read a TCP port from a variable; the default if it is absent or wrong."""
+        value = self._variables.get(name, "").strip()
+        if not value:
+            return default
+        if not value.isdecimal() or not 1 <= int(value) <= 65535:
+            self.problems.append(Problem(f"{value!r} is not a TCP port", f"variable {name}", "use 1024 to 65535"))
+            return default
+        return int(value)
+
+    def word(self, name: str, words: tuple[str, ...]) -> str:
+        """Read one of a few words from a variable; the first is the default."""
+        value = self._variables.get(name, "").strip()
+        if value and value not in words:
+            self.problems.append(Problem(f"{value!r} is not understood", f"variable {name}", nearest(value, words)))
+        return value if value in words else words[0]
+
+    def seconds(self, name: str, default: float) -> float:
+        """Read a number of seconds, more than 0, from a variable; the default if it is absent or wrong."""
+        value = self._variables.get(name, "").strip()
+        if not value:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 < number < 1e7:
+            advice = f"give seconds as a number, the default is {default:g}"
+            self.problems.append(Problem(f"{value!r} is not a number of seconds", f"variable {name}", advice))
+            return default
+        return number
+
+
+def log_level(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> Json:
+    """Return the log level for the script: the hyperparameter, else the variable, else 20; None if it is not one."""
+    value = reserved.get(names.LOG_LEVEL)
+    if value is None or value == "":
+        given = variables.get(names.LOG_LEVEL_VARIABLE, "").strip()
+        value = int(given) if given.isdecimal() and len(given) < 10 else given or names.LOG_LEVEL_DEFAULT
+    if isinstance(value, str):
+        return LEVELS.get(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def region_of(variables: Mapping[str, str], reserved: Mapping[str, Json]) -> str:
+    """Return the region: the job's hyperparameter, else the first variable that is set, else ``""``."""
+    given = text(reserved.get(names.REGION))
+    return given or next(filter(None, map(variables.get, names.REGION_VARIABLES)), "") or ""

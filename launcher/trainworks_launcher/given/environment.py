@@ -1,0 +1,536 @@
+"""Everything the launcher knows of the world, read once, in one place, into one frozen value.
+
+This is one of the two modules with effects before a job runs (the other is ``cli``): it reads environment variables,
+the platform's files and the image manifest, and probes the host. Reading changes nothing. What cannot be read becomes
+a problem in the value and is reported by ``job`` together with all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.contract import files, names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
+from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts
+from trainworks_launcher.given import drivers, entry, places, platforms
+from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in
+from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
+from trainworks_launcher.given.manifest import Manifest, parse_manifest
+from trainworks_launcher.given.source import look_at_code, look_at_program
+
+BOTO3 = "boto3"
+"""Environment.aws_client where the image's Python has that library."""
+
+PROGRAMS = (
+    *("python", "bash", "sh", "mpirun", "torchrun", "ssh", "sshd", "ssh-keygen"),
+    *("smddprun", "smddpmprun", "neuron_parallel_compile", "aws"),
+)
+"""Programs that a plan may name; the manifest's path, else the first on PATH."""
+
+_GENERIC_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({"python": ("python3", "python")})
+_SYSTEM_PATH = "/usr/sbin:/sbin"  # sshd is not on every user's PATH
+_PROBE_SECONDS = 20.0
+
+
+class Devices(NamedTuple):
+    """What this host has.
+
+    Attributes:
+        gpus: Number of NVIDIA GPUs that this process may use.
+        visible_gpus: Which of the container's GPUs CUDA_VISIBLE_DEVICES leaves, as it calls them; None: all.
+        neuron_devices: Number of Neuron devices.
+        cpus: Number of CPUs.
+        efa: Names of the EFA devices that can be opened here; None if they cannot be known (preflight).
+        closed_efa: Names of the host's other EFA devices.
+        locked_memory: Bytes of memory that a process may lock; None: no limit is known.
+        interfaces: Names of network interfaces.
+        reaching: Interface that routes to the leader; looked up only if the given interface does not exist.
+    """
+
+    gpus: int = 0
+    neuron_devices: int = 0
+    cpus: int = 1
+    efa: tuple[str, ...] | None = ()
+    interfaces: tuple[str, ...] = ()
+    reaching: str = ""
+    visible_gpus: tuple[str, ...] | None = None
+    closed_efa: tuple[str, ...] = ()
+    locked_memory: int | None = None
+
+
+class Environment(NamedTuple):
+    """The world as read once. Paths are absolute; mappings are read-only.
+
+    Attributes:
+        base_directory: Root of the platform's directories.
+        variables: The process's environment, without the job's secret.
+        hyperparameters: Decoded hyperparameters, the user's and the reserved ones.
+        resource_config: The job's hosts: the platform's file of that name, or what ``platform`` says in its form.
+        input_data_config: The platform's file of that name.
+        manifest: The image's manifest.
+        devices: What this host has.
+        code: The user's code.
+        hostname: The kernel's host name.
+        programs: Name -> path, of programs that exist.
+        hostname_shim: Path of the shim if the file exists, else ``""``.
+        launcher_python: Python that runs this launcher.
+        launcher_directory: Directory of this launcher, with the small programs that it starts (rank.py, agent.py).
+        drivers: What ModelTrainer's files say. It is in ``hyperparameters`` already, except for a command and its
+            arguments.
+        platform: Who started this host, and what it says about the job's hosts.
+        invocation: What the command line asks for. It is in ``hyperparameters`` already, except for the program, whose
+            first word is a path below the code's directory or an absolute one.
+        job_secret: Secret that hosts prove to know. It is in no other field, so that no process of the user gets it.
+        aws_client: How to ask AWS: BOTO3, or the path of the aws command line; ``""`` if neither exists or is
+            needed.
+        checkpoint_directory: Where checkpoints are; ``""`` if that is not known.
+        resume_from: Path of the newest complete checkpoint there; ``""`` if there is none.
+        results_directory: Root of the job's results; ``""``: the base directory.
+        home: Home directory for the job's processes where their own cannot be written; ``""``: it can.
+        warnings: Lines to print before the start.
+        problems: What could not be read.
+    """
+
+    base_directory: str
+    variables: Mapping[str, str]
+    hyperparameters: Mapping[str, Json]
+    resource_config: Mapping[str, Json]
+    input_data_config: Mapping[str, Json]
+    manifest: Manifest
+    devices: Devices
+    code: entry.Code
+    hostname: str
+    programs: Mapping[str, str]
+    hostname_shim: str
+    launcher_python: str
+    launcher_directory: str
+    drivers: drivers.Drivers = drivers.NONE
+    platform: platforms.Description = platforms.NONE
+    invocation: Invocation = NOTHING_ASKED
+    job_secret: str = ""
+    aws_client: str = ""
+    checkpoint_directory: str = ""
+    resume_from: str = ""
+    results_directory: str = ""
+    home: str = ""
+    warnings: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Variable -> path of every directory that the script is told to write to."""
+        return places.named(self.results, self.checkpoint_directory)
+
+    @property
+    def results(self) -> str:
+        """Root of the job's results: ``model/`` and ``output/`` are in it."""
+        return self.results_directory or self.base_directory
+
+    def __repr__(self) -> str:
+        """Return all but the job's secret."""
+        shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name != "job_secret")
+        return f"Environment({', '.join(shown)})"
+
+
+def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTHING_ASKED) -> Environment:
+    """Read everything. Never raises for bad input: unreadable or malformed files become ``problems``.
+
+    Args:
+        variables: The process's environment (the caller passes ``os.environ``).
+        invocation: What the command line asks for.
+    """
+    problems: list[Problem] = []
+    base = base_directory(variables, bool(invocation.program))
+    if not invocation.program and not Path(base).is_dir():
+        advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
+        problems.append(Problem("directory not found; the job's files are expected in it", base, advice))
+    hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
+    trainer = drivers.read_drivers(
+        _read_object(base, names.SOURCE_CODE_FILE, problems),
+        _read_object(base, names.DISTRIBUTED_FILE, problems),
+        hyperparameters,
+        entry.program_name(variables, split_reserved(hyperparameters)[1]),
+        base,
+        names.RUNTIME_DIRECTORY_VARIABLE in variables,
+        problems,
+    )
+    hyperparameters = MappingProxyType({**trainer.hyperparameters, **hyperparameters, **invocation.hyperparameters})
+    hostname = os.uname().nodename
+    platform_file = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
+    platform = platforms.describe(platforms.Given(variables, platform_file, hostname, _read_text, _own_address))
+    resource_config = platform.resource_config
+    problems += platform.problems
+    input_data_config = _read_object(base, names.INPUT_DATA_CONFIG_FILE, problems)
+    manifest = read_manifest(variables, problems)
+    programs = _find_programs(manifest, variables)
+    hosts = texts(resource_config.get("hosts"))
+    reserved = split_reserved(hyperparameters)[1]
+    location = entry.code_location(base, variables, reserved)
+    if not _can_be_path(location):  # ``job`` reports the hyperparameter
+        location = f"{base}/{names.CODE_DIRECTORY}"
+    if invocation.program:
+        words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
+        invocation = invocation._replace(program=words)
+    elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
+        code = entry.Code(
+            directory=str(Path.cwd())
+        )  # a command without code of its own: where the image starts programs
+    else:
+        code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
+    if trainer.requirements:
+        code = code._replace(requirements=trainer.requirements)
+    checkpoints = _checkpoint_directory(base, variables, problems)
+    home, said_of_home = places.home_of(variables)
+    warnings = [said_of_home] if said_of_home else []
+    if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
+        warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
+    asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
+    if not asked and platform.mode:
+        asked = [MODES[platform.mode]]
+    manifest = _complete(manifest, asked, programs)
+    return Environment(
+        base_directory=base,
+        variables=MappingProxyType(
+            {name: value for name, value in variables.items() if name != names.JOB_SECRET_VARIABLE}
+        ),
+        hyperparameters=hyperparameters,
+        resource_config=MappingProxyType(dict(resource_config)),
+        input_data_config=MappingProxyType(dict(input_data_config)),
+        manifest=manifest,
+        devices=_probe(variables, text(resource_config.get("network_interface_name")), hosts, platform.gpus),
+        code=code,
+        hostname=hostname,
+        programs=programs,
+        hostname_shim=manifest.hostname_shim if Path(manifest.hostname_shim or "/dev/null").is_file() else "",
+        launcher_python=sys.executable,
+        launcher_directory=str(Path(__file__).resolve().parents[1]),
+        drivers=trainer,
+        platform=platform,
+        invocation=invocation,
+        job_secret=variables.get(names.JOB_SECRET_VARIABLE, ""),
+        aws_client=_find_aws_client(code.remote or bool(variables.get(names.REPOSITORY_VARIABLE)), programs),
+        checkpoint_directory=checkpoints,
+        resume_from=_newest_checkpoint(checkpoints),
+        results_directory=_results_directory(base, variables, platform.job_id),
+        home=home,
+        warnings=tuple(warnings),
+        problems=tuple(problems),
+    )
+
+
+def _checkpoint_directory(base: str, variables: Mapping[str, str], problems: list[Problem]) -> str:
+    """Return where checkpoints are: see ``names.CHECKPOINT_DIRECTORY_VARIABLE``; ``""`` if that is not known."""
+    given = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
+    given = given or text(_read_object(base, names.CHECKPOINT_CONFIG_FILE, problems).get("LocalPath")).strip()
+    default = f"{base}/{names.CHECKPOINTS}"
+    if given and _can_be_path(given):
+        return str(Path(given).absolute())
+    return default if Path(default).is_dir() else ""
+
+
+def _newest_checkpoint(directory: str) -> str:
+    """Return the newest complete checkpoint; the module is needed only where there may be one."""
+    if not directory or not Path(directory).is_dir():
+        return ""
+    from trainworks_launcher.contract.checkpoints import newest_complete
+
+    return newest_complete(directory)
+
+
+def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
+    """Return the root of the job's directories: the variable, else the platform's own.
+
+    A program of the command line needs none of the platform's files: where the platform's own directory is missing, or
+    cannot hold the results (another user, a read-only image), they go below the working directory.
+    """
+    base = variables.get(names.BASE_DIRECTORY_VARIABLE)
+    if not base and has_program and not places.can_hold_results(names.BASE_DIRECTORY):
+        return str(Path.cwd())
+    return str(Path(base or names.BASE_DIRECTORY).absolute())
+
+
+def _is_named(base: str, variables: Mapping[str, str]) -> bool:
+    """Return whether the platform or a person named the base directory; else it is the working directory."""
+    return bool(variables.get(names.BASE_DIRECTORY_VARIABLE)) or base != str(Path.cwd())
+
+
+def _results_directory(base: str, variables: Mapping[str, str], job_id: str) -> str:
+    """Return a directory of this job's own in a working directory, from which other jobs may be started too."""
+    if _is_named(base, variables) or not job_id:
+        return ""
+    return f"{base}/output/{re.sub(r'[^A-Za-z0-9._-]+', '-', job_id).lstrip('.')}"
+
+
+def _has_pmi(variables: Mapping[str, str]) -> bool:
+    """Return whether the platform's ranks can find each other by MPI."""
+    return any(name.startswith(("PMI_", "PMIX_")) for name in variables)
+
+
+def _worlds_of_one(code: entry.Code, words: Sequence[str]) -> list[str]:
+    """Return a warning if an MPI program is started as tasks that know nothing of each other."""
+    from trainworks_launcher.given.source import imports_mpi
+
+    said = "the program imports mpi4py, and srun gave its tasks no PMI: each of them will be rank 0 of 1"
+    todo = "start it with srun --mpi=pmix, or with one task on each node and train --mode mpi"
+    return [f"{said}; {todo}"] if imports_mpi(code, words) else []
+
+
+def report_directory(base: str, variables: Mapping[str, str]) -> str:
+    """Return the base directory if the report of a job that was never started goes there, else ``""``.
+
+    The platform, or a person, looks for it below the directory that was named. A working directory that nobody named
+    stays as it is, and one that is not there is not made.
+    """
+    return base if _is_named(base, variables) and Path(base).is_dir() else ""
+
+
+def _own_address() -> str:
+    """Return this host's address on the interface of the default route, "" if there is none."""
+    interface = _default_route_interface()
+    return _address_of(interface) or "" if interface else ""
+
+
+def _read_text(path: str) -> str:
+    """Return the text of a file that a platform names, "" if it cannot be read."""
+    try:
+        return files.read_text(Path(path))
+    except (OSError, ValueError):
+        return ""
+
+
+def _read_object(base: str, name: str, problems: list[Problem]) -> Mapping[str, Json]:
+    """One of the platform's JSON objects; absent is empty (local use), anything else that fails is a problem."""
+    path = Path(base, name)
+    try:
+        value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
+    except FileNotFoundError:
+        return NOTHING
+    except (OSError, ValueError) as error:
+        problems.append(Problem(f"cannot be read: {error}", str(path), "the platform writes this file as JSON"))
+        return NOTHING
+    if not isinstance(value, dict):
+        problems.append(Problem(f"is {kind(value)}, not an object", str(path), "the platform writes an object"))
+        return NOTHING
+    return value
+
+
+def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Manifest:
+    """Return the image's manifest; the generic one if there is none at the default place."""
+    asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
+    path = Path(asked or names.IMAGE_MANIFEST)
+    try:
+        return parse_manifest(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        if asked:
+            problems.append(
+                Problem("file not found", f"{names.IMAGE_MANIFEST_VARIABLE}={asked}", "unset it, or correct it")
+            )
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(Problem(f"the image manifest cannot be read: {error}", str(path)))
+    except RefusalError as refusal:
+        problems.extend(refusal.problems)
+    return Manifest()
+
+
+def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the absolute path of each program that exists and can be executed."""
+    search = f"{variables.get('PATH', os.defpath)}:{_SYSTEM_PATH}"
+    found: dict[str, str] = {}
+    for name in PROGRAMS:
+        candidates = [manifest.programs[name]] if name in manifest.programs else _GENERIC_NAMES.get(name, (name,))
+        for candidate in candidates:
+            path = shutil.which(candidate, path=search)
+            if path:
+                found[name] = path
+                break
+    return MappingProxyType(found)
+
+
+def _complete(manifest: Manifest, asked: Sequence[Mode], programs: Mapping[str, str]) -> Manifest:
+    """Complete the manifest with what the modes that are asked for need to know, and it does not say.
+
+    A user may have installed more into an image of ours, and a foreign image has no manifest at all.
+    """
+    found: dict[str, str] = {}
+    if any(row.options for row in asked) and "mpirun" in programs and names.OPEN_MPI not in manifest.components:
+        found[names.OPEN_MPI] = _open_mpi_version(programs["mpirun"])
+    packages = tuple(name for row in asked for name in row.packages if name not in manifest.components)
+    if packages and "python" in programs:
+        found.update(_python_packages(programs["python"], packages))
+    return manifest._replace(components=MappingProxyType({**manifest.components, **found})) if found else manifest
+
+
+_ASK_FOR_PACKAGES = """
+import importlib.metadata, importlib.util, json, sys
+found = {}
+for name in sys.argv[1:]:
+    if importlib.util.find_spec(name) is not None:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+print(json.dumps(found))
+"""
+
+
+def _python_packages(python: str, packages: Sequence[str]) -> Mapping[str, str]:
+    """Return which of the packages the image's Python has, and their versions ("" where unknown); none is imported."""
+    import subprocess
+
+    argv = (python, "-c", _ASK_FOR_PACKAGES, *packages)
+    try:
+        answer = subprocess.run(argv, capture_output=True, timeout=_PROBE_SECONDS, check=False, cwd="/")
+        found = mapping(decode(answer.stdout.decode("utf-8", "replace")))
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return {}
+    return {name: text(version) for name, version in found.items()}
+
+
+def _open_mpi_version(mpirun: str) -> str:
+    """Return the version that mpirun itself reports, asked only where no manifest says it; "" if it says nothing."""
+    import subprocess
+
+    try:
+        answer = subprocess.run([mpirun, "--version"], capture_output=True, timeout=_PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(rb"Open MPI\)? v?(\d+\.\d+\.\d+)", answer.stdout)
+    return found.group(1).decode() if found else ""
+
+
+def _can_be_path(location: str) -> bool:
+    """Return whether the kernel can be asked for it.
+
+    Bytes of a variable that are not UTF-8 are a path like any other.
+    """
+    try:
+        return "\0" not in location and bool(os.fsencode(location))
+    except UnicodeEncodeError:
+        return False
+
+
+def look_again(environment: Environment) -> Environment:
+    """Return the environment with the code that has been fetched and unpacked meanwhile."""
+    directory = environment.code.directory
+    reserved = split_reserved(environment.hyperparameters)[1]
+    problems: list[Problem] = []
+    code = look_at_code(
+        environment.base_directory, directory, entry.program_name(environment.variables, reserved), problems
+    )
+    code = code._replace(requirements=environment.code.requirements)
+    return environment._replace(code=code, problems=tuple(problems))
+
+
+def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
+    """Return how AWS can be asked, looked up only where the job needs it: see ``Environment.aws_client``."""
+    if needed and "python" in programs:
+        import subprocess
+
+        question = "import importlib.util, sys; sys.exit(importlib.util.find_spec('boto3') is None)"
+        words = (programs["python"], "-I", "-c", question)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0:
+                return BOTO3
+    return programs.get("aws", "") if needed else ""
+
+
+def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...], allowed: int | None) -> Devices:
+    """Count and list what the host has, by the kernel's own files. allowed: GPUs that the platform gives; None: all."""
+    interfaces = network_interfaces()
+    reaching = "" if not interface or interface in interfaces else interface_that_reaches(*hosts[:2])
+    counted = count_gpus(variables)
+    visible = platforms.visible_gpus(variables, counted)
+    gpus = counted if visible is None else len(visible)
+    usable, closed = efa_devices()
+    return Devices(
+        gpus=gpus if allowed is None else min(gpus, allowed),
+        visible_gpus=visible,
+        neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
+        cpus=_count_cpus(),
+        efa=usable,
+        closed_efa=closed,
+        locked_memory=locked_memory() if usable else None,
+        interfaces=interfaces,
+        reaching=reaching,
+    )
+
+
+def _count_cpus() -> int:
+    """CPUs that this process may use; on a laptop whose kernel has no such limit, all of them."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def network_interfaces() -> tuple[str, ...]:
+    """Sorted names of this host's network interfaces."""
+    return names_in("/sys/class/net")
+
+
+def interface_that_reaches(*hosts: str) -> str:
+    """Return the interface that routes to the first of the hosts, else the one of the default route, else ``""``.
+
+    A host reaches itself by the loopback interface where its own name is one of 127.0.0.0/8: where more hosts are
+    given, loopback is the last resort.
+    """
+    found = [name for name in map(_interface_towards, hosts) if name]
+    if len(hosts) == 1 and found:
+        return found[0]
+    return next((name for name in found if name != "lo"), "") or _default_route_interface() or (found or [""])[0]
+
+
+def _interface_towards(host: str) -> str:
+    """Return the interface by which packets to a host leave, "" if its name is not known.
+
+    A connected datagram socket sends nothing; it only makes the kernel choose a source address.
+    """
+    import socket
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            address = str(probe.getsockname()[0])
+    except (OSError, TypeError, ValueError):  # the last two: not even the form of a host name
+        return ""
+    return "lo" if address.startswith("127.") else _interface_of(address)
+
+
+def _interface_of(address: str) -> str:
+    """Return the interface with an address, "" if there is none."""
+    return next((name for name in network_interfaces() if _address_of(name) == address), "")
+
+
+def _address_of(interface: str) -> str | None:
+    """Return the first IPv4 address of an interface (ioctl SIOCGIFADDR, netdevice(7))."""
+    import fcntl
+    import socket
+
+    request = interface.encode()[:15].ljust(40, b"\0")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), 0x8915, request)[20:24])
+        except OSError:
+            return None
+
+
+def _default_route_interface() -> str:
+    """Return the interface of the kernel's default route (proc(5), net/route), "" if there is none."""
+    try:
+        lines = Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
+    except (OSError, UnicodeDecodeError):
+        return ""
+    for line in lines:
+        columns = line.split()
+        if len(columns) > 7 and columns[1] == columns[7] == "00000000":
+            return columns[0]
+    return ""

@@ -1,0 +1,183 @@
+"""Where a job writes: the directories that its script is told of. They exist, and can be written, before it starts.
+
+A script saves its model as its last act, so a place that is missing costs the whole training. ``supervise`` makes the
+places on every host, before the hosts join each other; it takes back what it made if the job is refused after all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import Iterable, Iterator, Mapping
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
+
+RESULTS: Mapping[str, str] = {
+    "SM_MODEL_DIR": "model",
+    "SM_OUTPUT_DIR": "output",
+    "SM_OUTPUT_DATA_DIR": "output/data",
+    "SM_OUTPUT_INTERMEDIATE_DIR": "output/intermediate",
+}
+"""Variable that tells the script of a place -> the place, below the directory of the job's results."""
+
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm")  # noqa: S108  (directories of our own are made there)
+"""Where temporary files may be, in order: Python's own list (tempfile), then memory. Never the current directory, which
+is the user's code."""
+
+_ADVICE = (
+    f"mount a directory there that this user can write, or set {names.BASE_DIRECTORY_VARIABLE} to one that keeps the"
+    " results"
+)
+_CHECKPOINT_ADVICE = f"set {names.CHECKPOINT_DIRECTORY_VARIABLE} to a directory that this user can write"
+
+
+def named(results: str, checkpoints: str) -> Mapping[str, str]:
+    """Return variable -> path of every place that a script writes to.
+
+    Args:
+        results: Root of the job's results.
+        checkpoints: Directory of checkpoints; ``""`` if there is none.
+    """
+    found = {variable: f"{results}/{place}" for variable, place in RESULTS.items()}
+    return {**found, names.CHECKPOINT_DIRECTORY_VARIABLE: checkpoints} if checkpoints else found
+
+
+def can_hold_results(directory: str) -> bool:
+    """Return whether a directory exists in which every place of RESULTS can be written."""
+    return Path(directory).is_dir() and not any(map(why_not_writable, named(directory, "").values()))
+
+
+def problems_of(places: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what keeps a job from writing to its places: one problem for each reason, with the names of the places."""
+    reasons: dict[str, list[str]] = {}
+    for variable, path in places.items():
+        reason = why_not_writable(path)
+        if reason:
+            reasons.setdefault(reason, []).append(variable)
+    for reason, variables in reasons.items():
+        checkpoints = variables == [names.CHECKPOINT_DIRECTORY_VARIABLE]
+        what = f"nothing can be written to {', '.join(variables)}: {reason}"
+        yield Problem(what, places[variables[0]], _CHECKPOINT_ADVICE if checkpoints else _ADVICE)
+
+
+def why_not_writable(path: str) -> str:
+    """Return why a directory can neither be written nor made, ``""`` if it can. Changes nothing.
+
+    The kernel is asked about the directory, or about the nearest one above it that exists (access(2)).
+    """
+    place = Path(path)
+    for parent in (place, *place.parents):
+        try:
+            mode = parent.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if parent.is_symlink():
+                return f"{parent} is a link that leads nowhere"
+            continue
+        except OSError as error:
+            return f"{parent}: {error.strerror}"
+        if not stat.S_ISDIR(mode):
+            return f"{parent} is not a directory"
+        if os.access(parent, os.W_OK | os.X_OK):
+            return ""
+        return _why_denied(parent)
+    return f"{path} has no directory above it"
+
+
+def _why_denied(directory: Path) -> str:
+    with contextlib.suppress(OSError):
+        if os.statvfs(directory).f_flag & os.ST_RDONLY:
+            return f"{directory} is on a read-only file system"
+    return f"user {os.geteuid()} may not write into {directory}"
+
+
+# --------------------------------------------------------------------------------------------------------------- HOME
+def home_of(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return a home directory for the job's processes, and a line about it; both ``""`` if theirs can be written.
+
+    Caches of Hugging Face, torch and Triton are below the home. A user without an account, as a container may have,
+    gets ``HOME=/`` or none. The directory is the user's own, and the same for all launchers of a host: a model that is
+    downloaded into its cache is there for each of them. It is not made here.
+
+    Args:
+        variables: The process's environment.
+    """
+    told = variables.get("HOME", "")
+    home = told or _home_of_account()
+    reason = why_not_writable(home) if home else f"user {os.geteuid()} has no account"
+    if not reason:
+        return "", ""
+    said = f"HOME={told} cannot be used ({reason})" if told else f"HOME is not set ({reason})"
+    for place in (*(variables.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")), *TEMPORARY):
+        chosen = str(Path(place, f"trainworks-home-{os.geteuid()}").absolute())
+        if place and Path(place).is_dir() and not why_not_writable(chosen) and _is_free_or_ours(chosen):
+            return chosen, f"{said}: the job's processes get HOME={chosen}, for their caches"
+    return "", f"{said}, and no temporary directory can be written: caches of libraries cannot be kept; set HOME"
+
+
+def _home_of_account() -> str:
+    """Return the home directory of this user's account, "" for a user without one."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _is_free_or_ours(path: str) -> bool:
+    """Return whether nothing is there, or a directory that only this user can write: others can guess the name."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+# ------------------------------------------------------------------------------------------------------------- making
+def make(places: Mapping[str, str], home: str = "") -> tuple[str, ...]:
+    """Make the directories that are missing, and write into each of them for a moment.
+
+    Args:
+        places: Variable -> path, as ``named`` returns them.
+        home: A home directory, for this user only; ``""`` for none.
+
+    Returns:
+        What was made, each directory before those in it, for ``take_back``.
+
+    Raises:
+        RefusalError: One of them cannot be made or written. What was made is taken back.
+    """
+    problems = tuple(problems_of(places))
+    if problems:
+        raise RefusalError(problems)
+    made: list[str] = []
+    try:
+        for path in (*places.values(), *((home,) if home else ())):
+            for parent in reversed((Path(path), *Path(path).parents)):
+                with contextlib.suppress(FileExistsError):
+                    parent.mkdir(mode=0o700 if path == home else 0o777)
+                    made.append(str(parent))
+            _try(path)
+    except OSError as error:
+        take_back(made)
+        problem = Problem(f"nothing can be written to {path}: {error.strerror or error}", path, _ADVICE)
+        raise RefusalError([problem]) from error
+    return tuple(made)
+
+
+def _try(directory: str) -> None:
+    """Make a file and remove it: what access(2) says is not the last word on a network file system."""
+    import tempfile
+
+    with tempfile.TemporaryFile(dir=directory, prefix=".trainworks-"):
+        pass
+
+
+def take_back(made: Iterable[str]) -> None:
+    """Remove the directories of ``make`` that are still empty."""
+    for path in reversed(tuple(made)):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)  # noqa: PTH106  (the same, and quicker)

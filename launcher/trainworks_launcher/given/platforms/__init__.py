@@ -1,0 +1,352 @@
+"""The platforms: who started this host, and what it says about the job's hosts. One file per platform. Pure.
+
+A platform's file has ``describe(given) -> Description``: from environment variables (and files that they name) to the
+launcher's one description of a job's hosts, the resource config. What follows is the same on every platform. Where a
+scheduler does not say enough, its jobs are refused with what to set; they never start as one job for each host. To add
+one, write ``platforms/NAME.py`` and add its row to PLATFORMS; ``common.Reader`` there reads variables and collects
+what is missing. A file is loaded only when one of its marks is present.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from importlib import import_module
+from types import MappingProxyType
+from typing import Callable, Mapping, NamedTuple
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.contract.values import NOTHING, Json
+
+
+class Platform(NamedTuple):
+    """One platform.
+
+    Attributes:
+        name: Name of its file, as ``train --plan`` shows it.
+        marks: Variables; one that is set, even if it is empty, says that this platform started the host. A star stands
+            for any text, RESOURCE_CONFIG_FILE for that file.
+        stop_seconds: From the platform's stop signal to KILL, in seconds, by default.
+        starts: Variable with the number of starts, ``""`` if the platform has none.
+        first_start: What it says at the first one.
+        job: Variables that together name the job, equal on all of its hosts, another for each attempt; ``()`` if there
+            are none.
+        source: Where the names of the variables and ``stop_seconds`` come from.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    stop_seconds: float = names.STOP_SECONDS
+    starts: str = ""
+    first_start: int = 0
+    job: tuple[str, ...] = ()
+    source: str = ""
+
+    def restarts(self, variables: Mapping[str, str]) -> int:
+        """Return how often the platform started the job again, as far as it says."""
+        value = variables.get(self.starts, "")
+        return max(0, int(value) - self.first_start) if value.isdecimal() else 0
+
+
+_KUBERNETES_SECONDS = 30.0
+"""Default of terminationGracePeriodSeconds."""
+
+PLATFORMS: Mapping[str, Platform] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Platform(
+                "hosts",
+                (names.HOSTS_VARIABLE, names.HOST_VARIABLE),
+                source="the variables are the launcher's own",
+            ),
+            Platform(
+                "sagemaker",
+                (names.RESOURCE_CONFIG_FILE,),
+                stop_seconds=120.0,
+                job=(names.JOB_NAME_VARIABLE,),
+                source="API reference, StopTrainingJob",
+            ),
+            Platform(
+                "mpirun",
+                ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+                source="mpirun(1), environment variables; MVAPICH2 user guide",
+            ),
+            Platform(
+                "slurm",
+                ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
+                stop_seconds=30.0,
+                starts="SLURM_RESTART_COUNT",
+                job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+                source="srun(1), OUTPUT ENVIRONMENT VARIABLES; slurm.conf(5), KillWait; sbatch(1), SLURM_RESTART_COUNT",
+            ),
+            Platform(
+                "mpi_operator",
+                ("K_MPI_JOB_ROLE", names.MPI_HOSTFILE_VARIABLE),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="kubeflow/mpi-operator, mpi_job_controller.go; kubeflow/trainer, plugins/mpi/mpi.go",
+            ),
+            Platform(
+                "kubeflow",
+                ("PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "PET_*"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="kubeflow/trainer, plugins/torch/torch.go; kubeflow/training-operator, pytorch/envvar.go",
+            ),
+            Platform(
+                "volcano",
+                ("VC_*_HOSTS", "VC_TASK_INDEX", "VK_TASK_INDEX"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="volcano-sh/volcano, pkg/controllers/job/plugins, svc.go and env.go",
+            ),
+            Platform(
+                "leader_worker_set",
+                ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="kubernetes-sigs/lws, pkg/utils/pod/pod_utils.go",
+            ),
+            Platform(
+                "batch",
+                (
+                    "AWS_BATCH_JOB_NUM_NODES",
+                    "AWS_BATCH_JOB_NODE_INDEX",
+                    "AWS_BATCH_JOB_MAIN_NODE_INDEX",
+                    "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+                ),
+                stop_seconds=30.0,
+                starts="AWS_BATCH_JOB_ATTEMPT",
+                first_start=1,
+                source="AWS Batch user guide, mnp-env-vars.html, job_env_vars.html, job_timeouts.html",
+            ),
+            Platform(
+                "dstack",
+                ("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_NODES_IPS"),
+                stop_seconds=10.0,
+                source="dstackai/dstack, runner/internal/executor/executor.go",
+            ),
+            Platform(
+                "skypilot",
+                ("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS"),
+                stop_seconds=10.0,
+                source="docs.skypilot.co, running-jobs/environment-variables; no grace is documented",
+            ),
+            Platform(
+                "vertex",
+                ("CLUSTER_SPEC",),
+                source="Vertex AI, Use distributed training; no grace is documented",
+            ),
+            Platform(
+                "azureml",
+                ("AZUREML_NODE_COUNT",),
+                source="Azure Machine Learning, Distributed GPU training guide; no grace is documented",
+            ),
+            Platform(
+                "ranks",
+                (
+                    *("PMI_SIZE", "PMI_RANK", "PMIX_RANK", "HOROVOD_SIZE", "HOROVOD_RANK"),
+                    *("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "TF_CONFIG"),
+                ),
+                source="PMI-1; Horovod and torchrun, Environment Variables; TensorFlow, Distributed training",
+            ),
+            Platform(
+                "environment",
+                ("MASTER_ADDR", "WORLD_SIZE", "RANK", "NNODES", "NODE_RANK"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="PyTorch, torch.distributed, environment variable initialization; most are Kubernetes' pods",
+            ),
+            Platform(
+                "lsf",
+                ("LSB_JOBID", "LSB_MCPU_HOSTS", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_DJOB_NUMPROC"),
+                job=("LSB_JOBID", "LSB_JOBINDEX"),
+                source="IBM Spectrum LSF, Environment variables set for job execution; bkill, JOB_TERMINATE_INTERVAL",
+            ),
+            Platform(
+                "pbs",
+                ("PBS_JOBID", "PBS_NODEFILE", "PBS_NUM_NODES"),
+                job=("PBS_JOBID",),
+                source="OpenPBS, qsub(1B); kill_delay of a queue, 10 seconds by default",
+            ),
+            Platform(
+                "kuberay",
+                ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="ray-project/kuberay, ray-operator/controllers/ray/common/pod.go",
+            ),
+            Platform(
+                "counted",
+                (
+                    *("NHOSTS", "FLUX_JOB_NNODES", "COBALT_JOBSIZE", "_CONDOR_NPROCS", "BEAKER_REPLICA_COUNT"),
+                    *("LEPTON_JOB_TOTAL_WORKERS", "TPU_WORKER_HOSTNAMES", "DMLC_NUM_WORKER", "PADDLE_TRAINERS_NUM"),
+                    *("JAX_NUM_PROCESSES", "NUM_NODES", "NODE_COUNT"),
+                ),
+                source="platforms/counted.py has a source for each",
+            ),
+            Platform(
+                "indexed_job",
+                (names.INDEX_VARIABLE,),
+                stop_seconds=_KUBERNETES_SECONDS,
+                source="Kubernetes, Jobs, completion mode; Pod, terminationGracePeriodSeconds",
+            ),
+        )
+    }
+)
+"""Name -> row. Where several are recognised the first one counts: what a person said, the platform's file, then the
+schedulers, each before those that it is built on, and at the end those that do not say the hosts by themselves."""
+
+
+_HIDES_NOTHING: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+
+class Given(NamedTuple):
+    """What a platform is read from.
+
+    Attributes:
+        variables: The process's environment.
+        resource_config: The file RESOURCE_CONFIG_FILE, empty if there is none.
+        hostname: The kernel's host name.
+        read: Returns the text of a file that a variable names; ``""`` if it cannot be read.
+        address: Returns this host's address on the interface of the default route; ``""`` if there is none.
+    """
+
+    variables: Mapping[str, str]
+    resource_config: Mapping[str, Json] = NOTHING
+    hostname: str = ""
+    read: Callable[[str], str] = lambda _: ""
+    address: Callable[[], str] = lambda: ""
+
+
+class Tasks(NamedTuple):
+    """This process where the platform itself starts every rank.
+
+    Attributes:
+        rank: Rank of this process in the job.
+        local_rank: Rank of this process on its host.
+        counts: Ranks of each host, in the order of the hosts.
+    """
+
+    rank: int
+    local_rank: int
+    counts: tuple[int, ...]
+
+
+class Description(NamedTuple):
+    """What a platform says about the job's hosts.
+
+    Attributes:
+        platform: Name of the platform; ``""`` if none is recognised, and the job is this one host.
+        why: How it was recognised, for a person.
+        resource_config: The job's hosts, in the form of RESOURCE_CONFIG_FILE: ``hosts``, the leader first, and
+            ``current_host``; empty for a job of this one host.
+        where: What a message about the hosts names as their source.
+        leader_address: Name or address by which the hosts reach the leader; ``""``: the leader's name.
+        names_resolve: Whether the hosts are called by names or addresses that lead to them.
+        served: Hosts on which no launcher runs: they serve ssh, with keys that the platform mounts. Only mpirun can
+            start ranks there.
+        gpus: GPUs of the host that this process is given, by CUDA_VISIBLE_DEVICES, else by the platform; None: all.
+        processes_per_host: Processes on each host that the platform asks for; 0: it does not say.
+        processes_why: Where ``processes_per_host`` comes from.
+        mode: Name of the mode of a job that asks for none; ``""``: none.
+        tasks: Set where the platform starts every rank; None where it starts each host once.
+        control_port: Default of the control channel's port; 0: the launcher's own.
+        master_port: Default of the port of rank 0's store; 0: the launcher's own.
+        stop_seconds: As ``Platform.stop_seconds``.
+        restarts: How often the platform started the job again.
+        hidden: ``mpirun`` or ``torchrun`` -> beginnings of variables that it must not see, because it would take them
+            for its own settings. Ranks that mpirun starts do see them, from their own host, but for those of ``ranks``.
+        kept: Variables of the rendezvous that the launcher leaves as they are.
+        ranks_elsewhere: Why this process is one of several that another program has started; ``""``: it is not.
+        job_id: The scheduler's name of the job, for the directory of its results; ``""`` if there is none.
+        problems: What is missing or wrong.
+    """
+
+    platform: str = ""
+    why: str = "no platform's variable is set, and there is no resource config: the job is this one host"
+    resource_config: Mapping[str, Json] = NOTHING
+    where: str = names.RESOURCE_CONFIG_FILE
+    leader_address: str = ""
+    names_resolve: bool = True
+    served: tuple[str, ...] = ()
+    gpus: int | None = None
+    processes_per_host: int = 0
+    processes_why: str = ""
+    mode: str = ""
+    tasks: Tasks | None = None
+    control_port: int = 0
+    master_port: int = 0
+    stop_seconds: float = names.STOP_SECONDS
+    restarts: int = 0
+    hidden: Mapping[str, tuple[str, ...]] = _HIDES_NOTHING
+    kept: tuple[str, ...] = ()
+    ranks_elsewhere: str = ""
+    job_id: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+def job_name(platform: str, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what names the job on a platform, the same on all of its hosts; ``()`` if nothing does."""
+    return tuple(variables.get(name, "") for name in PLATFORMS[platform].job) if platform else ()
+
+
+NONE = Description()
+"""No platform: ``docker run`` by hand, a laptop."""
+
+
+def recognise(given: Given) -> tuple[tuple[Platform, str], ...]:
+    """Return each platform that is recognised with the mark that says so, the one that counts first."""
+    found = []
+    for row in PLATFORMS.values():
+        mark = next((each for name in row.marks for each in _present(name, given)), "")
+        if mark:
+            found.append((row, mark))
+    return tuple(found)
+
+
+def _present(mark: str, given: Given) -> tuple[str, ...]:
+    """Return the variables that a mark stands for and that are set, even if they are empty."""
+    if mark == names.RESOURCE_CONFIG_FILE:
+        return (mark,) if given.resource_config else ()
+    if "*" in mark:
+        return tuple(name for name in sorted(given.variables) if fnmatchcase(name, mark))
+    return (mark,) if mark in given.variables else ()
+
+
+def describe(given: Given) -> Description:
+    """Return what the platform says that started this host. Never raises: ``problems`` has what is wrong."""
+    found = recognise(given)
+    if not found:
+        return _with_visible_gpus(NONE, given.variables)
+    (row, mark), *others = found
+    empty = "" if given.variables.get(mark, mark) else ", but empty"
+    why = "there is a resource config" if mark == names.RESOURCE_CONFIG_FILE else f"{mark} is set{empty}"
+    for other, also in others:
+        why += f"; {also} would mean {other.name}, which comes later in the order"
+    read: Callable[[Given], Description] = import_module(f"{__name__}.{row.name}").describe
+    restarts = row.restarts(given.variables)
+    made = read(given)._replace(platform=row.name, why=why, stop_seconds=row.stop_seconds, restarts=restarts)
+    return _with_visible_gpus(made, given.variables)
+
+
+def _with_visible_gpus(made: Description, variables: Mapping[str, str]) -> Description:
+    """Return the description with what CUDA_VISIBLE_DEVICES leaves, which is the nearest word on every platform."""
+    visible = visible_gpus(variables)
+    return made if visible is None else made._replace(gpus=len(visible))
+
+
+def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tuple[str, ...] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, as it calls them: by number or by UUID; None if it is not set.
+
+    Source: CUDA programming guide, environment variables: devices after an entry that is not valid are not visible.
+
+    Args:
+        variables: The process's environment.
+        count: GPUs of the container; None: not known.
+    """
+    value = variables.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return None
+    found: list[str] = []
+    for entry in map(str.strip, value.split(",")):
+        exists = entry.isdecimal() and (count is None or int(entry) < count)
+        if not exists and not entry.startswith(("GPU-", "MIG-")):
+            break
+        found.append(entry)
+    return tuple(found[:count])

@@ -1,0 +1,122 @@
+"""Restarts and lost hosts: what a torchrun job asks for, and whether that can be. Pure.
+
+``max_restarts`` and ``min_hosts`` come as hyperparameters (from the SDK) or as variables (from the platform that starts
+the container); both are the user's, so two different values are a contradiction and none of them wins.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.contract.values import Json
+
+MODE = "torch_distributed"
+"""The only mode whose launcher can start ranks again."""
+
+
+class Elastic(NamedTuple):
+    """What may happen after a failure.
+
+    Attributes:
+        restarts: How often torchrun starts failed ranks again; 0: never.
+        minimum_hosts: The job goes on with this many hosts when others are lost; 0: only with all of them.
+    """
+
+    restarts: int = 0
+    minimum_hosts: int = 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether the job may go on after a failure."""
+        return self.restarts > 0 or self.minimum_hosts > 0
+
+
+def read_elastic(
+    reserved: Mapping[str, Json],
+    variables: Mapping[str, str],
+    mode: str,
+    hosts: int,
+    all_hosts: int,
+    problems: list[Problem],
+) -> Elastic:
+    """Read what a job asks for.
+
+    Args:
+        reserved: Reserved hyperparameters.
+        variables: The process's environment.
+        mode: The job's mode.
+        hosts: Number of hosts of the distribution.
+        all_hosts: Number of hosts of the job, with those that take no part in the distribution.
+        problems: Gets what is wrong.
+    """
+    reader = _Reader(reserved, variables, problems)
+    restarts = reader.whole(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
+    minimum = reader.whole(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
+    if mode != MODE and (restarts or (minimum is not None and minimum < hosts)):
+        where = " or ".join(sorted(reader.given))
+        advice = f"leave it out, or start the job with {MODE}"
+        problems.append(Problem(f"a job of mode {mode} cannot restart its processes", where, advice))
+    if minimum is None or minimum == hosts:
+        return Elastic(restarts or 0)
+    if hosts < all_hosts:
+        where = " or ".join(sorted(reader.given))
+        what = f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
+        problems.append(Problem(what, where, "then every host is needed: leave it out, or let all take part"))
+    if restarts == 0:
+        what = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
+        where = " and ".join(sorted(reader.given))
+        problems.append(Problem(what, where, "a job goes on without a lost host by a restart: allow at least 1"))
+    return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum)
+
+
+class _Reader:
+    """Reads a whole number that can be given in two places. given: the places, as a person knows them."""
+
+    def __init__(self, reserved: Mapping[str, Json], variables: Mapping[str, str], problems: list[Problem]) -> None:
+        self._reserved = reserved
+        self._variables = variables
+        self._problems = problems
+        self.given: set[str] = set()
+
+    def whole(self, hyperparameter: str, variable: str, least: int, most: int | None) -> int | None:
+        """Return the number; None if it is given nowhere, or wrong (then a problem)."""
+        found: dict[int, str] = {}
+        for where, value in (
+            (f"hyperparameter {hyperparameter}", self._reserved.get(hyperparameter)),
+            (f"variable {variable}", self._variables.get(variable, "").strip()),
+        ):
+            if value is None or value == "":
+                continue
+            self.given.add(where)
+            number = _number(value)
+            if number is None or number != int(number) or number < least or (most is not None and number > most):
+                self._problems.append(_problem(value, number, where, least, most))
+            else:
+                found.setdefault(int(number), where)
+        if len(found) > 1:
+            said = " and ".join(str(number) for number in found)
+            self._problems.append(Problem(f"{said} contradict each other", " and ".join(found.values()), "keep one"))
+        return next(iter(found), None)
+
+
+def _number(value: Json) -> float | None:
+    """Return the value as a finite number, None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if abs(number) < 1e6 else None
+
+
+def _problem(value: Json, number: float | None, where: str, least: int, most: int | None) -> Problem:
+    """Return the problem of a number that is not possible, with the nearest that is."""
+    possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
+    advice = f"give a whole number {possible}, or leave it out"
+    if number is not None:
+        nearest = max(least, int(number) if most is None else min(most, int(number)))
+        advice = f"give a whole number {possible}; the nearest is {nearest}"
+    return Problem(f"{value!r} is not possible", where, advice)

@@ -1,0 +1,144 @@
+"""How the hosts of a job talk to each other: interface, fabric, ports, time limits. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.contract.settings import Reader
+from trainworks_launcher.contract.values import text
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.job.fabric import Fabric, choose_fabric
+from trainworks_launcher.job.placement import Placement, is_type_of_this_host
+
+
+class Limits(NamedTuple):
+    """Bounded waits of a job, all in seconds.
+
+    Attributes:
+        stop_grace: From a stop signal to KILL; see ``names.STOP_GRACE_VARIABLE``.
+        join: For all hosts to join the leader; see ``names.JOIN_LIMIT_SECONDS``.
+        prepare: For a host to fetch code and install requirements; see ``names.PREPARE_LIMIT_SECONDS``.
+        heartbeat: Of silence until a host counts as lost; see ``names.HEARTBEAT_LIMIT_SECONDS``.
+        hang: Without progress of any rank; 0: it is not looked at. See ``names.HANG_LIMIT_SECONDS``.
+    """
+
+    stop_grace: float = names.STOP_SECONDS - names.STOP_RESERVE_SECONDS
+    join: float = names.JOIN_LIMIT_SECONDS
+    prepare: float = names.PREPARE_LIMIT_SECONDS
+    heartbeat: float = names.HEARTBEAT_LIMIT_SECONDS
+    hang: float = names.HANG_LIMIT_SECONDS
+
+
+class Network(NamedTuple):
+    """How this host reaches the other hosts of its job.
+
+    Attributes:
+        interface: Network interface to use; ``""`` if none is known.
+        interface_why: Where ``interface`` comes from.
+        fabric: EFA, or what is used instead.
+        control_port: The leader's TCP port of the control channel.
+        master_port: TCP port of rank 0's store.
+        limits: Bounded waits.
+        warnings: Lines to print before the start.
+    """
+
+    interface: str
+    interface_why: str
+    fabric: Fabric
+    control_port: int
+    master_port: int
+    limits: Limits
+    warnings: tuple[str, ...] = ()
+
+
+def read_network(environment: Environment, placement: Placement) -> tuple[Network, list[Problem]]:
+    """Read the network of one host.
+
+    Args:
+        environment: That host's environment.
+        placement: Where the job runs.
+
+    Returns:
+        The network, and what is wrong with the settings it comes from.
+    """
+    warnings: list[str] = []
+    interface, interface_why = _interface(environment, warnings)
+    here = is_type_of_this_host(environment, placement.instance_type)
+    fabric = choose_fabric(
+        environment.manifest,
+        environment.devices.efa if here else None,
+        placement.instance_type,
+        len(placement.distribution_hosts),
+        environment.variables,
+        environment.devices.closed_efa if here else (),
+        environment.devices.locked_memory if here else None,
+    )
+    reader = Reader({}, environment.variables)
+    platform = environment.platform
+    hang = _hang_limit(reader)
+    if placement.served and hang:
+        # No launcher is where the ranks are: a job whose ranks print nothing would look like one that hangs.
+        hang = 0.0
+        if environment.variables.get(names.HANG_VARIABLE, "").strip():
+            warnings.append(f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the ranks")
+    network = Network(
+        interface=interface,
+        interface_why=interface_why,
+        fabric=fabric,
+        master_port=reader.port(names.MASTER_PORT_VARIABLE, platform.master_port or names.MASTER_PORT),
+        control_port=reader.port(names.CONTROL_PORT_VARIABLE, platform.control_port or names.CONTROL_PORT),
+        limits=Limits(
+            stop_grace=reader.seconds(names.STOP_GRACE_VARIABLE, platform.stop_seconds - names.STOP_RESERVE_SECONDS),
+            join=reader.seconds(names.JOIN_LIMIT_VARIABLE, names.JOIN_LIMIT_SECONDS),
+            prepare=reader.seconds(names.PREPARE_LIMIT_VARIABLE, names.PREPARE_LIMIT_SECONDS),
+            heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
+            hang=hang,
+        ),
+        warnings=(*warnings, *fabric.warnings),
+    )
+    problems = reader.problems
+    if network.master_port == network.control_port:
+        where = f"variables {names.MASTER_PORT_VARIABLE} and {names.CONTROL_PORT_VARIABLE}"
+        problems.append(Problem(f"both are port {network.master_port}", where, "give them different ports"))
+    return network, problems
+
+
+def _hang_limit(reader: Reader) -> float:
+    """Return the seconds without progress after which a job hangs; 0 if it is not looked at."""
+    limit = reader.seconds(names.HANG_LIMIT_VARIABLE, names.HANG_LIMIT_SECONDS)
+    return 0.0 if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off" else limit
+
+
+def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:
+    """Choose the network interface: the given one if it exists, else the one that routes to the leader.
+
+    Several may be given, separated by commas, as NCCL, gloo and Open MPI take them.
+
+    Returns:
+        The interface and where it comes from; both ``""`` if none is known. A replacement adds to ``warnings``.
+    """
+    given = text(environment.resource_config.get("network_interface_name"))
+    devices = environment.devices
+    if not given:
+        return "", ""
+    present = [name for name in given.split(",") if name in devices.interfaces]
+    if present == given.split(",") or not devices.interfaces:
+        return given, "network_interface_name of the platform"
+    if present:
+        warnings.append(
+            f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host: using that"
+        )
+        return ",".join(present), f"what exists of the platform's {given!r}"
+    if not devices.reaching:
+        warnings.append(
+            f"the network interface {given!r} does not exist on this host (it has {', '.join(devices.interfaces)}), and"
+            " none routes to the leader: the programs choose one themselves"
+        )
+        return "", ""
+    warnings.append(
+        f"the network interface {given!r} does not exist on this host; using {devices.reaching!r}, which routes to the"
+        " leader"
+    )
+    return devices.reaching, f"routes to the leader; the platform's {given!r} does not exist on this host"

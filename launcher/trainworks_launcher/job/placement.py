@@ -1,0 +1,486 @@
+"""Where a job runs: the mode, the hosts that take part, and the processes of each. Pure.
+
+The helpers of ``read_placement`` add what is wrong to ``problems`` and go on with the nearest value, so that all
+problems of a job are reported together.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Iterable, Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, nearest
+from trainworks_launcher.contract.hyperparameters import split_reserved, truth
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
+from trainworks_launcher.contract.settings import Reader
+from trainworks_launcher.contract.values import Json, text, texts
+from trainworks_launcher.given import cluster
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.given.manifest import Instance
+from trainworks_launcher.given.platforms import Tasks
+from trainworks_launcher.job import model_parallel
+from trainworks_launcher.job.elastic import Elastic, read_elastic
+
+MODEL_PARALLEL = "smdistributed.modelparallel"
+"""The one mode that has no switch of its own."""
+
+DATA_PARALLEL = "smdistributed.dataparallel"
+"""A mode of mpirun, or only a library where torchrun is asked for as well."""
+
+_NOT_A_MODE = ("sagemaker_enable_cloudwatch_metrics", "sagemaker_toolkit_native_launcher_enabled")
+
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+class Placement(NamedTuple):
+    """Where a job runs, as seen from one host.
+
+    Attributes:
+        mode: A name of ``registry.MODES``.
+        hosts: All hosts of the job, in the platform's order.
+        host: This host.
+        distribution_hosts: Hosts that take part in the distribution, its leader first.
+        slots: Processes of each of ``distribution_hosts``.
+        processes: Processes of the distribution in all.
+        processes_origin: Who decided on the number of processes per host.
+        processes_why: How that number was found.
+        instance_type: Instance type of this host.
+        mpi_options: The user's own mpirun options.
+        mpi_options_where: The setting that ``mpi_options`` come from.
+        elastic: Restarts, and hosts that may be lost.
+        leader_address: Name or address by which the hosts reach the leader.
+        served: Whether no launcher runs on the other hosts, which serve ssh with keys that the platform mounts.
+        tasks: Where the platform starts every rank: which of them this process is; else None.
+        warnings: Lines to print before the start.
+    """
+
+    mode: str
+    hosts: tuple[str, ...]
+    host: str
+    distribution_hosts: tuple[str, ...]
+    slots: tuple[int, ...]
+    processes: int
+    processes_origin: Origin
+    processes_why: str
+    instance_type: str
+    mpi_options: tuple[str, ...]
+    mpi_options_where: str
+    elastic: Elastic
+    leader_address: str
+    served: bool = False
+    tasks: Tasks | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def leader(self) -> str:
+        """The host that has rank 0, starts mpirun, and listens on the control port: first of the distribution.
+
+        One host for all three, also where a group's distribution does not begin with the job's first host: mpirun needs
+        the keys that the listening host made, and the model that is kept is rank 0's.
+        """
+        return self.distribution_hosts[0]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The launchers of the job, the leader's first: one per host, or one per task.
+
+        A task has no host in its name: which host has which rank is not known everywhere (srun, --distribution).
+        """
+        if self.tasks is not None:
+            return tuple(f"task {rank}" for rank in range(sum(self.tasks.counts)))
+        if self.served:
+            return (self.host,)
+        return (self.leader, *(host for host in self.hosts if host != self.leader))
+
+    @property
+    def member(self) -> str:
+        """This launcher's name in ``members``."""
+        return self.host if self.tasks is None else f"task {self.tasks.rank}"
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this host is one of the distribution's; another host runs the program by itself."""
+        return self.host in self.distribution_hosts
+
+    @property
+    def host_rank(self) -> int:
+        """Index of this host in ``distribution_hosts``; 0 is the leader. Raises ValueError if it takes no part."""
+        return self.distribution_hosts.index(self.host)
+
+    @property
+    def processes_per_host(self) -> int:
+        """Processes of this host; 1 if it takes no part in the distribution."""
+        return self.slots[self.host_rank] if self.takes_part else 1
+
+
+def read_placement(environment: Environment, asked: str = "") -> tuple[Placement, list[Problem]]:
+    """Read where the job runs.
+
+    Args:
+        environment: The environment of the host.
+        asked: The host that a person asked for; default: this host.
+
+    Returns:
+        The placement, and everything that is wrong with it.
+    """
+    reserved = split_reserved(environment.hyperparameters)[1]
+    reader = Reader(reserved, environment.variables)
+    problems = reader.problems
+    warnings: list[str] = []
+    problems += cluster.check_resource_config(environment.resource_config)
+    hosts, host = _hosts(environment, asked, problems)
+    mode = choose_mode(environment, reserved, problems)
+    part = hosts_of(environment, reserved, mode, hosts, problems, warnings)
+    check_programs(environment, mode, len(part) + bool(environment.platform.served), problems)
+    per_host = reader.count(names.PROCESSES_PER_HOST)
+    counts, why = slots(environment, mode, part, per_host, problems, warnings)
+    processes = _processes(reader, mode, counts)
+    if mode.name == MODEL_PARALLEL:
+        parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        problems += model_parallel.check_processes(parameters, where, processes)
+        warnings += model_parallel.unknown(parameters)
+    warnings += unknown_types(environment, hosts)
+    elastic = read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems)
+    if elastic.asked and not environment.platform.names_resolve:
+        what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
+        problems.append(Problem(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"))
+    placement = Placement(
+        mode=mode.name,
+        hosts=hosts,
+        host=host,
+        distribution_hosts=part,
+        slots=counts,
+        processes=processes,
+        processes_origin=Origin.USER if per_host and not mode.one_per_host else Origin.PLATFORM,
+        processes_why=why,
+        instance_type=cluster.instance_type_of(environment.resource_config, host),
+        mpi_options=_mpi_options(environment, reserved, mode, problems),
+        mpi_options_where=f"hyperparameter {mode.options}",
+        leader_address=environment.platform.leader_address or part[0],
+        served=bool(environment.platform.served),
+        tasks=environment.platform.tasks,
+        elastic=elastic,
+        warnings=tuple(warnings),
+    )
+    return placement, problems
+
+
+def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tuple[tuple[str, ...], str]:
+    """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
+    where = environment.platform.where
+    config = environment.resource_config
+    hosts = texts(config.get("hosts"))
+    current = text(config.get("current_host"))
+    if not config:
+        hosts, current = (environment.hostname,), environment.hostname
+    elif not hosts:
+        problems.append(Problem("'hosts' is missing or empty", where, "list every host of the job"))
+        hosts = (current or environment.hostname,)
+    malformed = [name for name in hosts if not _HOST.fullmatch(name)]
+    if malformed:
+        problems.append(Problem(f"{malformed[0]!r} is not a host name", f"{where}: hosts", "use letters, digits, . -"))
+    doubles = sorted({name for name in hosts if hosts.count(name) > 1}) if len(set(hosts)) != len(hosts) else []
+    if doubles:
+        problems.append(Problem(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once"))
+    wanted = asked or current
+    if not wanted and len(hosts) == 1:
+        wanted = hosts[0]
+    if wanted not in hosts:
+        source = "option --host" if asked else f"{where}: current_host"
+        problems.append(Problem(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts)))
+        wanted = hosts[0]
+    return hosts, wanted
+
+
+def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
+    """Return the one mode that is switched on; a problem if there are several, or one that is not known.
+
+    Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
+    with torch_distributed they are its second, which is only a library that reads them. smddp beside torch_distributed
+    is a library too: torchrun starts the processes.
+    """
+    asked = {mode: switch for switch, mode in SWITCHES.items() if truth(reserved.get(switch))}
+    parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    if parameters is not None and "torch_distributed" not in asked:
+        if not asked:
+            advice = (
+                f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
+                f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
+            )
+            problems.append(Problem("no setting says how to start the model parallel processes", where, advice))
+        problems.extend(model_parallel.check(parameters, where))
+        asked.pop("mpi", None)
+        asked[MODEL_PARALLEL] = where
+    if "torch_distributed" in asked:
+        asked.pop(DATA_PARALLEL, None)
+    if len(asked) > 1:
+        both = " and ".join(asked)
+        advice = "keep one of them"
+        if MODEL_PARALLEL in asked and asked.keys() & {DATA_PARALLEL, "pytorchddp"}:
+            advice = "smp is not supported together with smddp: keep one of them (smp has its own data parallelism)"
+        problems.append(Problem(f"{both} are both switched on", ", ".join(asked.values()), advice))
+    for name in reserved:
+        if (
+            name.startswith(names.RESERVED_PREFIX)
+            and name.endswith("_enabled")
+            and truth(reserved.get(name))
+            and name not in (*SWITCHES, *_NOT_A_MODE)
+        ):
+            problem = "switches on a mode that this launcher does not know"
+            problems.append(Problem(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES))))
+    platform = environment.platform
+    usual = "none" if environment.invocation.mode else platform.mode or "none"
+    mode = MODES[next(iter(asked), usual)]
+    if platform.tasks is not None:
+        mode = _mode_of_tasks(environment, mode, problems)
+    elif platform.served and not mode.over_ssh:
+        what = f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this host only"
+        problems.append(Problem(what, platform.where, "use mpi, or a job that starts train on every host"))
+    elif platform.ranks_elsewhere and mode.name != "none":
+        what = (
+            f"{mode.name} starts the ranks itself, and {platform.ranks_elsewhere} says that another program has started"
+            " this process as one of several"
+        )
+        advice = (
+            "let that program start the script itself (mode none), or start train once on each host without it, and set"
+            f" {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
+        )
+        problems.append(Problem(what, platform.where, advice))
+    elif mode.by_name and not platform.names_resolve:
+        what = f"{mode.name} tells each host the others' names, and {platform.platform} does not say where they are"
+        problems.append(Problem(what, platform.where, "use torch_distributed or mpi"))
+    _check_version(environment, mode, problems)
+    return mode
+
+
+def _mode_of_tasks(environment: Environment, mode: Mode, problems: list[Problem]) -> Mode:
+    """Return the mode of a job whose platform starts every rank; a problem if the mode would start them, too."""
+    if mode.name not in ("none", "torch_distributed"):
+        what = f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts several on each host"
+        problems.append(Problem(what, environment.platform.where, "let it start one task on each host"))
+    return MODES["tasks"]
+
+
+def _check_version(environment: Environment, mode: Mode, problems: list[Problem]) -> None:
+    """Refuse a mode that the image's framework is too old for; an unknown version is not judged."""
+    component, lowest = mode.minimum
+    installed = version_of(environment, component)
+    if installed and installed < _numbers(lowest):
+        has = environment.manifest.components[component]
+        advice = f"use an image with {component} {lowest} or later ({mode.source})"
+        problems.append(Problem(f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice))
+
+
+def version_of(environment: Environment, component: str) -> tuple[int, ...]:
+    """Return the leading numbers of the installed version of a component, for comparison; () if it is not known."""
+    return _numbers(environment.manifest.components.get(component, ""))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "2.4.1+cpu" -> (2, 4, 1)."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(word) for word in found.group().split(".")) if found else ()
+
+
+def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[str, str]:
+    """Return the instance type of each host, as ``cluster`` tells that of one.
+
+    The groups are read once for all hosts.
+    """
+    config = environment.resource_config
+    grouped = {host: group.instance_type for group in cluster.instance_groups(config) for host in group.hosts}
+    default = text(config.get("current_instance_type")) or "local"
+    return {host: grouped.get(host) or default for host in hosts}
+
+
+def hosts_of(
+    environment: Environment,
+    reserved: Mapping[str, Json],
+    mode: Mode,
+    hosts: Sequence[str],
+    problems: list[Problem],
+    warnings: list[str],
+) -> tuple[str, ...]:
+    """Return the hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
+
+    The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
+    host is refused.
+    """
+    where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
+    groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
+    value = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
+    asked = (value,) if isinstance(value, str) and value else texts(value)
+    for name in asked:
+        if name not in groups:
+            advice = nearest(name, tuple(groups)) if groups else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
+            problems.append(Problem(f"instance group {name!r} does not exist", where, advice))
+        elif not groups[name]:
+            advice = "give the group at least one host"
+            problems.append(Problem(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice))
+    served = environment.platform.served
+    if mode.name == "none" or served:
+        return served or tuple(hosts)
+    if not asked:
+        if len(groups) > 1:
+            warnings.append(
+                f"the job has {len(groups)} instance groups and {names.DISTRIBUTION_INSTANCE_GROUPS} names none: all"
+                " hosts take part in the distribution"
+            )
+        return tuple(hosts)
+    known = frozenset(hosts)
+    part = tuple(host for name, members in groups.items() if name in asked for host in members)
+    return tuple(host for host in part if host in known) or tuple(hosts)
+
+
+def check_programs(environment: Environment, mode: Mode, hosts: int, problems: list[Problem]) -> None:
+    """Refuse a mode whose programs are not in the image, every one by name. hosts: of the distribution."""
+    reason = f"the job asks for {mode.name}"
+    missing = [name for name in mode.programs_for(hosts) if not environment.programs.get(name)]
+    problems.extend(missing_program(environment, name, reason) for name in missing)
+
+
+def missing_program(environment: Environment, name: str, reason: str) -> Problem:
+    """Return the refusal of a job that needs a program that is not there."""
+    declared = environment.manifest.programs.get(name)
+    place = f"image {environment.manifest.name!r}" + (f", which declares it at {declared}" if declared else ", PATH")
+    return Problem(f"{name} is not installed, and {reason}", place, f"use an image that has {name}, or install it")
+
+
+def slots(
+    environment: Environment,
+    mode: Mode,
+    hosts: Sequence[str],
+    asked: int | None,
+    problems: list[Problem],
+    warnings: list[str],
+) -> tuple[tuple[int, ...], str]:
+    """Return (processes of each of the distribution's hosts, how their number was found).
+
+    Asked for, else one per GPU, else one per Neuron core, else one. Hosts of one instance type get the same number, so
+    every host of the job comes to the same result, whichever host it is made on.
+    """
+    platform = environment.platform
+    if platform.tasks is not None:
+        return platform.tasks.counts, f"{platform.platform} starts every rank as a task"
+    given = asked
+    asked = 1 if mode.one_per_host else asked or platform.processes_per_host or None
+    if mode.needs_count and asked is None:
+        advice = "set processes_per_host, normally the number of GPUs of one host"
+        problems.append(
+            Problem(f"{mode.name} needs the processes per host", f"hyperparameter {names.PROCESSES_PER_HOST}", advice)
+        )
+    type_of = instance_types(environment, hosts)
+    counts: dict[str, int] = {}
+    why = ""
+    for kind in dict.fromkeys(type_of[host] for host in hosts):
+        gpus, neuron_cores = accelerators(environment, kind, [] if mode.one_per_host else warnings)
+        if neuron_cores and not mode.trainium:
+            advice = "use torch_distributed"
+            problems.append(Problem(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice))
+        for number, noun in ((gpus, "GPU"), (neuron_cores, "Neuron core")):
+            if asked and number and asked > number:
+                there = f" of {kind}" if kind != "local" else ""
+                problems.append(
+                    Problem(
+                        f"{asked} processes per host on {number} {noun}(s){there}",
+                        f"hyperparameter {names.PROCESSES_PER_HOST}",
+                        f"give at most {number}: one process per {noun}",
+                    )
+                )
+                break
+        counts[kind] = asked or gpus or neuron_cores or 1
+        default = "one per GPU" if gpus else "one per Neuron core" if neuron_cores else ""
+        why = why or (default or "one, because the host has no accelerator")
+    if asked:
+        said_by_line = environment.invocation.processes_per_host
+        asked_by = "option --processes-per-host" if said_by_line else f"hyperparameter {names.PROCESSES_PER_HOST}"
+        why = asked_by if given else platform.processes_why
+    if mode.one_per_host:
+        why = f"{mode.name} has one process per host"
+    return tuple(counts[type_of[host]] for host in hosts), why
+
+
+def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tuple[int, int]:
+    """Return (GPUs, Neuron cores) of a host of an instance type.
+
+    This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
+    (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
+    """
+    devices = environment.devices
+    row = environment.manifest.instances.get(kind, Instance())
+    here = is_type_of_this_host(environment, kind)
+    if here and (devices.gpus or devices.visible_gpus is not None):
+        return devices.gpus, 0
+    if here and (row.gpus or (row.neuron_cores and not devices.neuron_devices)):
+        what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
+        warnings.append(f"{kind} has {what} by the image's instance table, but no such device was found on this host")
+    if here and devices.neuron_devices and not row.neuron_cores:
+        warnings.append(
+            f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
+            f" {kind} has: set {names.PROCESSES_PER_HOST}"
+        )
+    return row.gpus, row.neuron_cores
+
+
+def unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
+    """Return a warning for each instance type of the job that the image's table does not have."""
+    manifest = environment.manifest
+    kinds = dict.fromkeys(instance_types(environment, hosts).values())
+    return [unknown_type(kind, manifest.instances) for kind in kinds if manifest.lacks(kind)]
+
+
+def unknown_type(kind: str, known: Iterable[str]) -> str:
+    """Return the warning for a type that is newer than the table, or misspelt: nothing is refused for it."""
+    return (
+        f"the instance type {kind} is not in the instance table ({nearest(kind, known)}): its GPUs, Neuron cores and"
+        " EFA devices are counted on the host itself; where that is not possible, none are assumed"
+    )
+
+
+def is_type_of_this_host(environment: Environment, kind: str) -> bool:
+    """Return whether hosts of an instance type are like the one that the environment was read on."""
+    config = environment.resource_config
+    return cluster.instance_type_of(config, text(config.get("current_host"))) == kind
+
+
+def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
+    """Return processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
+    total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
+    if total and total > sum(counts):
+        reader.problems.append(
+            Problem(
+                f"{total} processes do not fit on {len(counts)} host(s) with {max(counts)} each",
+                f"hyperparameter {names.MPI_PROCESSES}",
+                f"give at most {sum(counts)}, or raise {names.PROCESSES_PER_HOST}",
+            )
+        )
+    return total or sum(counts)
+
+
+def _mpi_options(
+    environment: Environment, reserved: Mapping[str, Json], mode: Mode, problems: list[Problem]
+) -> tuple[str, ...]:
+    """Return the user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
+    where = f"hyperparameter {mode.options}"
+    value = reserved.get(mode.options)
+    if not mode.options or value is None or value == "":
+        return ()
+    if not isinstance(value, str):
+        problems.append(Problem(f"{value!r} is not a text", where, "give mpirun's options as one text"))
+        return ()
+    try:
+        words = tuple(shlex.split(value))
+    except ValueError as error:
+        problems.append(Problem(f"cannot be split into words: {error}: {value!r}", where, "close every quote"))
+        return ()
+    from trainworks_launcher.mpirun.dialects import dialect_of  # only jobs with options of their own need them
+    from trainworks_launcher.mpirun.flags import parse_user_options
+
+    dialect = dialect_of(environment.manifest.components.get(names.OPEN_MPI, ""))
+    _, found = parse_user_options(words, dialect, where)
+    problems.extend(found)
+    return words

@@ -1,0 +1,138 @@
+"""What a job runs on each host: the user's program, its code, what it needs, its arguments. Pure."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.contract.hyperparameters import split_reserved
+from trainworks_launcher.contract.settings import LEVELS, log_level
+from trainworks_launcher.contract.values import Json, text, text_form, texts, unusable
+from trainworks_launcher.given import cluster
+from trainworks_launcher.given.entry import Code, EntryPoint, choose_entry_point, choose_given_program, program_name
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.job import provision
+from trainworks_launcher.job.arguments import check_sizes, choose_style, to_arguments
+
+
+class Program(NamedTuple):
+    """What a job runs.
+
+    Attributes:
+        entry: The user's program.
+        code: Where its code is, and how it is fetched.
+        requirements: Command line that installs what the code needs; ``()`` for nothing.
+        arguments: Arguments of the program.
+        warnings: Lines to print before the start.
+    """
+
+    entry: EntryPoint
+    code: Code
+    requirements: tuple[str, ...]
+    arguments: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
+    """Read what the job runs.
+
+    Args:
+        environment: The environment of the host.
+
+    Returns:
+        The program, and everything that is wrong with it.
+    """
+    user, reserved = split_reserved(environment.hyperparameters)
+    # Missing code is not reported beside what may be the reason for it: a file that cannot be read.
+    problems = [*environment.problems]
+    style = choose_style(environment.variables, reserved, problems)
+    problems += _check_texts(environment, user, reserved, style)
+    problems += check_sizes(user, style)
+    trainer = environment.drivers
+    arguments = (*trainer.arguments, *to_arguments(user, style))
+    if environment.invocation.program:
+        words = environment.invocation.program
+        point, arguments = choose_given_program(words, environment.code, environment.programs, problems)
+    elif trainer.command:
+        point = EntryPoint("line", trainer.command)
+    else:
+        name = program_name(environment.variables, reserved)
+        point = choose_entry_point(name, environment.code, environment.programs, problems)
+    code = provision.with_fetch(environment, reserved, problems)
+    requirements = provision.installation(environment, code, point, problems)
+    program = Program(
+        entry=point,
+        code=code,
+        requirements=requirements,
+        arguments=arguments,
+        warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes, *provision.unread(code)),
+    )
+    return program, problems[len(environment.problems) :]
+
+
+def _check_texts(
+    environment: Environment, user: Mapping[str, Json], reserved: Mapping[str, Json], style: str
+) -> list[Problem]:
+    """Find what cannot become a variable, or an argument in this style."""
+    problems: list[Problem] = []
+    for name, value in user.items():
+        where = f"hyperparameter {name!r}"
+        wrong = _check_name(name, "hyperparameter", where)
+        problems += wrong
+        bad = (
+            ""
+            if wrong
+            else next(filter(None, map(unusable, (*to_arguments({name: value}, style), text_form(value)))), "")
+        )
+        if bad:
+            problems.append(Problem(f"its value {bad}", where, "a program can only be given text: leave it out"))
+    for name in environment.input_data_config:
+        problems += _check_name(name, "channel", f"channel {name!r}")
+    for name, value in reserved.items():
+        bad = unusable(value) if isinstance(value, str) else ""
+        if bad:
+            problems.append(Problem(f"its value {bad}", f"hyperparameter {name}", "leave it out"))
+    for name, value in environment.resource_config.items():
+        bad = next(filter(None, map(unusable, (text(value), *texts(value)))), "")
+        if bad:
+            problems.append(Problem(f"{name!r} {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
+    for group in cluster.instance_groups(environment.resource_config):
+        bad = unusable(group.name) or unusable(group.instance_type)
+        if bad:
+            problems.append(Problem(f"an instance group {bad}", names.RESOURCE_CONFIG_FILE, "leave it out"))
+    if log_level(environment.variables, reserved) is None:
+        value = reserved.get(names.LOG_LEVEL)
+        given = reserved.get(names.LOG_LEVEL) not in (None, "")
+        where = f"hyperparameter {names.LOG_LEVEL}" if given else f"variable {names.LOG_LEVEL_VARIABLE}"
+        shown = value if given else environment.variables.get(names.LOG_LEVEL_VARIABLE)
+        advice = f"give a number such as 20, or one of {', '.join(LEVELS)}"
+        problems.append(Problem(f"{shown!r} is not a log level", where, advice))
+    return problems
+
+
+def _check_name(name: str, what: str, where: str) -> list[Problem]:
+    """Find what keeps a name from being part of a variable's name (environ(7): no ``=``) and of an argument."""
+    bad = "is empty" if not name else "has a '='" if "=" in name else unusable(name)
+    advice = "use letters, digits, . _ -"
+    return [Problem(f"the name of the {what} {bad}, so no variable can have it", where, advice)] if bad else []
+
+
+def _warnings(user: Mapping[str, Json], reserved: Mapping[str, Json]) -> list[str]:
+    """Warn of hyperparameters that share one variable, and of what is asked for and not done."""
+    held: dict[str, str] = {}
+    warnings: list[str] = []
+    if text(reserved.get(names.S3_OUTPUT)).startswith("s3://"):
+        warnings.append(
+            f"{names.S3_OUTPUT} is set, but this launcher uploads nothing while the job runs: what is in"
+            " output/intermediate stays there; write checkpoints to the checkpoint directory"
+        )
+    for name in user:
+        variable = f"SM_HP_{name.upper()}"
+        if variable in held:
+            warnings.append(
+                f"the hyperparameters {held[variable]!r} and {name!r} share the variable {variable}, which has the"
+                f" value of {name!r}; arguments and SM_HPS have both"
+            )
+        held[variable] = name
+    return warnings

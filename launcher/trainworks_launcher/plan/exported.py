@@ -1,0 +1,237 @@
+"""The environment variables that the user's script is given: names and text forms of sagemaker-training. Pure.
+
+Computed on each host from that host's own facts and never forwarded from another one: a rank sees its own host in
+SM_CURRENT_HOST. Text forms: a string as it is, null as "", everything else compact JSON with sorted keys.
+Where a value differs from sagemaker-training's on purpose, docs/environment.md says so and why; a test runs both over
+many inputs and allows no other difference.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Mapping
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.hyperparameters import split_reserved, truth
+from trainworks_launcher.contract.registry import MODES, SWITCHES
+from trainworks_launcher.contract.settings import log_level, region_of
+from trainworks_launcher.contract.values import Json, compact, mapping, text, text_form, texts
+from trainworks_launcher.given import cluster
+from trainworks_launcher.given.environment import Environment
+from trainworks_launcher.job import model_parallel
+from trainworks_launcher.job.job import Job
+from trainworks_launcher.job.placement import MODEL_PARALLEL
+
+HOST_SPECIFIC = frozenset(
+    (
+        "CURRENT_HOST",
+        "SM_CURRENT_HOST",
+        "SM_CURRENT_HOST_RANK",
+        "SM_CURRENT_INSTANCE_GROUP",
+        "SM_CURRENT_INSTANCE_GROUP_HOSTS",
+        "SM_CURRENT_INSTANCE_TYPE",
+        "SM_DISTRIBUTION_INSTANCE_GROUPS",
+        "SM_NETWORK_INTERFACE_NAME",
+        "SM_NUM_CPUS",
+        "SM_NUM_GPUS",
+        "SM_NUM_NEURONS",
+        "SM_RESOURCE_CONFIG",
+        "SM_TRAINING_ENV",
+    )
+)
+"""Variables that differ between the hosts of one job; a user's ``-x`` of one of them would copy the leader's."""
+
+
+def exported_variables(job: Job) -> Mapping[str, str]:
+    """Return all variables for the job's host."""
+    environment, placement = job.environment, job.placement
+    user, reserved = split_reserved(environment.hyperparameters)
+    results = environment.results
+    config = environment.resource_config
+    module_directory = environment.code.directory
+    job_name = text(reserved.get(names.JOB_NAME))
+    platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
+    master = placement.leader_address if len(placement.hosts) > 1 else names.LOOPBACK
+    master_port = job.network.master_port
+    properties = _properties(job, user, reserved)
+    all_hosts = texts(properties["hosts"])
+    training_environment: dict[str, Json] = {
+        **properties,
+        "job_name": platform_job_name or job_name or None,
+        "master_addr": master,
+        "master_port": master_port,
+    }
+    values: dict[str, Json] = {name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY}
+    channels = mapping(properties["channel_input_dirs"])
+    channel_names: list[Json] = [*sorted(channels)]
+    values.update(
+        {
+            "channels": channel_names,
+            "current_host_rank": all_hosts.index(placement.host),
+            "entry_script": job.program.entry.name,
+            "framework_params": properties["additional_framework_parameters"],
+            "host_count": len(all_hosts),
+            "hps": dict(user),
+            "master_addr": master,
+            "master_port": master_port,
+            "output_failure": f"{results}/{names.FAILURE_FILE}",
+            "source_dir": module_directory,
+            "training_env": training_environment,
+            "user_args": [*job.program.arguments],
+        }
+    )
+    if config.get("topology"):
+        values["topology"] = config.get("topology")
+    for prefix, rows in (("channel", channels), ("hp", user)):
+        # A shell cannot read a variable with a hyphen in its name, so there is a second name without.
+        values.update({f"{prefix}_{name.replace('-', '_')}": value for name, value in rows.items() if "-" in name})
+        values.update({f"{prefix}_{name}": value for name, value in rows.items()})
+    exported = {f"SM_{name.upper()}": text_form(value) for name, value in values.items()}
+    exported["CURRENT_HOST"] = placement.host
+    exported["SAGEMAKER_JOB_NAME"] = job_name or platform_job_name
+    exported["SAGEMAKER_REGION"] = region_of(environment.variables, reserved)
+    exported[names.SUBMIT_DIRECTORY_VARIABLE] = module_directory
+    exported["MASTER_ADDR"] = master
+    exported["MASTER_PORT"] = str(master_port)
+    for name in environment.platform.kept:
+        exported[name] = environment.variables.get(name, "")
+        if not exported[name]:
+            del exported[name]
+    python_path = environment.variables.get("PYTHONPATH", "")
+    exported["PYTHONPATH"] = module_directory + (f":{python_path}" if python_path else "")
+    # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
+    if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].over_ssh):
+        exported.update(_hostname_variables(environment, placement.host))
+    exported.update(_log_variables(environment))
+    if placement.mode == MODEL_PARALLEL:
+        parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        exported[names.MODEL_PARALLEL_VARIABLE] = compact(model_parallel.complete(mapping(parallel)))
+    exported[names.RESTARTS_VARIABLE] = str(environment.platform.restarts)
+    if environment.home:
+        exported["HOME"] = environment.home
+    if environment.checkpoint_directory:
+        exported[names.CHECKPOINT_DIRECTORY_VARIABLE] = environment.checkpoint_directory
+    if environment.resume_from:
+        exported[names.RESUME_VARIABLE] = environment.resume_from
+    if environment.drivers.distributed:
+        exported[names.DISTRIBUTED_CONFIG_VARIABLE] = compact(dict(environment.drivers.distributed))
+    return MappingProxyType(dict(sorted(exported.items())))
+
+
+_ONLY_AS_PROPERTY = frozenset(
+    (
+        "additional_framework_parameters",
+        "channel_input_dirs",
+        "distribution_hosts",
+        "hyperparameters",
+        "is_master",
+        "is_modelparallel_enabled",
+        "is_smddpmprun_installed",
+        "is_smddprun_installed",
+        "master_hostname",
+        "topology",
+    )
+)
+"""Properties that are in SM_TRAINING_ENV and have no variable of their own, or one by another name."""
+
+
+def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what SM_TRAINING_ENV tells about the job: the properties of sagemaker-training's Environment."""
+    environment, placement, entry = job.environment, job.placement, job.program.entry
+    mode, host = placement.mode, placement.host
+    base, results = environment.base_directory, environment.results
+    config = environment.resource_config
+    all_hosts = texts(config.get("hosts")) or placement.hosts
+    groups = cluster.instance_groups(config)
+    group = cluster.group_of(config, host)
+    group_name = group.name if group else text(config.get("current_group_name")) or cluster.HOMOGENEOUS
+    rows = config.get("instance_groups")
+    group_names: list[Json] = [row.name for row in groups]
+    by_name: dict[str, Json] = {
+        named.name: dict(mapping(row)) for named, row in zip(groups, rows if isinstance(rows, list) else [])
+    }
+    on_by_default: list[Json] = [group_name] if mode != "none" else []
+    distributed = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS, on_by_default)
+    asked = texts(distributed)
+    taking_part = [name for row in groups if row.name in asked for name in row.hosts] if groups else all_hosts
+    if mode != "none":
+        taking_part = [*placement.distribution_hosts]
+    master = taking_part[0] if taking_part else all_hosts[0]
+    framework_parameters: dict[str, Json] = {
+        name: truth(value) if name in SWITCHES else value
+        for name, value in reserved.items()
+        if name not in names.RESERVED_NAMES
+    }
+    parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}
+    return {
+        "additional_framework_parameters": framework_parameters,
+        "channel_input_dirs": {name: f"{base}/input/data/{name}" for name in environment.input_data_config},
+        "current_host": host,
+        "current_instance_group": group_name,
+        "current_instance_group_hosts": [*(group.hosts if group else all_hosts)],
+        "current_instance_type": placement.instance_type,
+        "distribution_hosts": [*taking_part],
+        "distribution_instance_groups": distributed,
+        "framework_module": environment.variables.get(names.TRAINING_MODULE_VARIABLE),
+        "hosts": [*all_hosts],
+        "hyperparameters": dict(user),
+        "input_config_dir": f"{base}/input/config",
+        "input_data_config": dict(environment.input_data_config),
+        "input_data_dir": f"{base}/input/data",
+        "input_dir": f"{base}/input",
+        "instance_groups": group_names,
+        "instance_groups_dict": by_name,
+        "is_hetero": len(groups) > 1,
+        "is_master": host == master,
+        "is_modelparallel_enabled": parallel is not None,
+        "is_smddpmprun_installed": "smddpmprun" in environment.programs,
+        "is_smddprun_installed": "smddprun" in environment.programs,
+        "log_level": log_level(environment.variables, reserved),
+        "master_hostname": master,
+        "model_dir": f"{results}/model",
+        "module_dir": environment.code.directory,
+        "module_name": entry.module_name,
+        "network_interface_name": job.network.interface or _default_interface(environment),
+        "num_cpus": environment.devices.cpus,
+        "num_gpus": environment.devices.gpus,
+        "num_neurons": _neuron_cores(environment, placement.instance_type),
+        "output_data_dir": f"{results}/output/data",
+        "output_dir": f"{results}/output",
+        "output_intermediate_dir": f"{results}/output/intermediate",
+        "resource_config": own_config,
+        "topology": config.get("topology", []),
+        "user_entry_point": entry.name,
+    }
+
+
+def _default_interface(environment: Environment) -> str:
+    """Return the platform's usual interface where none is named, if it exists on this host."""
+    known = environment.devices.interfaces
+    named = environment.resource_config.get("network_interface_name")
+    return names.INTERFACE if not named and (names.INTERFACE in known or not known) else ""
+
+
+def _neuron_cores(environment: Environment, instance_type: str) -> int:
+    """Neuron cores of this host: the instance table's figure, if there are Neuron devices at all."""
+    row = environment.manifest.instances.get(instance_type)
+    return row.neuron_cores if row and environment.devices.neuron_devices else 0
+
+
+def _hostname_variables(environment: Environment, host: str) -> dict[str, str]:
+    """Return the variables of the hostname shim, if the kernel's hostname is not this host's name in the job.
+
+    Every container of a platform may answer the same word to gethostname(), and MPI then pairs the wrong processes.
+    """
+    if environment.hostname == host or not environment.hostname_shim:
+        return {}
+    preload = environment.variables.get("LD_PRELOAD", "")
+    libraries = [environment.hostname_shim] + [word for word in preload.split(":") if word]
+    return {"LD_PRELOAD": ":".join(libraries), names.HOSTNAME_VARIABLE: host}
+
+
+def _log_variables(environment: Environment) -> dict[str, str]:
+    """Unbuffered Python output unless the user chose otherwise: a log that appears only at the end is of no use."""
+    if "PYTHONUNBUFFERED" in environment.variables:
+        return {}
+    return {"PYTHONUNBUFFERED": "1"}

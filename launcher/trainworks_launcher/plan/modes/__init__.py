@@ -1,0 +1,49 @@
+"""The ways to start a job: one file per mode, whose row is in ``registry``.
+
+A mode's file has ``plan(job) -> NodePlan``, a pure function that plans the host of the job, or raises RefusalError.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Callable
+
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.job.job import Job
+from trainworks_launcher.job.provision import why_kept
+from trainworks_launcher.plan.asked import checks_of
+from trainworks_launcher.plan.plan import NodePlan, Reason
+
+
+def planner(mode: str) -> Callable[[Job], NodePlan]:
+    """Return the planner of a mode, by name; only its own file is loaded, which keeps the start quick."""
+    found: Callable[[Job], NodePlan] = import_module(f"{__name__}.{MODES[mode].file}").plan
+    return found
+
+
+def plan_host(job: Job) -> NodePlan:
+    """Return the plan of the job's host, by the job's mode. Raises RefusalError with all problems that the mode finds.
+
+    A host that takes no part in the distribution runs the program once, by itself (as sagemaker-training). Where it is
+    the only one with a launcher, it starts the ranks of the others.
+    """
+    placement = job.placement
+    plan = planner(placement.mode if placement.takes_part or placement.served else "none")(job)
+    platform = job.environment.platform
+    why = [*plan.why, Reason(f"platform {platform.platform or 'none'}", platform.why, Origin.PLATFORM)]
+    kept = why_kept(job.environment) if plan.requirements else ""
+    if kept:
+        why.append(Reason("requirements", kept, Origin.IMAGE))
+    hidden = platform.hidden.get(plan.ranks_by, ())
+    checks = checks_of(job.environment, placement, job.network)
+    member = placement.member
+    return plan._replace(
+        checks=checks,
+        why=tuple(why),
+        platform=platform.platform,
+        member=member,
+        hidden=hidden,
+        left_out=tuple(name for name, value in job.inherited.items() if job.network.fabric.why_left_out(name, value)),
+        hidden_from_ranks=platform.hidden.get("ranks", ()) if plan.ranks_by == "mpirun" else (),
+    )

@@ -1,0 +1,174 @@
+"""torch_distributed: every host runs its own torchrun, which starts the processes of that host.
+
+Rendezvous is static (``--master-addr``, ``--node-rank``): rank 0 is then on the leader for certain, which is the host
+whose model the platform keeps; c10d rendezvous orders hosts by name. What c10d would add, ending everybody when one
+host fails, is done by the control channel, in seconds and not in the agents' minutes. A job that asks for restarts, or
+that may go on with fewer hosts, needs c10d: only it makes a new group.
+"""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.hyperparameters import truth
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.job.job import Job
+from trainworks_launcher.job.placement import DATA_PARALLEL
+from trainworks_launcher.plan.exported import exported_variables
+from trainworks_launcher.plan.modes import common
+from trainworks_launcher.plan.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
+
+_COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs before it runs, as sagemaker-training
+
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
+
+_KEEP_ALIVES = 5
+"""Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
+
+
+def plan(job: Job) -> NodePlan:
+    """Plan the job's host. Raises RefusalError if graphs are to be compiled and the image has no compiler for them."""
+    compiling = job.inherited.get(_COMPILE, "").strip() == "1"
+    torchrun = common.programs_of_mode(job)["torchrun"]
+    compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
+    network, network_why = network_variables(job)
+    count, per_host = len(job.placement.distribution_hosts), job.placement.processes_per_host
+    fewest = job.placement.elastic.minimum_hosts or count
+    line: list[Reason] = []
+    if compiling:
+        why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
+        line.append(Reason("neuron_parallel_compile", why, Origin.USER, (compiler,)))
+    line += [
+        Reason("torchrun", "starts the processes of this host", Origin.IMAGE, (torchrun,)),
+        _hosts(count, fewest),
+        Reason(
+            "--nproc-per-node",
+            common.counts_and_why(job),
+            job.placement.processes_origin,
+            (f"--nproc-per-node={per_host}",),
+        ),
+    ]
+    if count > 1 and job.placement.elastic.asked:
+        line += _dynamic_rendezvous(job)
+    elif count > 1:
+        line += [
+            Reason(
+                "--master-addr",
+                "rank 0's store is on the leader",
+                Origin.PLATFORM,
+                (f"--master-addr={job.placement.leader_address}",),
+            ),
+            Reason("--master-port", "rank 0's store", words=(f"--master-port={job.network.master_port}",)),
+            Reason(
+                "--node-rank",
+                "static rendezvous puts rank 0 on the leader, whose model is kept",
+                Origin.PLATFORM,
+                (f"--node-rank={job.placement.host_rank}",),
+            ),
+        ]
+    else:
+        line += [
+            Reason("--standalone", "one host needs no fixed port for its rendezvous", words=("--standalone",)),
+            Reason(
+                "--local-addr",
+                "one host talks to itself: its own name need not resolve",
+                words=(f"--local-addr={names.LOOPBACK}",),
+            ),
+        ]
+    if job.placement.elastic.restarts:
+        text = "failed ranks are started again so often"
+        line.append(Reason("--max-restarts", text, Origin.USER, (f"--max-restarts={job.placement.elastic.restarts}",)))
+    line += _program(job)
+    own = {_OWN_STORE: "1"} if job.placement.elastic.asked else {}
+    why = (
+        "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
+    )
+    own_why = [Reason(name, why) for name in own]
+    return NodePlan(
+        mode=job.placement.mode,
+        host=job.placement.host,
+        role=role_of(job),
+        needs=(torchrun, compiler) if compiling else (torchrun,),
+        argv=words_of(line),
+        env=MappingProxyType({**exported_variables(job), **network, **own}),
+        cwd=job.program.code.directory,
+        code=job.program.code,
+        requirements=job.program.requirements,
+        processes=job.placement.processes_per_host,
+        ranks_by="torchrun",
+        control=control_of(job),
+        limits=job.network.limits,
+        why=(*line, *network_why, *own_why),
+        warnings=(*job.warnings, *_warnings(job)),
+    )
+
+
+def _hosts(count: int, fewest: int) -> Reason:
+    """Return how many hosts torchrun wants."""
+    if fewest == count:
+        return Reason("--nnodes", "the hosts of the job", Origin.PLATFORM, (f"--nnodes={count}",))
+    text = f"all {count} hosts of the job, and at least {fewest} when others are lost"
+    return Reason("--nnodes", text, Origin.USER, (f"--nnodes={fewest}:{count}",))
+
+
+def _warnings(job: Job) -> tuple[str, ...]:
+    """Return what a job for smddp lacks, and what a job that may restart has to know."""
+    found: list[str] = []
+    if truth(job.environment.hyperparameters.get(names.DATA_PARALLEL_ENABLED)):
+        found += common.warn_of_library(job, DATA_PARALLEL)
+    first, leader = min(job.placement.distribution_hosts), job.placement.leader
+    if job.placement.elastic.asked and leader != first:
+        found.append(f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}")
+    return tuple(found)
+
+
+def _dynamic_rendezvous(job: Job) -> list[Reason]:
+    """Return the words for a job that may restart: only c10d rendezvous makes a new group, with hosts that are left.
+
+    Source of the settings: torch/distributed/elastic/rendezvous/{dynamic_rendezvous,c10d_rendezvous_backend}.py.
+    """
+    beat = max(1, math.ceil(job.network.limits.heartbeat / (_KEEP_ALIVES - 1)))
+    settings = {
+        "is_host": int(job.placement.host == job.placement.leader),
+        "keep_alive_interval": beat,
+        "keep_alive_max_attempt": _KEEP_ALIVES,
+        # How long a new group waits for more hosts once it has enough. At the start all come, and none waits.
+        "last_call_timeout": beat * _KEEP_ALIVES,
+    }
+    return [
+        Reason(
+            "--rdzv-backend",
+            "c10d can make a new group of the hosts that are left",
+            Origin.USER,
+            ("--rdzv-backend=c10d",),
+        ),
+        Reason(
+            "--rdzv-endpoint",
+            "the leader holds the rendezvous: without it the job ends",
+            Origin.PLATFORM,
+            (f"--rdzv-endpoint={job.placement.leader_address}:{job.network.master_port}",),
+        ),
+        Reason(
+            "--rdzv-conf",
+            f"a lost host leaves the rendezvous after {beat * _KEEP_ALIVES} s, and the others wait as long for one"
+            " another; torch would guess who is the host by its name",
+            words=("--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in settings.items()),),
+        ),
+        Reason(
+            "--local-addr",
+            "the platform's name of this host, whatever it calls itself; ranks are in the order of these names",
+            Origin.PLATFORM,
+            (f"--local-addr={job.placement.host}",),
+        ),
+    ]
+
+
+def _program(job: Job) -> tuple[Reason, ...]:
+    """Return the program as torchrun takes it: without ``--no-python`` it would add a Python of its own."""
+    return (
+        Reason("--no-python", "the command line says which Python runs what", words=("--no-python",)),
+        common.rank_wrapper(job, "gives the output of each rank to the launcher of its host"),
+        *common.command(job),
+    )

@@ -1,0 +1,290 @@
+"""What is done on one host, as a value that prints itself. What ``train --plan`` shows is what ``supervise`` runs."""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
+
+from trainworks_launcher.checks import Checks
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.values import Json, readable
+from trainworks_launcher.given.entry import Code
+from trainworks_launcher.job.job import Job, describe
+from trainworks_launcher.job.network import Limits, Network
+from trainworks_launcher.job.placement import Placement
+from trainworks_launcher.plan.flight_recorder import recorder_variables
+
+
+class Reason(NamedTuple):
+    """Why a flag, a variable or a choice is as it is.
+
+    A command line is made of such reasons (``words_of``), so that ``explain`` can account for each of its words.
+
+    Attributes:
+        subject: A flag ("--mca pml"), the name of a variable, or a choice in words.
+        why: One sentence.
+        origin: Who decided.
+        words: Words of the command line that it accounts for; ``()`` for a variable or a choice.
+    """
+
+    subject: str
+    why: str
+    origin: Origin = Origin.DEFAULT
+    words: tuple[str, ...] = ()
+
+
+def words_of(line: Sequence[Reason]) -> tuple[str, ...]:
+    """Return the command line that a sequence of reasons accounts for."""
+    return tuple(word for reason in line for word in reason.words)
+
+
+class Control(NamedTuple):
+    """The control channel of a job with several hosts, or of one whose platform starts several launchers on a host.
+
+    Attributes:
+        leader: The host that listens; the others join it.
+        hosts: All hosts, the leader first.
+        port: The leader's TCP port.
+        minimum_hosts: The job goes on with this many hosts when others are lost; 0: it needs all of them.
+        address: Name or address by which the leader is reached; ``""``: its name.
+    """
+
+    leader: str
+    hosts: tuple[str, ...]
+    port: int
+    minimum_hosts: int = 0
+    address: str = ""
+
+
+class Shell(NamedTuple):
+    """ssh between the hosts of one job, with keys made for it.
+
+    Attributes:
+        ssh: Absolute path of the client.
+        sshd: Absolute path of the server.
+        ssh_keygen: Absolute path of the program that makes keys.
+        mounted: Whether the platform has made the keys and mounted them, and the other hosts run sshd already.
+    """
+
+    ssh: str
+    sshd: str
+    ssh_keygen: str
+    mounted: bool = False
+
+
+class Auxiliary(NamedTuple):
+    """A process beside the host's command: started before it, ended with the job.
+
+    Attributes:
+        name: What a person calls it.
+        argv: Its command line.
+        env: Variables set over those of the plan.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class NodePlan(NamedTuple):
+    """What one host does.
+
+    Attributes:
+        mode: A name of ``registry.MODES``.
+        host: This host.
+        role: ``alone``, ``leader`` or ``worker``.
+        needs: Absolute paths of programs that must exist.
+        argv: The command; ``()`` on a host whose processes another host starts.
+        env: Variables set on top of the inherited environment, for the command and, in MPI jobs, for every rank of
+            this host.
+        cwd: Directory in which the command starts.
+        code: What is fetched and unpacked before the start.
+        requirements: Command line of the installation; ``()`` for none.
+        platform: Name of the platform that started the host; ``""`` for none.
+        member: This launcher's name in the control channel's hosts; ``""``: the host's.
+        rank: Rank of the command, where the platform starts every rank; else -1.
+        hidden: Beginnings of variables that the command does not see.
+        hidden_from_ranks: Those that the ranks do not see either, except for what the command itself sets.
+        left_out: Variables of the container's environment that no process of the job gets.
+        processes: Processes of this host. With several, the first traceback is taken for the cause.
+        ranks_by: What starts the ranks. ``mpirun`` or ``torchrun``: the command starts each through ``rank.py``. The
+            launcher handles their output and signals, and the command's own report names the rank that failed first.
+            ``spawn``: the command's children are the ranks, and they get the signals. ``""``: the command is the
+            program itself.
+        auxiliaries: Processes that run beside the command.
+        control: The control channel; None for a job of one host.
+        shell: ssh between the hosts; None where the mode does not need it.
+        limits: Bounded waits.
+        checks: What is checked before the start; None for nothing.
+        why: Reasons for flags, variables and choices.
+        warnings: Lines to print before the start.
+    """
+
+    mode: str
+    host: str
+    role: str
+    needs: tuple[str, ...]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    code: Code
+    requirements: tuple[str, ...] = ()
+    processes: int = 1
+    ranks_by: str = ""
+    auxiliaries: tuple[Auxiliary, ...] = ()
+    control: Control | None = None
+    shell: Shell | None = None
+    limits: Limits = Limits()
+    checks: Checks | None = None
+    why: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+    platform: str = ""
+    member: str = ""
+    rank: int = -1
+    hidden: tuple[str, ...] = ()
+    hidden_from_ranks: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def to_json(self, masker: Masker | None = None) -> str:
+        """Return the plan as JSON text, the same bytes for the same plan.
+
+        Args:
+            masker: Hides what is secret; None shows it.
+        """
+        plan = self if masker is None else self.masked(masker)
+        return readable(json.dumps(plan.document(), indent=2, ensure_ascii=False)) + "\n"
+
+    def masked(self, masker: Masker) -> NodePlan:
+        """Return the plan with its secrets hidden: to be shown, not to be run."""
+        return self._replace(
+            argv=masker.words(self.argv),
+            env=MappingProxyType(masker.variables(self.env)),
+            code=self.code._replace(fetch=masker.words(self.code.fetch)),
+            requirements=masker.words(self.requirements),
+            auxiliaries=tuple(
+                beside._replace(argv=masker.words(beside.argv), env=masker.variables(beside.env))
+                for beside in self.auxiliaries
+            ),
+            why=tuple(
+                reason._replace(why=masker.text(reason.why), words=masker.words(reason.words)) for reason in self.why
+            ),
+            warnings=tuple(masker.text(warning) for warning in self.warnings),
+        )
+
+    def document(self) -> dict[str, Json]:
+        """Return the plan as a JSON object."""
+        return {
+            "platform": self.platform or None,
+            "mode": self.mode,
+            "host": self.host,
+            "role": self.role,
+            "needs": list(self.needs),
+            "argv": list(self.argv),
+            "env": dict(sorted(self.env.items())),
+            "cwd": self.cwd,
+            "code": {"directory": self.code.directory, "archive": self.code.archive},
+            "fetch": list(self.code.fetch),
+            "requirements": list(self.requirements),
+            "processes": self.processes,
+            "ranks_by": self.ranks_by,
+            "member": self.member or self.host,
+            "rank": self.rank if self.rank >= 0 else None,
+            "hidden": list(self.hidden),
+            "auxiliaries": [
+                {"name": row.name, "argv": list(row.argv), "env": dict(sorted(row.env.items()))}
+                for row in self.auxiliaries
+            ],
+            "control": {**self.control._asdict(), "hosts": list(self.control.hosts)} if self.control else None,
+            "shell": self.shell._asdict() if self.shell else None,
+            "limits_seconds": self.limits._asdict(),
+            "checks": self.checks.level if self.checks else "off",
+            "why": [
+                {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why} for reason in self.why
+            ],
+            "warnings": list(self.warnings),
+        }
+
+
+def role_of(job: Job) -> str:
+    """ "alone", "leader" or "worker"."""
+    members = job.placement.members
+    if len(members) == 1:
+        return "alone"
+    return "leader" if job.placement.member == members[0] else "worker"
+
+
+def control_of(job: Job) -> Control | None:
+    """Return the control channel of a job of several hosts, whatever its mode; None for a job of one host."""
+    return _control(job.placement, job.network)
+
+
+def _control(placement: Placement, network: Network) -> Control | None:
+    members = placement.members
+    if len(members) == 1:
+        return None
+    return Control(
+        members[0],
+        members,
+        network.control_port,
+        placement.elastic.minimum_hosts,
+        placement.leader_address if placement.leader_address != members[0] else "",
+    )
+
+
+def plan_of_refusal(placement: Placement, network: Network, base_directory: str) -> NodePlan | None:
+    """Plan a host that refuses the job: it only tells the other hosts. None for a job of one host."""
+    control = _control(placement, network)
+    if control is None:
+        return None
+    limits = network.limits._replace(join=min(network.limits.join, names.REFUSAL_LIMIT_SECONDS))
+    return NodePlan(
+        mode=placement.mode,
+        host=placement.host,
+        role="leader" if placement.member == control.leader else "worker",
+        member=placement.member,
+        needs=(),
+        argv=(),
+        env=MappingProxyType({}),
+        cwd=base_directory,
+        code=Code(base_directory),
+        control=control,
+        limits=limits,
+    )
+
+
+def first_lines(plan: NodePlan, job: Job) -> tuple[str, ...]:
+    """Return what the job's log begins with: what is started, how the hosts talk to each other, and the warnings."""
+    platform = job.environment.platform
+    # A job that is taken for another platform's, and a platform that a person did not know of, are seen at once.
+    lines = [f"platform {platform.platform}: {platform.why}"] if platform.platform not in ("", "sagemaker") else []
+    lines.append(describe(job))
+    if len(job.placement.hosts) > 1:
+        fabric = next((reason.why for reason in plan.why if reason.subject == "EFA"), "")
+        lines.append(f"between hosts: {f'EFA ({fabric})' if fabric else 'TCP, because this host has no EFA'}")
+    if job.environment.resume_from:
+        lines.append(f"goes on from the checkpoint {job.environment.resume_from}")
+    return (*lines, *(f"warning: {warning}" for warning in plan.warnings))
+
+
+def network_variables(job: Job) -> tuple[Mapping[str, str], tuple[Reason, ...]]:
+    """Return variables for NCCL and gloo, and the fabric's; what the container already sets is kept."""
+    variables: dict[str, str] = dict(job.network.fabric.variables)
+    why = [Reason(subject, text, Origin.FABRIC) for subject, text in job.network.fabric.reasons]
+    if job.network.interface:
+        for name, library in (("NCCL_SOCKET_IFNAME", "NCCL"), ("GLOO_SOCKET_IFNAME", "gloo")):
+            if name not in job.inherited:
+                variables[name] = job.network.interface
+                why.append(Reason(name, f"{library} uses this interface: {job.network.interface_why}", Origin.PLATFORM))
+    if "NCCL_DEBUG" not in job.inherited:
+        variables["NCCL_DEBUG"] = "WARN"
+        why.append(Reason("NCCL_DEBUG", "warnings only; INFO prints hundreds of lines per process"))
+    recorder = recorder_variables(job)
+    variables.update(recorder)
+    why += [
+        Reason(name, "torch writes down each rank's last collectives when NCCL's time-out ends the job")
+        for name in recorder
+    ]
+    return MappingProxyType(variables), tuple(why)

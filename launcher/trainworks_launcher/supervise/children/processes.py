@@ -1,0 +1,237 @@
+"""Child processes and what PID 1 owes to all others: start, signal, drain, reap."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Iterable, Mapping, Sequence
+
+from trainworks_launcher.supervise.children.output import Output, Tail
+
+_DRAIN_SECONDS = 0.7
+_REAP_SECONDS = 5.0
+
+
+class Child:
+    """One running command in a session of its own, with its output being copied."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: Output, prefix: bytes | None = None
+    ) -> None:
+        """Start it; ``prefix`` is what ``output.Copier.add`` takes. Raises OSError if it cannot be started."""
+        self.tail = Tail()
+        self._output = output
+        self._process = subprocess.Popen(
+            tuple(argv),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        descriptors = []
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                descriptors.append(os.dup(stream.fileno()))
+                stream.close()
+        self._streams = output.copy(descriptors[0], descriptors[1], self.tail, prefix)
+
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been noted yet."""
+        return self._process.returncode is None
+
+    @property
+    def returncode(self) -> int:
+        """Its return code, negative after a signal; 0 while it runs."""
+        return self._process.returncode or 0
+
+    def has_just_ended(self) -> bool:
+        """Return whether it has ended since it was last looked at; its status is taken then."""
+        return self._process.returncode is None and self._process.poll() is not None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command itself."""
+        if self.running:
+            send(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to everything in the command's process group, gone or not."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def drain(self) -> None:
+        """Wait, bounded, for the rest of the output; then end what the child left behind and take its last words.
+
+        Waiting comes first: ``script > >(tee log)`` leaves a process behind that is about to write what matters.
+        """
+        self._output.wait((self._streams,), _DRAIN_SECONDS)
+        self.signal_group(signal.SIGKILL)
+        self._output.wait((self._streams,), _DRAIN_SECONDS)
+
+    def kill(self) -> None:
+        """KILL it with its group and wait, bounded."""
+        self.signal_group(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_SECONDS)
+        self.drain()
+
+
+def why_not_started(program: str, cwd: str, error: OSError) -> str:
+    """Return why the kernel could not start a program, in its own words and, where they mislead, with what is wrong.
+
+    ``No such file`` is also said of a script whose interpreter does not exist (execve(2), ENOENT).
+    """
+    said = error.strerror or str(error)
+    if error.errno == errno.E2BIG:
+        return f"{said}; one argument or variable is longer than the kernel's 128 KiB, or all together are too long"
+    first = b""
+    with contextlib.suppress(OSError), Path(cwd, program).open("rb") as opened:
+        first = opened.readline(_FIRST_LINE)
+    if error.errno == errno.ENOEXEC and first and not first.startswith(b"#!"):
+        return f"{said}; its first line does not name an interpreter, for example #!/bin/bash"
+    if error.errno != errno.ENOENT or not first.startswith(b"#!"):
+        return said
+    if first.endswith(b"\r\n"):
+        return f"{said}; its lines end with CR LF, as on Windows: convert them, for example with dos2unix"
+    interpreter = first[2:].decode("utf-8", "replace").split()[:1]
+    return f"{said}; its first line names the interpreter {''.join(interpreter)!r}, which does not exist"
+
+
+_FIRST_LINE = 256
+"""Bytes of a first line that the kernel looks at. Source: execve(2), since Linux 5.1."""
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def stat(pid: int) -> tuple[int, str]:
+    """Return (parent, start time) of a process from proc(5); (0, "") if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0, ""
+    return int(fields[1]), fields[19]
+
+
+def children_of(parent: int) -> tuple[int, ...]:
+    """Direct children of a process."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208  (names, not paths)
+    return tuple(pid for pid in pids if stat(pid)[0] == parent)
+
+
+def exit_status_of_zombie(pid: int, started: str) -> int | None:
+    """Return the exit status (negative after a signal) of another's child that has ended and was not waited for yet.
+
+    proc(5), field ``exit_code``: readable for the short time until the parent has taken it. None if that has passed.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    if fields[0] != "Z" or fields[19] != started:
+        return None
+    code = int(fields[49])
+    return -(code & 0x7F) if code & 0x7F else code >> 8
+
+
+def belonging_to(name: str, value: str) -> tuple[int, ...]:
+    """Return every process, except this one, that was started with the environment variable ``name=value``."""
+    wanted = f"{name}={value}".encode()
+    found: list[int] = []
+    for entry in os.listdir("/proc"):  # noqa: PTH208  (names, not paths)
+        if entry.isdecimal() and int(entry) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return tuple(found)
+
+
+class Family:
+    """The orphans of the job: processes that left our sessions and lost their parents.
+
+    Process 1 gets them from the kernel. Any other process asks for them (PR_SET_CHILD_SUBREAPER, prctl(2)), so that
+    nothing that the job started outlives it, whatever its session and its environment.
+    """
+
+    def __init__(self) -> None:
+        """Ask for them. What is a child of this process before that is not of the job."""
+        self._first = os.getpid() == 1
+        self._strangers = frozenset() if self._first else frozenset(_own_children())
+        self._asked = not self._first and _adopt(True)
+
+    def reap(self, known: Iterable[int]) -> None:
+        """Take the status of every ended process that became ours.
+
+        ``known`` are waited for elsewhere; they must have been looked at just before, or they hide what ended after
+        them.
+        """
+        ours = self._strangers.union(known)
+        while self._first or self._asked:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in ours:
+                return
+            with contextlib.suppress(ChildProcessError):  # the thread that started it was first (hang.looking)
+                os.waitpid(found.si_pid, 0)
+
+    def end(self) -> None:
+        """KILL all of them and theirs; the kernel does that itself where process 1 ends."""
+        if not self._asked:
+            return
+        deadline = time.monotonic() + _REAP_SECONDS
+        while time.monotonic() < deadline:
+            left = [pid for pid in _own_children() if pid not in self._strangers]
+            if not left:
+                break
+            for pid in left:
+                send(pid, signal.SIGKILL)
+            for pid in left:
+                _take_status(pid, deadline)  # with its end the kernel gives us its children
+        _adopt(False)
+
+
+def _take_status(pid: int, deadline: float) -> None:
+    """Wait, bounded, for the end of a child that was killed: it may hang in the kernel."""
+    with contextlib.suppress(OSError):
+        if hasattr(os, "pidfd_open"):
+            descriptor = os.pidfd_open(pid)
+            select.select((descriptor,), (), (), max(0.0, deadline - time.monotonic()))
+            os.close(descriptor)
+        os.waitpid(pid, os.WNOHANG if hasattr(os, "pidfd_open") else 0)
+
+
+def _own_children() -> tuple[int, ...]:
+    """Direct children of this process, in the kernel's own list where it has one (proc(5), children)."""
+    try:
+        lists = [path.read_text(encoding="ascii") for path in Path("/proc/self/task").glob("*/children")]
+    except OSError:
+        lists = []
+    return tuple(int(pid) for pid in " ".join(lists).split()) if lists else children_of(os.getpid())
+
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def _adopt(wanted: bool) -> bool:
+    """Ask the kernel for the orphans of our descendants, or no longer; whether it agrees."""
+    import ctypes  # takes milliseconds, and process 1, which every container has, does not need it
+
+    try:
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False

@@ -1,0 +1,140 @@
+"""What torchrun, mpirun and deepspeed say of the ranks that they started. Pure.
+
+The user's own script may have started them: so each is read in every mode. Loaded only when something fails.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from trainworks_launcher.contract.values import printable
+
+
+class Report(NamedTuple):
+    """Which rank a starter names as the first to fail.
+
+    Attributes:
+        rank: Its global rank; -1 if the starter does not say.
+        code: Its return code, negative after a signal.
+        host: Its host; "" if the starter does not say.
+        ended_early: It ended with status 0 while others went on, and the starter ended the job for that.
+        starter: Who says so: ``torchrun``, ``mpirun`` or ``deepspeed``; "" for nobody.
+    """
+
+    rank: int = -1
+    code: int = 0
+    host: str = ""
+    ended_early: bool = False
+    starter: str = ""
+
+
+def report_of(tail: bytes, ranks_by: str = "") -> Report:
+    """Return the report in the output of a starter, or of a script that started one.
+
+    Args:
+        tail: End of the output.
+        ranks_by: Who starts the ranks of this job: then only its words count. ``""``: whoever the script started.
+    """
+    words = tail.decode("utf-8", "replace")
+    readers = {"torchrun": _of_torchrun, "mpirun": _of_mpirun, "deepspeed": _of_deepspeed}
+    chosen = [readers[ranks_by]] if ranks_by in readers else [*readers.values()]
+    return next((report for report in (read(words) for read in chosen) if report.starter), Report())
+
+
+_TORCHRUN_REPORT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+def _of_torchrun(words: str) -> Report:
+    """Read the end of torchrun, and of accelerate, which starts torch's agent too."""
+    found = _TORCHRUN_REPORT.findall(words)
+    return Report(int(found[-1][0]), int(found[-1][1]), starter="torchrun") if found else Report()
+
+
+def torchrun_status(tail: bytes, pid: int) -> int | None:
+    """Return the return code of the process ``pid``, which torchrun logs as soon as it has taken it.
+
+    None if it does not say so: it names only the process of its host that failed first.
+    """
+    found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
+    return int(found[1]) if found else None
+
+
+_DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")
+
+
+def _of_deepspeed(words: str) -> Report:
+    """Read the end of deepspeed's own launcher: it names the local rank, which is the rank of a job of one host."""
+    found = _DEEPSPEED_REPORT.search(words)
+    return Report(int(found[1]), int(found[2]), starter="deepspeed") if found else Report()
+
+
+_MPIRUN_REPORTS = (
+    # "The first process to do so was: Process name: [[39593,1],2] Exit code: 42"; 5.x writes [prterun-host-77@1,2]
+    re.compile(
+        r"first process to do so was:\s+Process name:\s*\[.*?,(?P<rank>\d+)\]\s+Exit code:\s*(?P<code>\d+)", re.DOTALL
+    ),
+    re.compile(
+        r"noticed that process rank (?P<rank>\d+) with PID \d+ on\s+node (?P<host>\S+)"
+        r".*?exited\s+on\s+signal\s+(?P<signal>\d+)",
+        re.DOTALL,
+    ),
+    re.compile(r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?(?:errorcode|Errorcode:)\s*(?P<code>-?\d+)", re.DOTALL),
+    # The words are the same in 4.x and 5.x, but for the name of the program; lines break where they get too long.
+    re.compile(
+        r"exited\s+due\s+to\s+process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(?P<host>\S+)"
+        r"\s+exiting\s+improperly(?P<early>)"
+    ),
+)
+
+
+def _of_mpirun(words: str) -> Report:
+    """Read mpirun's own words (4.x and 5.x)."""
+    found = [match for match in (pattern.search(words) for pattern in _MPIRUN_REPORTS) if match]
+    if not found:
+        return Report()
+    # What it said first: an abort is told when it happens, the summary comes at the end.
+    values = min(found, key=lambda match: match.start()).groupdict()
+    code = -int(values["signal"]) if values.get("signal") else int(values.get("code") or 0)
+    host = printable(values.get("host") or "")
+    return Report(int(values["rank"]), code, host, "early" in values, "mpirun")
+
+
+_DAEMON_REPORTS = (
+    # Open MPI 5, also where the daemon could not be started
+    re.compile(r"daemon executable.*?Local host:\s+\S+\s+Remote host:\s+(\S+)", re.DOTALL),
+    # both lines, where the connection broke
+    re.compile(r"lost communication with a remote daemon.*?Remote daemon:\s+\S+ on node (\S+)", re.DOTALL),
+)
+
+
+def mpirun_daemon(tail: bytes) -> str:
+    """Return the host whose daemon mpirun lost or could not start, in its own words; "" if it does not say so."""
+    words = tail.decode("utf-8", "replace")
+    found = [match for match in (pattern.search(words) for pattern in _DAEMON_REPORTS) if match]
+    return printable(found[0][1]) if found else ""
+
+
+def mpirun_host(tail: bytes) -> str:
+    """Return the host of the process that failed first, in mpirun's own words; "" if it does not say."""
+    found = re.search(r"process rank \d+ with PID \d+ on node ([A-Za-z0-9._-]+)", tail.decode("utf-8", "replace"))
+    return found.group(1) if found else ""
+
+
+_FRAME = re.compile(r"^-{20,}$")
+
+
+def without_help(lines: list[str]) -> list[str]:
+    """Return lines without mpirun's help, which stands between two lines of dashes.
+
+    >>> without_help(["step 1", "-" * 30, "long help", "-" * 30])
+    ['step 1']
+    """
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        if _FRAME.match(line.strip()):
+            inside = not inside
+        elif not inside:
+            kept.append(line)
+    return kept

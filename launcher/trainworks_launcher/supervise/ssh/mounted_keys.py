@@ -1,0 +1,131 @@
+"""ssh with the key pair that an operator mounts into every host of a job: MPIJob, and TrainJob with an MPI runtime.
+
+The pair is ``~/.ssh`` of the launcher and of the workers: id_rsa, id_rsa.pub, and authorized_keys with the same public
+key. Source: kubeflow/mpi-operator, mpi_job_controller.go, setupSSHOnPod; kubeflow/trainer, plugins/mpi/mpi.go. Who has
+the private key is a host of the job, and every host has it. So a worker shows it as its host key, and the launcher
+accepts this key only: no host key is in the image, and none is believed unseen.
+"""
+
+from __future__ import annotations
+
+import getopt
+import os
+import pwd
+import re
+import tempfile
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.supervise.ssh import ssh
+
+PRIVATE_KEY = "id_rsa"
+"""Name of the file, whatever kind of key it holds."""
+
+_PUBLIC_KEY = re.compile(r"(ssh-[a-z0-9-]+|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]+")
+_HOST_KEYS = "/etc/ssh"
+_SERVERS_OPTIONS = "C:E:b:c:f:g:h:k:o:p:u:46DGQRTVdeiqrt"
+"""sshd's short options: sshd(8)."""
+
+_DECIDED = frozenset(("-f", "-h", "-G", "-Q", "-T", "-V", "-t"))
+"""Options with which sshd's caller has chosen the keys, or wants no server."""
+
+
+class Keys(NamedTuple):
+    """A mounted pair: the file of the private key; the public key as ``type base64``."""
+
+    private: Path
+    public: str
+
+
+def find() -> Keys | None:
+    """Return the mounted pair of this process's user; None if there is none, or if it does not open this host."""
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir  # where sshd and ssh look, whatever HOME says
+    except KeyError:
+        return None
+    folder = Path(home, ".ssh")
+    try:
+        public = " ".join((folder / f"{PRIVATE_KEY}.pub").read_text(encoding="utf-8").split()[:2])
+        allowed = (folder / "authorized_keys").read_text(encoding="utf-8")
+        private = folder / PRIVATE_KEY
+        readable = os.access(private, os.R_OK)
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not readable or not _PUBLIC_KEY.fullmatch(public) or public not in allowed:
+        return None
+    return Keys(private, public)
+
+
+def required() -> Keys:
+    """Return the mounted pair. Raises RefusalError if there is none."""
+    keys = find()
+    if keys is None:
+        advice = "let sshAuthMountPath be the .ssh folder in the home directory of the container's user"
+        what = f"{PRIVATE_KEY}, {PRIVATE_KEY}.pub and authorized_keys of the operator are not in ~/.ssh"
+        raise RefusalError([Problem(what, "the keys of the MPI job", advice)])
+    return keys
+
+
+def private_copy(keys: Keys, path: Path) -> None:
+    """Copy the private key to a new file of mode 0600: ssh and sshd refuse one that a group can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(keys.private.read_bytes())
+
+
+def server_options(given: Sequence[str], keygen: str) -> tuple[list[str], str]:
+    """Return (options for an sshd that has no host key, what to say about them); a key is made, or the job's is used.
+
+    Nothing is returned where the caller has chosen the keys, or the host has some. Raises OSError or RefusalError.
+
+    Args:
+        given: sshd's words.
+        keygen: Path of ssh-keygen.
+    """
+    if _are_decided(given):
+        return [], ""
+    keys = find()
+    if keys is None and list(Path(_HOST_KEYS).glob("ssh_host_*_key")):
+        return [], ""
+    file = Path(tempfile.mkdtemp(prefix="trainworks-sshd-"), "host_key")
+    options = ["-h", str(file)]
+    if keys is not None:
+        private_copy(keys, file)
+        # The folder is a volume that everyone in the container may write to, and its files are links.
+        options += ["-o", "StrictModes=no"]
+        said = f"sshd's host key is the job's own key, {keys.private}"
+    else:
+        ssh.make_key(keygen, file)
+        said = "sshd's host key was made now; images have none"
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
+    else:
+        options += ["-o", "UsePAM=no", "-o", "PidFile=none"]
+    return options, said
+
+
+def _are_decided(given: Sequence[str]) -> bool:
+    """Return whether sshd's words say which keys it has, or start no server, or are wrong (which sshd says)."""
+    try:
+        pairs, _ = getopt.getopt(list(given), _SERVERS_OPTIONS)
+    except getopt.GetoptError:
+        return True
+    settings = [re.split(r"[\s=]", value.lstrip())[0].lower() for option, value in pairs if option == "-o"]
+    return "hostkey" in settings or any(option in _DECIDED for option, _ in pairs)
+
+
+def write_client_files(directory: Path, program: str, keys: Keys, connect: Sequence[str]) -> None:
+    """Write what agent.py starts ssh with.
+
+    Args:
+        directory: The runtime directory.
+        program: Path of ssh.
+        keys: The mounted pair.
+        connect: Words that start connect.py, with its limit: hosts come up at their own time.
+    """
+    private_copy(keys, directory / "user_key")
+    (directory / "known_hosts").write_text(f"* {keys.public}\n", encoding="ascii")
+    proxy = " ".join(f'"{word}"' for word in connect)
+    block = f"Host *\n  ProxyCommand {proxy} %h %p\n  ProxyUseFdpass yes\n"
+    (directory / "ssh_config").write_text(block + ssh.client_settings(directory), encoding="utf-8")
+    (directory / "ssh_program").write_text(program, encoding="utf-8")

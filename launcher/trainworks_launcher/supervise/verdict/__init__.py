@@ -1,0 +1,1 @@
+"""Which of all failures is the job's, and the files that say so."""

@@ -1,0 +1,81 @@
+"""The files that say how a job ended: output/success, output/failure, output/failure.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from trainworks_launcher.contract import files, names
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.contract.values import decode, mapping, printable
+from trainworks_launcher.supervise.children.output import log
+from trainworks_launcher.supervise.outcome.outcome import STOPPED, SUCCEEDED, Outcome, shorten
+
+
+def clear(base_directory: str) -> None:
+    """Remove the files that an earlier run left: they would speak for this one. ``""``: there is no such place."""
+    for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if base_directory else ():
+        with contextlib.suppress(OSError):
+            Path(base_directory, name).unlink()
+
+
+def users_own_failure(base_directory: str, masker: Masker) -> str:
+    """Return the failure text that the user's program wrote itself, without secrets and shortened; ``""`` for none.
+
+    What a launcher wrote, maybe that of another job with the same directory, is in FAILURE_JSON too.
+    """
+    text = _read(Path(base_directory, names.FAILURE_FILE)).strip()
+    with contextlib.suppress(ValueError):
+        if text and mapping(decode(_read(Path(base_directory, names.FAILURE_JSON)))).get("text") == text:
+            return ""
+    return shorten(printable(masker.text(text)))
+
+
+def _read(path: Path) -> str:
+    try:
+        return files.read_text(path, errors="replace")
+    except OSError:
+        return ""
+
+
+def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "") -> None:
+    """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
+
+    A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.
+
+    Args:
+        base_directory: Root of the platform's directories; ``""``: nothing is written.
+        outcome: How the job ended; its text has no secrets.
+        masker: Hides the secrets of the job.
+        mode: The job's mode; ``""`` if it has none yet.
+    """
+    if not base_directory:
+        return
+    failure, success = Path(base_directory, names.FAILURE_FILE), Path(base_directory, names.SUCCESS_FILE)
+    try:
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        if outcome.kind == SUCCEEDED:
+            success.touch()
+            return
+        with contextlib.suppress(FileNotFoundError):
+            success.unlink()
+        if outcome.kind == STOPPED and outcome.status == 0:
+            return
+        text = users_own_failure(base_directory, masker) or shorten(outcome.text)
+        document = {
+            "schema": names.FAILURE_SCHEMA,
+            "kind": outcome.kind,
+            "status": outcome.status,
+            "mode": mode,
+            "host": outcome.host,
+            "rank": outcome.rank if outcome.rank >= 0 else None,
+            "cause": outcome.cause or outcome.text.partition("\n")[0],
+            "text": text,
+        }
+        # First the one by which a launcher of another job knows that the other is not its script's.
+        files.write_text(Path(base_directory, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")
+        if _read(failure).strip() != text:
+            files.write_text(failure, text)
+    except OSError as error:
+        log(f"cannot write below {failure.parent}: {error}")

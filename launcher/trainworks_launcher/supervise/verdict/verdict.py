@@ -1,0 +1,304 @@
+"""What a host can say of a failure: from its ranks' last words, from the starter's report, from what other hosts sent.
+
+The words of the one who started the ranks are believed where there are some: mpirun names the first of all ranks, each
+torchrun the first of its own host. Whatever they do not say comes from the ranks themselves.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.masking import Masker
+from trainworks_launcher.plan.plan import NodePlan
+from trainworks_launcher.supervise.outcome.outcome import (
+    FAILED,
+    STOPPED,
+    SUCCEEDED,
+    Outcome,
+    Suspect,
+    describe_status,
+    earlier_failure,
+    early_end,
+    exit_status,
+    first_suspect,
+    signal_of,
+    with_status,
+)
+from trainworks_launcher.supervise.verdict import memory, outcome_files
+
+if TYPE_CHECKING:
+    from trainworks_launcher.supervise.children.output import Tail
+    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.outcome.cause import Said
+    from trainworks_launcher.supervise.outcome.starters import Report
+
+OTHER_HOST_SECONDS = 1.0
+"""How long the words of one host may come after those of another about the same failure."""
+
+OWN_STARTER_SECONDS = 5.0
+"""The same where each host has a starter that the user's script started: it ends later than its ranks."""
+
+
+class Verdict:
+    """Gathers what is known, and words it.
+
+    Attributes:
+        ranks: Ranks of this host; None where there are none.
+        killed: The command outlived the grace of a stop signal.
+        started_at: When the program was started, in seconds since 1970; 0: it was not.
+    """
+
+    def __init__(self, plan: NodePlan, base_directory: str, masker: Masker) -> None:
+        """At the start of a job: what the kernel has killed before does not count."""
+        self.ranks: Ranks | None = None
+        self.killed = False
+        self.started_at = 0.0
+        self._plan = plan
+        self._base = base_directory
+        self._masker = masker
+        self._oom_kills = memory.oom_kills()
+        self._suspects: list[Suspect] = []
+
+    # ---------------------------------------------------------------------------------------------- before the end
+    def of_rank(self, rank: Rank) -> Suspect | None:
+        """Return what to tell the other hosts about a rank that has just ended.
+
+        None if it was told to end. One that ended well is remembered too: others may still need it.
+        """
+        if rank.status == -signal.SIGTERM:
+            return None
+        if rank.status == 0:
+            return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
+        certain = rank.status is not None or rank.has_traceback()
+        code = rank.status or 0
+        found = self._failure(rank.status, rank.said(), rank.number)
+        # The end of the rank that broke the connection may be seen a little later: its host may be busy.
+        later = OTHER_HOST_SECONDS if self.died_of_a_peer(rank.number) else 0.0
+        return Suspect(rank.began_to_fail() + later, found._replace(status=exit_status(code)), certain)
+
+    def died_of_a_peer(self, rank: int) -> bool:
+        """Return whether a rank of this host died of a connection that another rank broke.
+
+        False under mpirun, which knows itself which rank of all hosts was the first.
+        """
+        if self._plan.ranks_by != "torchrun":
+            return False
+        from trainworks_launcher.supervise.outcome.cause import died_of_a_peer  # only a failure needs it
+
+        local = self.ranks.latest(rank) if self.ranks is not None else None
+        return local is not None and died_of_a_peer(local.said())
+
+    def add(self, suspect: Suspect) -> None:
+        """Remember what a host, also this one, said of a rank."""
+        self._suspects.append(suspect)
+
+    def forget(self) -> None:
+        """The ranks begin again: earlier failures no longer count."""
+        self._suspects.clear()
+
+    def knows(self, rank: int) -> bool:
+        """Return whether this host has the output of a rank, or its host has reported it."""
+        local = self.ranks is not None and self.ranks.latest(rank) is not None
+        return local or first_suspect(self._suspects, rank) is not None
+
+    # ------------------------------------------------------------------------------------------------------ the end
+    def reported(self, tail: Tail) -> Report:
+        """Return what the command says of the rank that failed first, also a starter that the user's script started."""
+        from trainworks_launcher.supervise.outcome.starters import report_of  # only a failure needs it
+
+        return report_of(tail.read(), self._plan.ranks_by)
+
+    def of_command(self, what: str, code: int, tail: Tail, stop_signal: int = 0) -> Outcome:
+        """Return the outcome of a command that did not end with status 0.
+
+        Args:
+            what: A person's name of the command.
+            code: Its return code, negative after a signal.
+            tail: End of its output.
+            stop_signal: Stop signal that came before; 0 for none.
+        """
+        report = self.reported(tail)
+        number, reported = report.rank, report.code
+        local = self.ranks.latest(number) if self.ranks is not None else None
+        told = first_suspect(self._suspects, number) if self.ranks is not None else None
+        if self.killed and stop_signal:
+            reported = reported or -signal.SIGKILL  # mpirun and torchrun end with a status of their own
+        if self.ranks is not None:
+            code = reported or (told.outcome.status if told is not None and number < 0 else 0) or code
+        if report.ended_early:
+            host = told.outcome.host if told is not None else self._plan.host if local is not None else report.host
+            found = self._early_end(host, number, f"{report.starter} ended the job for that: {describe_status(code)}")
+        elif local is not None:
+            found = self._failure(code, self._said(local.said(), what), number, what)
+        elif told is not None:
+            found = with_status(told.outcome, code)
+        elif number >= 0:
+            found = self._of_starter(what, code, tail, report)
+        else:
+            found = self._of_program(what, code, tail)
+            code = found.status
+        text = outcome_files.users_own_failure(self._base, self._masker) or found.text
+        if stop_signal:
+            text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
+        kind = STOPPED if stop_signal else FAILED
+        return found._replace(kind=kind, status=exit_status(code), text=text)
+
+    def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
+        """Return the failure of a rank whose words are somewhere in the output of its starter."""
+        from trainworks_launcher.supervise.outcome.cause import Said
+
+        own = "" if code == report.code else f"; {what} itself: {describe_status(code)}"
+        note = "" if self._plan.ranks_by else f", as {report.starter} reports{own}"
+        said = Said(tail.read(), processes=max(2, self._plan.processes))
+        return self._failure(report.code, said, report.rank, what, note=note, reported=True)
+
+    def _of_program(self, what: str, code: int, tail: Tail) -> Outcome:
+        """Return the failure of a command that names no rank of its own."""
+        from trainworks_launcher.supervise.outcome.cause import Said
+
+        processes = self._plan.processes if self.ranks is None else 1
+        errors, latest = (b"", b"") if processes > 1 else (tail.errors(), tail.latest_errors())
+        quiet = time.monotonic() - tail.traced_at if tail.traced_at else 0.0
+        said = self._said(Said(tail.read(), errors, latest, tail.printed, quiet, processes), what)
+        lost = self.lost_daemon(tail)
+        cause = f"mpirun lost its daemon on host {lost}, or could not start it" if lost else ""
+        found = self._failure(names.EXIT_HOSTS if lost else code, said, self._plan.rank, what, cause)
+        return found._replace(host=lost or found.host)
+
+    def _said(self, said: Said, what: str) -> Said:
+        return said._replace(shell=what.endswith(".sh") or what.rpartition("/")[2] in _SHELLS)
+
+    def _masked(self, said: Said) -> Said:
+        """Return what was printed without secrets: before it is shortened, which may cut one in two."""
+
+        def without_secrets(data: bytes) -> bytes:
+            return self._masker.text(data.decode("utf-8", "replace")).encode("utf-8", "replace")
+
+        return said._replace(
+            output=without_secrets(said.output),
+            errors=without_secrets(said.errors),
+            latest=without_secrets(said.latest),
+        )
+
+    def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
+        """Return what is known of a rank that ended with status 0."""
+        cause = early_end(name_of_program(self._plan), host, self._plan.mode, rank)
+        return Outcome(SUCCEEDED, 0, host, "\n".join(filter(None, (cause, why))), cause, rank)
+
+    def another_host_knows(self, outcome: Outcome) -> bool:
+        """Return whether a failure is only that another host's rank has gone, and that host may say why."""
+        from trainworks_launcher.supervise.outcome.cause import tells_of_a_peer
+
+        return self._plan.control is not None and self._plan.ranks_by != "mpirun" and tells_of_a_peer(outcome)
+
+    def judge(self, outcome: Outcome) -> Outcome:
+        """Return the leader's last word on an end that some host reported."""
+        if outcome.kind == STOPPED:
+            return self._with_checkpoints(outcome)
+        if outcome.kind != FAILED:
+            return outcome
+        if outcome.rank >= 0 and self._plan.ranks_by == "torchrun":
+            outcome = earlier_failure(outcome, self._suspects)
+        from trainworks_launcher.supervise.outcome.cause import after_early_end  # only a failure needs it
+
+        return after_early_end(outcome, self._suspects)
+
+    def _with_checkpoints(self, outcome: Outcome) -> Outcome:
+        """Say in the first line if nothing was saved that a next job could go on from."""
+        directory = self._plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
+        if not directory or not self.started_at:
+            return outcome
+        if _has_younger(directory, self.started_at):
+            return outcome
+        first, newline, rest = outcome.text.partition("\n")
+        note = f"no checkpoint was written: no file in {directory} is younger than the job"
+        return outcome._replace(text=f"{first}; {note}{newline}{rest}")
+
+    def lost_daemon(self, tail: Tail) -> str:
+        """Return the host whose daemon mpirun lost; "" if that is not what it says. It may end with status 0 then."""
+        if self._plan.ranks_by != "mpirun":
+            return ""
+        from trainworks_launcher.supervise.outcome.starters import mpirun_daemon
+
+        return mpirun_daemon(tail.read())
+
+    def _failure(
+        self,
+        code: int | None,
+        said: Said,
+        rank: int = -1,
+        what: str = "",
+        cause: str = "",
+        note: str = "",
+        *,
+        reported: bool = False,
+    ) -> Outcome:
+        from trainworks_launcher.supervise.outcome.cause import failure_text  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.starters import mpirun_host
+
+        now = memory.oom_kills()
+        host = self._plan.host
+        if self._plan.shell is not None and self._plan.shell.mounted:  # no launcher is there to tell of it
+            host = mpirun_host(said.output) or host
+        text = failure_text(
+            what=what or name_of_program(self._plan),
+            host=host,
+            mode=self._plan.mode,
+            returncode=code,
+            said=self._masked(said),
+            cause=cause,
+            note=note + _full_memory(code),
+            rank=rank,
+            oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
+            reported=reported,
+        )
+        return Outcome(FAILED, exit_status(code or 0), host, text, text.partition("\n")[0], rank)
+
+
+_SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
+
+
+def _full_memory(code: int | None) -> str:
+    """Return what a death by SIGBUS mostly means where /dev/shm is small, as the end of a sentence."""
+    if code is None or signal_of(code) != signal.SIGBUS:
+        return ""
+    from trainworks_launcher.checks.look import size_of
+    from trainworks_launcher.checks.rules import SHARED_MEMORY_BYTES
+
+    size = size_of("/dev/shm")  # noqa: S108  (the kernel's own, not a file of ours)
+    if size is None or size >= SHARED_MEMORY_BYTES:
+        return ""
+    return f"; /dev/shm has {size >> 20} MiB and may be full: start the container with a larger --shm-size"
+
+
+_LOOK_SECONDS = 0.8
+"""How long the directory of checkpoints is looked at. A dead network file system never answers, and the end of a job
+must not wait for it."""
+
+
+def _has_younger(directory: str, since: float) -> bool:
+    """Return whether a file is younger; True where that cannot be told in time."""
+    from trainworks_launcher.contract.checkpoints import has_younger  # only a stop needs it
+
+    found: list[bool] = []
+    looking = threading.Thread(target=lambda: found.append(has_younger(directory, since)), daemon=True)
+    looking.start()
+    looking.join(_LOOK_SECONDS)
+    return found != [False]
+
+
+def name_of_program(plan: NodePlan) -> str:
+    """Return the user's program for a sentence."""
+    return plan.env.get("SM_USER_ENTRY_POINT") or (plan.argv[0] if plan.argv else "the program")
+
+
+def last_words(outcome: Outcome) -> str:
+    """Return the log line that ends a job."""
+    if outcome.kind not in (FAILED, STOPPED):
+        return "job succeeded on every host"
+    first = outcome.text.partition("\n")[0] or f"exit status {outcome.status}"
+    return f"job {outcome.kind} (exit status {outcome.status}, host {outcome.host}): {first}"
