@@ -1,7 +1,7 @@
 """Checks of a host before the first step: what is asked (``Checks``), and what is found (``Finding``). Pure.
 
 ``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library, ``between``
-measures between hosts. ``rules`` says what the figures mean: a table of rules, each with its severity and its reason.
+measures between hosts. ``rules`` says what the figures mean: a function for each subject, with severity and reason.
 ``programs/check.py`` is the process that does it where the driver is asked or something is measured; a host without
 GPUs is looked at in the launcher itself, which costs two milliseconds with its loading.
 """

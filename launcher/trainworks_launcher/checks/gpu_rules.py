@@ -7,7 +7,7 @@ from typing import Iterator, Mapping, Sequence
 from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
 from trainworks_launcher.checks.gpus import LOST, MISMATCH, NO_DRIVER, OK, RESET_REQUIRED, Gpu, Gpus
 from trainworks_launcher.checks.look import Seen
-from trainworks_launcher.checks.rules import REPLACE, count_of
+from trainworks_launcher.checks.words import REPLACE, count_of
 
 _THROTTLE: Mapping[int, str] = {
     0x08: "hardware slowdown",

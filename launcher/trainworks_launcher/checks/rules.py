@@ -10,6 +10,7 @@ from typing import Iterator, Mapping, Sequence
 
 from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
 from trainworks_launcher.checks.look import Seen
+from trainworks_launcher.checks.words import REPLACE, count_of
 
 GIB = 1 << 30
 
@@ -32,9 +33,6 @@ SLOW_NETWORK = 0.25
 
 LEAST_BITS_PER_SECOND = 100e6
 """Less is a warning on any host: the slowest instance types that train have more than ten times that."""
-
-REPLACE = "replace this host; its platform repairs or replaces it if you report it"
-"""Advice where the hardware is broken."""
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -144,11 +142,6 @@ def median(values: Sequence[float]) -> float:
 def bits(rate: float) -> str:
     """Return a rate in words."""
     return f"{rate / 1e9:.2f} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.0f} Mbit/s"
-
-
-def count_of(number: int, what: str) -> str:
-    """Return ``1 GPU`` or ``2 GPUs``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _size(size: int) -> str:

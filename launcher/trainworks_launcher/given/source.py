@@ -208,7 +208,7 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
     """Return what will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
     import tarfile
 
-    from trainworks_launcher.programs.unpack import judge, members_of
+    from trainworks_launcher.given.archive import judge, members_of  # only an archive needs it
 
     project_file = b""
     try:
