@@ -99,7 +99,7 @@ def test_no_fact_and_no_shell_in_code(path: Path) -> None:
 
 PURE = sorted(
     str(path.relative_to(PACKAGE))
-    for room in ("job", "plan", "mpirun", "given/platforms", "supervise/outcome", "supervise/preparation")
+    for room in ("job", "plan", "mpirun", "given/platforms", "supervise/outcome")
     for path in (PACKAGE / room).rglob("*.py")
 )
 PURE += [
@@ -107,6 +107,7 @@ PURE += [
     *("contract/origins.py", "contract/registry.py", "contract/settings.py", "contract/values.py"),
     *("given/cluster.py", "given/entry.py", "given/invocation.py", "given/manifest.py"),
     *("command/explain.py", "command/options.py"),
+    *("supervise/phase.py", "supervise/preparation/installing.py", "supervise/preparation/steps.py"),
     *(f"supervise/hang/{name}.py" for name in ("naming", "progress", "stacks")),
     *(f"../trainworks_preflight/{name}.py" for name in ("advice", "distribution", "facts", "script")),
 ]

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
@@ -22,14 +21,13 @@ from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.stop_signals import STOP_SIGNALS
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import places
-from trainworks_launcher.given.environment import Environment, look_again, report_directory
-from trainworks_launcher.job.job import make_job
-from trainworks_launcher.plan.modes import plan_host
+from trainworks_launcher.given.environment import Environment, report_directory
 from trainworks_launcher.plan.plan import Auxiliary, NodePlan
 from trainworks_launcher.supervise import control, hooks
 from trainworks_launcher.supervise.children import output, processes
 from trainworks_launcher.supervise.children.auxiliary import Auxiliaries
 from trainworks_launcher.supervise.children.processes import Child
+from trainworks_launcher.supervise.children.running import Running
 from trainworks_launcher.supervise.children.runtime import NoRuntime, Runtime
 from trainworks_launcher.supervise.hang import lookout
 from trainworks_launcher.supervise.hang.lookout import Lookout
@@ -40,10 +38,11 @@ from trainworks_launcher.supervise.outcome.outcome import (
     SUCCEEDED,
     Outcome,
     Suspect,
-    describe_status,
     shorten,
 )
-from trainworks_launcher.supervise.preparation import steps as preparation
+from trainworks_launcher.supervise.phase import Phase
+from trainworks_launcher.supervise.preparation.run import Preparation
+from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict import outcome_files
 from trainworks_launcher.supervise.verdict.verdict import (
     OTHER_HOST_SECONDS,
@@ -54,8 +53,9 @@ from trainworks_launcher.supervise.verdict.verdict import (
 )
 
 if TYPE_CHECKING:
-    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
-    from trainworks_launcher.supervise.ssh.ssh import Server
+    from trainworks_launcher.plan.plan import Shell
+    from trainworks_launcher.supervise.children.ranks import Rank
+    from trainworks_launcher.supervise.ssh.access import Access
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
@@ -106,7 +106,7 @@ class _Supervisor:
         """made: directories of the job that were made for it, and go again if nothing is started."""
         self._plan = plan
         self._refusal = refusal
-        self._welcomed = False
+        self._phase = Phase.JOINING
         self._environment = environment
         self._base = environment.results
         self._made = made
@@ -114,8 +114,6 @@ class _Supervisor:
         self._reports = (
             self._base if refusal is None else report_directory(environment.base_directory, environment.variables)
         )
-        self._launcher = (environment.launcher_python, "-I")
-        self._launcher_directory = environment.launcher_directory
         self._loop = Loop()
         self._runtime = runtime
         self._family = processes.Family()
@@ -124,26 +122,40 @@ class _Supervisor:
         several = plan.control is not None or plan.processes > 1
         prefixed = several and environment.variables.get(names.LOG_PREFIX_VARIABLE, "").strip() != "off"
         self._prefix = f"[{plan.host} rank %d] " if prefixed else ""
-        self._ranks: Ranks | None = None
+        self._running = Running(plan.ranks_by)
         self._verdict = Verdict(plan, self._base, self._masker)
         self._failed: tuple[int, output.Tail] | None = None
-        self._command: Child | None = None
         self._when_ended: Callable[[int], None] = lambda _: None
-        self._steps: list[preparation.Step] = []
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
-        self._secret = environment.job_secret
         self._lookout = Lookout(self._loop, plan, environment, self._report, self._log, self._masker.text)
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {lookout.MESSAGE: self._lookout.told}
         self._role: control.Role | None = None
-        self._ssh_server: Server | None = None
-        self._leader_key = ""
-        self._leader_address = ""
-        self._local_address = ""
-        self._went = False
-        self._stop_signal = 0
-        self._stopped_by_other_host = False
+        self._ssh: Access | None = None
         self._outcome: Outcome | None = None
-        self._leaving = False
+        self._stopping = Stopping(
+            self._loop,
+            plan,
+            self._running,
+            self._verdict,
+            phase=lambda: self._phase,
+            report=self._report,
+            begun=self._lookout.end,
+            abandoned=self._leave_if_over,
+            log=self._log,
+        )
+        self._preparation = Preparation(
+            plan,
+            environment,
+            self._running,
+            self._stopping,
+            self._verdict,
+            self._masker,
+            phase=lambda: self._phase,
+            start=self._start,
+            report=self._report,
+            done=self._prepared,
+            log=self._log,
+        )
 
     # ------------------------------------------------------------------------------------------------- the run itself
     def run(self, stopped: Sequence[int]) -> int:
@@ -156,10 +168,10 @@ class _Supervisor:
         kept_descriptor = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         try:
             self._loop.watch(receiver, READ, lambda _: self._signals(receiver))
-            self._stop_signal = next(iter(stopped), 0)  # then nothing is started
+            self._stopping.signal = next(iter(stopped), 0)  # then nothing is started
             self._guard(self._begin)
-            if self._stop_signal:
-                self._stop_from_platform(self._stop_signal)
+            if self._stopping.signal:
+                self._stop_from_platform(self._stopping.signal)
             self._loop.run()
         except Exception:  # noqa: BLE001  (the outermost frame: a defect of ours must not end a job without a word)
             import traceback  # only a defect of ours needs it
@@ -182,6 +194,7 @@ class _Supervisor:
         """A defect of the launcher: an outcome of its own kind, with the traceback for the report."""
         self._log(trace)
         text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
+        self._phase = max(self._phase, Phase.ENDING)
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
         outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
 
@@ -199,10 +212,12 @@ class _Supervisor:
             self._runtime.write_rank_environment(self._plan.cwd, self._plan.hidden_from_ranks)
             from trainworks_launcher.supervise.children.ranks import Ranks  # its sockets cost a plain script too much
 
-            self._ranks = Ranks(
+            ranks = Ranks(
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
             )
-            self._verdict.ranks = self._lookout.ranks = self._ranks
+            self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
+        if self._plan.shell is not None:
+            self._ssh = self._make_ssh(self._plan.shell)
         self._role = self._make_role()
         self._role.begin()
 
@@ -210,9 +225,9 @@ class _Supervisor:
         plan = self._plan
         events = control.Events(
             welcome=lambda key, leader, own: self._guard(lambda: self._welcome(key, leader, own)),
-            peers=lambda peers: self._guard(lambda: self._peers(peers)),
+            peers=lambda peers: self._guard(lambda: self._reach(peers)),
             go=self._go,
-            stop=self._stop_from_other_host,
+            stop=self._stopping.from_other_host,
             restart=self._restart_ranks,
             suspect=self._suspect,
             judge=self._verdict.judge,
@@ -226,20 +241,16 @@ class _Supervisor:
         from trainworks_launcher.supervise.control.identity import identity_of  # only a job of several hosts needs it
 
         job = identity_of(self._environment, plan.control, plan.mode)
-        key = ""
-        if plan.shell is not None:
-            from trainworks_launcher.supervise.ssh import ssh
-
-            file = "user_key" if plan.role == "leader" else "host_key"
-            key = ssh.make_key(plan.shell.ssh_keygen, self._runtime.path / file)
+        key = self._ssh.make_key() if self._ssh is not None else ""
+        secret = self._environment.job_secret
         if plan.role == "leader":
             from trainworks_launcher.supervise.control.leader import Leader
 
-            return Leader(self._loop, plan.control, plan.limits, job, key, self._secret, events)
+            return Leader(self._loop, plan.control, plan.limits, job, key, secret, events)
         from trainworks_launcher.supervise.control.worker import Worker
 
         self._log(f"joining {plan.control.leader} on port {plan.control.port}")
-        return Worker(self._loop, plan.control, plan.limits, job, plan.member or plan.host, key, self._secret, events)
+        return Worker(self._loop, plan.control, plan.limits, job, plan.member or plan.host, key, secret, events)
 
     def _told(self, host: str, kind: str, message: Mapping[str, Json]) -> None:
         """Another host told something that is not about the start and the end: to the part that knows the kind."""
@@ -247,160 +258,58 @@ class _Supervisor:
         if hear is not None:
             hear(host, message)
 
+    def _make_ssh(self, shell: Shell) -> Access:
+        from trainworks_launcher.supervise.ssh.access import Access  # only jobs over ssh need it
+
+        program = f"{self._environment.launcher_directory}/programs/connect.py"
+        connect = (self._environment.launcher_python, "-I", program, f"{self._plan.limits.join:g}")
+        leads = self._plan.role != "worker"
+        return Access(self._loop, shell, self._runtime.path, self._runtime.env, connect, leads=leads)
+
     # ---------------------------------------------------------------------------------------------------- preparation
     def _welcome(self, leader_key: str, leader_address: str, local_address: str) -> None:
         """The control channel stands: prepare this host, while the others prepare theirs."""
-        again, self._welcomed = self._welcomed, True
+        again = self._phase > Phase.JOINING
+        self._phase = max(self._phase, Phase.PREPARING)
         if self._refusal is not None:
             self._report(self._refusal)
             return
-        self._leader_key, self._leader_address, self._local_address = leader_key, leader_address, local_address
-        if not self._check():
+        self._compare_clocks()
+        if not self._preparation.check():
             return
-        if again:
-            # The leader started anew, with a new key; what is prepared here, or is being prepared, stays.
-            if self._ssh_server is not None:
-                self._ssh_server.admit(leader_key, leader_address)
+        if self._ssh is not None:
+            self._ssh.admit(leader_key, leader_address, local_address)
+        if not again:  # else the leader started anew, with a new key: what is prepared, or is being prepared, stays
+            self._preparation.begin()
+
+    def _compare_clocks(self) -> None:
+        """Ask the leader for the time, where hosts are checked."""
+        if self._plan.checks is None or self._plan.control is None or self._role is None:
             return
-        self._steps = list(preparation.steps(self._plan, self._launcher, self._launcher_directory))
-        self._next_step()
+        from trainworks_launcher.supervise.control.clocks import KIND, Clocks
 
-    def _check(self) -> bool:
-        """Look at this host, and compare its clock with the leader's; False if it cannot take part.
+        clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
+        self._heard[KIND] = clocks.heard
+        clocks.ask()
 
-        What may take longer is a step of the preparation.
-        """
-        asked = self._plan.checks
-        if asked is None:
-            return True
-        if self._plan.control is not None and self._role is not None:
-            from trainworks_launcher.supervise.control.clocks import KIND, Clocks
-
-            clocks = Clocks(self._role, self._plan.host, self._plan.role == "leader", self._log)
-            self._heard[KIND] = clocks.heard
-            clocks.ask()
-        if asked.needs_process:
-            return True
-        from trainworks_launcher.checks import FAILED as CHECK_FAILED
-        from trainworks_launcher.checks.run import line_of, run
-
-        found = run(asked, self._log)
-        for finding in found:
-            self._log(line_of(finding))
-        failed = [str(finding) for finding in found if finding.severity == CHECK_FAILED]
-        self._check_failed(failed)
-        return not failed
-
-    def _check_ended(self, code: int) -> None:
-        """The process that checks this host has found something; a defect of its own does not end a job."""
-        from trainworks_launcher.checks.run import failures_in
-
-        failed = failures_in(self._command.tail.read() if self._command is not None else b"")
-        self._check_failed(failed)
-        if not failed:
-            self._log(f"warning: the checks of this host broke off ({describe_status(code)}); please report this")
-            self._next_step()
-
-    def _check_failed(self, failed: Sequence[str]) -> None:
-        if failed:
-            text = "\n".join((f"a check of host {self._plan.host} failed: {failed[0]}", *failed[1:]))
-            self._report(Outcome(FAILED, names.EXIT_CHECK, self._plan.host, shorten(text)))
-
-    def _next_step(self) -> None:
-        if self._outcome is not None or self._stop_signal:
-            return
-        if not self._steps:
-            self._guard(self._prepared)
-            return
-        step = self._steps.pop(0)
-        self._log(step.what)
-        directory = self._plan.cwd if Path(self._plan.cwd).is_dir() else self._base
-        self._start(step.argv, directory, lambda code: self._step_ended(step, code), step.status)
-
-    def _step_ended(self, step: preparation.Step, code: int) -> None:
-        if code == 0 and not self._stop_signal:
-            self._next_step()
-            return
-        if step.status == names.EXIT_CHECK and not self._stop_signal:
-            self._check_ended(code)
-            return
-        from trainworks_launcher.supervise.preparation.installing import reason_of  # only a failure needs it
-
-        kind = STOPPED if self._stop_signal else FAILED
-        status = 128 + self._stop_signal if self._stop_signal else step.status
-        what = step.what
-        tail = self._command.tail if self._command is not None else output.Tail()
-        outcome = self._verdict.of_command(what, code, tail, self._stop_signal)
-        reason = "" if self._stop_signal else self._masker.text(reason_of(tail.read(), preparation.kept(self._plan)))
-        if reason:
-            # A text that begins otherwise begins with the end of a traceback, of a build that pip started.
-            rest = outcome.text if outcome.text.startswith(what) else outcome.text.partition("\n")[2]
-            outcome = outcome._replace(text=shorten(f"{reason}\n{rest}"), cause=reason)
-        self._report(outcome._replace(kind=kind, status=status))
-
-    def _prepared(self) -> None:
-        """The code is on this host. If it was fetched, plan again with what it is: what refuses a local archive at the
-        start refuses now, and only now is it known what is to be installed."""
-        if self._plan.code.fetch:
-            self._plan = plan_host(make_job(look_again(self._environment), self._plan.host))
-            self._steps = list(preparation.installation(self._plan))
-            if self._steps:
-                self._next_step()
-                return
-        self._serve_ssh()
-
-    def _serve_ssh(self) -> None:
-        """Prepared: start sshd where the mode needs it, and say so."""
-        port = 0
-        if self._plan.shell is not None and self._plan.role == "worker":
-            from trainworks_launcher.supervise.ssh import ssh
-
-            server = ssh.Server(
-                self._plan.shell.sshd,
-                self._runtime.path,
-                self._local_address,
-                self._leader_key,
-                self._leader_address,
-                self._runtime.env,
-            )
-            self._ssh_server = server
-            self._loop.watch(server.fileno(), READ, lambda _: self._read_ssh_log(server.fileno()))
-            port = server.port
+    def _prepared(self, plan: NodePlan) -> None:
+        """This host is prepared, for a plan that knows the code: start sshd where it is needed, and say so."""
+        self._plan = plan
+        port = self._ssh.serve() if self._ssh is not None else 0
         if self._role is not None:
             self._role.ready(port)
 
-    def _read_ssh_log(self, descriptor: int) -> None:
-        """sshd's log is read and dropped: a full pipe would stop it."""
-        try:
-            chunk = os.read(descriptor, 65536)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self._loop.unwatch(descriptor)
-
-    def _peers(self, peers: Sequence[control.Peer]) -> None:
+    def _reach(self, peers: Sequence[control.Peer]) -> None:
         """All hosts are ready: on the leader of an ssh job, write down where they are."""
-        if self._plan.shell is not None and self._plan.shell.mounted:
-            self._use_mounted_keys(self._plan.shell.ssh)
-        elif self._plan.shell is not None:
-            from trainworks_launcher.supervise.ssh import ssh
-
-            # Hosts that take no part in the distribution serve no ssh.
-            ssh.write_client_files(self._runtime.path, self._plan.shell.ssh, [peer for peer in peers if peer.ssh_port])
-
-    def _use_mounted_keys(self, program: str) -> None:
-        """Write down how the hosts are reached that only serve ssh; they may come up later than this one."""
-        from trainworks_launcher.supervise.ssh import mounted_keys
-
-        connect = (*self._launcher, f"{self._launcher_directory}/programs/connect.py", f"{self._plan.limits.join:g}")
-        mounted_keys.write_client_files(self._runtime.path, program, mounted_keys.required(), connect)
+        if self._ssh is not None:
+            self._ssh.write_peers(peers)
 
     # -------------------------------------------------------------------------------------------------------- running
     def _go(self) -> None:
         """Start the command; a host without one has nothing to fail, and waits for the job's outcome."""
-        if self._outcome is not None or self._stop_signal:
+        if self._phase >= Phase.ENDING or self._stopping.signal:
             return
-        self._went = True
+        self._phase = Phase.RUNNING
         self._verdict.started_at = time.time()
         if self._role is not None:
             self._lookout.begin(self._role)
@@ -418,12 +327,12 @@ class _Supervisor:
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
         try:
-            raw = (self._ranks is None and not self._plan.auxiliaries) or argv != self._plan.argv
+            raw = (self._running.ranks is None and not self._plan.auxiliaries) or argv != self._plan.argv
             prefix = None if raw else b""
             if self._plan.rank >= 0 and argv == self._plan.argv:
                 prefix = self._prefix_of(self._plan.rank)
-            self._command = Child(argv, self._environment_of(argv), cwd, self._output, prefix)
-            self._lookout.command = self._command
+            command = Child(argv, self._environment_of(argv), cwd, self._output, prefix)
+            self._running.command = self._lookout.command = command
         except OSError as error:
             text = f"cannot start {argv[0]} in {cwd}: {processes.why_not_started(argv[0], cwd, error)}"
             self._report(Outcome(FAILED, status, self._plan.host, text))
@@ -450,27 +359,27 @@ class _Supervisor:
         return {**seen, "TMPDIR": str(self._runtime.path)} if self._plan.ranks_by == "mpirun" else seen
 
     def _command_ended(self, code: int) -> None:
-        lost = "" if self._stop_signal or self._command is None else self._verdict.lost_daemon(self._command.tail)
+        stopped, tail = self._stopping.signal, self._running.tail
+        lost = "" if stopped else self._verdict.lost_daemon(tail)
         if code == 0 and not lost:
-            kind = STOPPED if self._stop_signal else SUCCEEDED
-            text = "stopped by a signal; the program ended with status 0" if self._stop_signal else ""
+            kind = STOPPED if stopped else SUCCEEDED
+            text = "stopped by a signal; the program ended with status 0" if stopped else ""
             self._report(Outcome(kind, 0, self._plan.host, text))
-            if self._outcome is None:
+            if self._phase < Phase.ENDING:
                 self._log("this host has finished; it waits for the others")
             return
-        tail = self._command.tail if self._command is not None else output.Tail()
         report = self._verdict.reported(tail)
-        outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, self._stop_signal)
-        if self._stop_signal:
+        outcome = self._verdict.of_command(name_of_program(self._plan), code, tail, stopped)
+        if stopped:
             self._report(outcome)
-        elif self._ranks is not None and report.rank >= 0 and not self._verdict.knows(report.rank):
+        elif self._running.ranks is not None and report.rank >= 0 and not self._verdict.knows(report.rank):
             # mpirun has told the leader before the rank's own host did.
             self._failed = (code, tail)
             self._loop.after(OTHER_HOST_SECONDS, lambda: self._report_failure(code, tail))
         elif self._verdict.another_host_knows(outcome):
             # The host of the rank that broke the connection tells why; if that host is lost, nobody does.
             # A torchrun that the user's script started takes seconds to end after it has seen a failure.
-            own = self._ranks is None and report.rank >= 0
+            own = self._running.ranks is None and report.rank >= 0
             seconds = OWN_STARTER_SECONDS if own else OTHER_HOST_SECONDS
             self._loop.after(seconds, lambda: self._report_failure(code, tail))
         else:
@@ -478,9 +387,9 @@ class _Supervisor:
 
     def _report_failure(self, code: int, tail: output.Tail) -> None:
         self._failed = None
-        if self._outcome is None:
+        if self._phase < Phase.ENDING:
             name = name_of_program(self._plan)
-            self._report(self._verdict.of_command(name, code, tail, self._stop_signal))
+            self._report(self._verdict.of_command(name, code, tail, self._stopping.signal))
 
     # ---------------------------------------------------------------------------------------------------------- ranks
     def _prefix_of(self, rank: int) -> bytes:
@@ -490,23 +399,24 @@ class _Supervisor:
     def _rank_started(self, rank: Rank) -> None:
         """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
         Both are told to give up."""
-        if self._ranks is not None and self._ranks.begin_again(rank):
+        if self._running.ranks is not None and self._running.ranks.begin_again(rank):
             self._verdict.forget()
-        if self._stop_signal or self._outcome is not None:
+        if self._stopping.signal or self._phase >= Phase.ENDING:
             processes.send(rank.pid, signal.SIGTERM)
-            if self._command is not None:
-                self._command.signal(signal.SIGTERM)
+            if self._running.command is not None:
+                self._running.command.signal(signal.SIGTERM)
 
     def _rank_ended(self, rank: Rank) -> None:
         """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""
-        if self._stop_signal or self._outcome is not None or self._ranks is None or self._role is None:
+        ranks = self._running.ranks
+        if self._stopping.signal or self._phase >= Phase.ENDING or ranks is None or self._role is None:
             return
-        self._ranks.take()
+        ranks.take()
         suspect = self._verdict.of_rank(rank)
         if suspect is not None:
             self._role.suspect(suspect)
-        if rank.status is None and self._plan.ranks_by == "torchrun" and self._command is not None:
-            self._ask_torchrun(rank, self._command.tail)
+        if rank.status is None and self._plan.ranks_by == "torchrun" and self._running.command is not None:
+            self._ask_torchrun(rank, self._running.command.tail)
 
     def _ask_torchrun(self, rank: Rank, tail: output.Tail) -> None:
         """Torchrun took the status of a rank before this launcher saw it: it logs it, long before it ends itself."""
@@ -515,7 +425,7 @@ class _Supervisor:
         rank.status = torchrun_status(tail.read(), rank.pid)
         if rank.status is not None:
             self._rank_ended(rank)
-        elif self._outcome is None and time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
+        elif self._phase < Phase.ENDING and time.monotonic() < rank.ended_at + OTHER_HOST_SECONDS:
             self._loop.after(_LOG_SECONDS, lambda: self._ask_torchrun(rank, tail))
 
     def _suspect(self, suspect: Suspect) -> None:
@@ -545,61 +455,27 @@ class _Supervisor:
 
     def _reap(self) -> None:
         """Note our own child's end; as PID 1, also take the status of every orphan that became ours."""
-        command = self._command
+        command = self._running.command
         ended = command is not None and command.has_just_ended()
         for row, child in self._auxiliaries.failures():
             self._auxiliary_failed(row, child)
-        if self._ssh_server is not None and self._ssh_server.has_just_ended():
+        server = self._ssh.server if self._ssh is not None else None
+        if server is not None and server.has_just_ended():
             self._log("the job's sshd has ended; what it has started goes on")
-        own = [child.pid for child in (command, self._ssh_server) if child is not None]
+        own = [child.pid for child in (command, server) if child is not None]
         self._family.reap((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
-            if self._ranks is not None:
-                self._ranks.drain(_DRAIN_SECONDS)
+            if self._running.ranks is not None:
+                self._running.ranks.drain(_DRAIN_SECONDS)
             self._guard(lambda: self._when_ended(command.returncode))
-            if self._outcome is not None:
-                self._maybe_leave()
-
-    def _stop(self, number: int) -> None:
-        """A stop signal, ours or another host's: hand it on, and bound what follows."""
-        if self._outcome is not None:
-            return
-        self._lookout.end()
-        first = not self._stop_signal
-        self._stop_signal = self._stop_signal or number
-        if first:
-            grace = self._plan.limits.stop_grace
-            self._log(f"{signal.Signals(number).name}: passed on; KILL follows in {grace:g} s")
-            self._loop.after(grace, self._kill)
-        self._signal_processes(number)
-        if not self._went and (self._command is None or not self._command.running):
-            text = f"stopped by {signal.Signals(self._stop_signal).name} before the program was started"
-            self._report(Outcome(STOPPED, 128 + self._stop_signal, self._plan.host, text))
+            self._leave_if_over()
 
     def _stop_from_platform(self, number: int) -> None:
-        """A stop signal to this container. Every container gets one: if another host's came first, the ranks have had
-        theirs. A further one is passed on, because it is meant."""
-        passed_on = self._stopped_by_other_host
-        self._stopped_by_other_host = False
-        if not passed_on:
-            self._stop(number)
+        """A stop signal to this container: for its processes, and for the other hosts."""
+        self._stopping.from_platform(number)
         if self._role is not None:
             self._role.stopping()
-
-    def _stop_from_other_host(self) -> None:
-        """Another host was stopped. Once only: a second signal would cut short what the first one started."""
-        if not self._stop_signal:
-            self._stopped_by_other_host = True
-            self._stop(signal.SIGTERM)
-
-    def _signal_processes(self, number: int) -> None:
-        """Send a signal to those who are meant to get it."""
-        ranks = self._running_ranks()
-        for pid in ranks:
-            processes.send(pid, number)
-        if not ranks and self._command is not None and self._command.running:
-            self._command.signal_group(number)
 
     def _restart_ranks(self) -> None:
         """Another host is lost and the job goes on: end the ranks of this host.
@@ -607,68 +483,31 @@ class _Supervisor:
         They may wait for the lost ones until their own time-outs. torchrun starts new ones, in a group without that
         host.
         """
-        if self._outcome is None and not self._stop_signal:
-            for pid in self._running_ranks():
-                processes.send(pid, signal.SIGKILL)
-
-    def _kill(self) -> None:
-        """The grace is over."""
-        command = self._command
-        if command is not None and command.running:
-            self._log("the grace period is over: KILL")
-            self._verdict.killed = True
-            if self._plan.ranks_by and self._outcome is None:
-                # It is told first, so that mpirun's daemons on the other hosts end too. With an outcome it was told.
-                command.signal(signal.SIGTERM)
-                self._loop.after(names.FAILURE_GRACE_SECONDS, lambda: command.signal_group(signal.SIGKILL))
-            else:
-                command.signal_group(signal.SIGKILL)
-        self._kill_ranks()
-        self._loop.after(names.KILL_LIMIT_SECONDS, self._abandon)
-
-    def _kill_ranks(self) -> None:
-        for pid in self._running_ranks():
-            processes.send(pid, signal.SIGKILL)
-
-    def _running_ranks(self) -> tuple[int, ...]:
-        if self._ranks is not None:
-            return self._ranks.running()
-        command = self._command
-        if self._plan.ranks_by and command is not None and command.running:
-            return processes.children_of(command.pid)
-        return ()
-
-    def _abandon(self) -> None:
-        """KILL did not end the command: it hangs inside the kernel. The job ends without it."""
-        command = self._command
-        if command is not None and command.running:
-            self._log(f"process {command.pid} does not end after KILL; leaving without it")
-            self._command = None
-            text = f"{name_of_program(self._plan)} did not end {names.KILL_LIMIT_SECONDS:g} s after KILL"
-            self._report(Outcome(FAILED, 128 + signal.SIGKILL, self._plan.host, text))
-            if self._outcome is not None:
-                self._maybe_leave()
+        if self._phase < Phase.ENDING and not self._stopping.signal:
+            self._running.send_to_ranks(signal.SIGKILL)
 
     # -------------------------------------------------------------------------------------------------------- the end
     def _finish(self, outcome: Outcome) -> None:
         """The job's outcome is known: end what still runs, then leave together with the others."""
-        if self._outcome is not None:
+        if self._phase >= Phase.ENDING:
             return
         # A host that refuses, and reaches no other host, still has its own reason.
-        self._outcome = self._refusal if self._refusal is not None and not self._welcomed else outcome
+        self._outcome = self._refusal if self._refusal is not None and self._phase is Phase.JOINING else outcome
+        self._phase = Phase.ENDING
         self._lookout.end()
-        command = self._command
+        command = self._running.command
         if command is not None and command.running:
-            self._signal_processes(signal.SIGTERM)
+            self._running.send(signal.SIGTERM)
             if self._plan.ranks_by:
                 command.signal(signal.SIGTERM)
-            self._loop.after(names.FAILURE_GRACE_SECONDS, self._kill)
-        self._maybe_leave()
+            self._loop.after(names.FAILURE_GRACE_SECONDS, self._stopping.kill)
+        self._leave_if_over()
 
-    def _maybe_leave(self) -> None:
-        if self._leaving or (self._command is not None and self._command.running):
+    def _leave_if_over(self) -> None:
+        """Leave, once, when the outcome is known and the command has ended."""
+        if self._phase is not Phase.ENDING or self._running.is_active:
             return
-        self._leaving = True
+        self._phase = Phase.LEAVING
         self._auxiliaries.end()
         if self._outcome is not None:
             outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
@@ -679,24 +518,24 @@ class _Supervisor:
 
     def _clean_up(self) -> None:
         """End every process and remove every file that the run made."""
-        command = self._command
+        command = self._running.command
         if command is not None and command.running:
             command.kill()
         self._auxiliaries.end()
-        self._kill_ranks()
-        if self._ssh_server is not None:
-            self._ssh_server.close()
+        self._running.send_to_ranks(signal.SIGKILL)
+        if self._ssh is not None:
+            self._ssh.close()
         if self._role is not None:
             self._role.close()
         # A process that left our sessions still has the name of our directory in its environment.
         for pid in processes.belonging_to(names.RUNTIME_DIRECTORY_VARIABLE, str(self._runtime.path)):
             processes.send(pid, signal.SIGKILL)
         self._family.end()
-        if self._ranks is not None:
-            self._ranks.close()
+        if self._running.ranks is not None:
+            self._running.ranks.close()
         self._loop.close()
         self._runtime.remove()
-        if not self._went:
+        if not self._verdict.started_at:
             places.take_back(self._made)
         outcome = self._outcome or Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, "no outcome is known")
         self._log(last_words(outcome))

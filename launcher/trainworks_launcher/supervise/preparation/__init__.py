@@ -1,1 +1,1 @@
-"""What a host does before its command starts, and what a failed step says. Pure."""
+"""What a host does before its command starts, step by step, and what a failed step says."""
