@@ -21,7 +21,7 @@ SERVER = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from trainworks_launcher.supervise import ssh
+from trainworks_launcher.supervise.ssh import ssh
 directory, address, key, leader = Path(sys.argv[2]), *sys.argv[3:6]
 ssh.make_key(sys.argv[6], directory / "host_key")
 environment = {"PATH": "/usr/bin:/bin", "SECRET": "not for a session"}
