@@ -87,12 +87,14 @@ class Eyes:
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
         python, ran = _is_python(pid), _ran(pid)
+        waits, path = kernel_words(pid, now.state)  # before its stack is asked for, which may wake it
         stack: tuple[Thread, ...] = ()
         if python:
             same = old is not None and (old.started, old.cpu, old.ran) == (now.started, now.cpu, ran) and ran > 0
             stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
-        sleeps = python and (kernel_words(pid, now.state)[0] == _WAITS["sleep"] or waits_for_lock(stack))
-        return Process(now.started, python, now.cpu, ran, now.children, _moved_bytes(pid), stack, sleeps)
+        sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
+        moved = _moved_bytes(pid)
+        return Process(now.started, python, now.cpu, ran, now.children, moved, stack, sleeps, now.state, waits, path)
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
         if self._py_spy:
@@ -128,7 +130,7 @@ class Eyes:
             pid = next((pid for pid in _descendants(known, [root.pid]) if _has_stack(seen, pid)), root.pid)
             # A shell in front of the program answers nothing; what it started does.
             state = known[pid].state if pid in known else ""
-            waits, path = kernel_words(pid, state)
+            state, waits, path = _waiting(pid, state, seen)
             threads = seen.processes[pid].stack if pid in seen.processes else ()
             found.append(row_of(root.rank, host, threads, state, waits, path, natives.get(pid, ())))
         return found
@@ -141,8 +143,8 @@ class Eyes:
             lines.append(f"=== rank {root.rank}" if root.rank >= 0 else "=== the program")
             for pid in _descendants(known, [root.pid]):
                 now = known[pid]
-                waits, path = kernel_words(pid, now.state)
-                said = ", ".join(filter(None, (f"state {now.state}", waits, path)))
+                state, waits, path = _waiting(pid, now.state, seen)
+                said = ", ".join(filter(None, (f"state {state}", waits, path)))
                 lines.append(f"--- process {pid} ({_name(pid)}), {said}, {now.cpu:.1f} s of CPU time")
                 threads = natives.get(pid, ())
                 if not threads and pid in seen.processes:
@@ -222,6 +224,17 @@ def _ran(pid: int) -> int:
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:
+    """Return (state, what it waits for, path) of a process: as it was seen, unless it was stopped since then.
+
+    Reading the stacks of compiled code holds a process, which then runs for a moment, or is ready to on a busy host.
+    """
+    process = seen.processes.get(pid)
+    if process is not None and process.state and state not in ("T", "t"):
+        return process.state, process.waits, process.path
+    return (state, *kernel_words(pid, state))
 
 
 def _moved_bytes(pid: int) -> int:

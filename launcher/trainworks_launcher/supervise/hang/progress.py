@@ -41,6 +41,9 @@ class Process(NamedTuple):
         moved: Bytes that it read and wrote, of files and pipes; 0 where the kernel does not say.
         stack: Its Python stacks; () where there are none or they cannot be read.
         sleeps: Its main thread was asleep, or waited for a lock.
+        state: The letter of proc(5); ``""`` where it is not known.
+        waits: The kernel's words of what its main thread waited for.
+        path: The file that the main thread was in the middle of opening, or the FIFO that it read.
     """
 
     started: str
@@ -51,6 +54,9 @@ class Process(NamedTuple):
     moved: int = 0
     stack: tuple[Thread, ...] = ()
     sleeps: bool = False
+    state: str = ""
+    waits: str = ""
+    path: str = ""
 
 
 class Look(NamedTuple):
