@@ -70,7 +70,7 @@ benchmark: setup engines peers  ## measure builds beside a plain Dockerfile, pri
 
 setup: .venv/complete  ## the virtual environment with everything that the builder and its tests need
 
-.venv/complete: pyproject.toml launcher/pyproject.toml lint/pyproject.toml tools/set-up-python tools/install-packages
+.venv/complete: pyproject.toml launcher/pyproject.toml tools/set-up-python tools/install-packages
 	PYTHON=$(PYTHON) tools/set-up-python
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""The four projects of this repository as wheels: each has every file of its tree, and the launcher's runs a job."""
+"""The three projects of this repository as wheels: each has every file of its tree, and the launcher's runs a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ UV = Path(sys.executable).with_name("uv")
 PROJECTS = {
     ".": ["src/trainworks"],
     "launcher": ["launcher/trainworks_launcher", "launcher/trainworks_preflight"],
-    "lint": ["lint/trainworks_lint"],
     "smdistributed": ["smdistributed/smdistributed", "smdistributed/trainworks_smdistributed"],
 }
 """Projects, and the folders that their wheels have."""

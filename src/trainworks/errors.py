@@ -169,11 +169,11 @@ class CompatibilityError(TrainworksError):
         super().__init__(f"{target}: incompatible components:{lines}", hint="change the versions in its row or stack")
 
 
-class LintError(TrainworksError):
-    """A Dockerfile has lint findings above advice."""
+class DockerfileError(TrainworksError):
+    """A Dockerfile has findings above advice."""
 
     exit_status = 14
-    meaning = "lint errors"
+    meaning = "findings in a Dockerfile"
 
 
 class RegistryError(TrainworksError):

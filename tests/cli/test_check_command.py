@@ -141,6 +141,30 @@ def test_an_unknown_target_is_refused_with_the_nearest(root: Path, run: Run) -> 
     assert json.loads(run(root, "--only", "nothing", "--format", "json")[1].split("\nerror")[0])["exit_status"] == 4
 
 
+def test_dockerfiles_are_checked_by_the_same_command(root: Path, run: Run, tmp_path: Path) -> None:
+    bad, good = tmp_path / "bad", tmp_path / "good"
+    bad.write_text("FROM debian:12\nRUN pip install a>=1\nARG NCCL_VERSION=2.26.2\n", encoding="utf-8")
+    good.write_text("FROM debian:12\nARG NCCL_VERSION=2.26.2\n", encoding="utf-8")
+    status, output = run(root, str(bad), str(good))
+    assert status == 14
+    assert f"{bad}:2: error: `a>=1` writes the file `=1` and does not limit the version [unquoted-version]\n" in output
+    assert f"{good}:2: advice: nothing reads NCCL_VERSION" in output
+    assert output.endswith("2 files: 1 error, 2 advice\n")
+    status, output = run(root, str(good), "--format", "json")
+    (file,) = json.loads(output)
+    assert (status, file["file"], file["fits"]) == (0, str(good), True)
+    assert [each["rule"] for each in file["findings"]] == ["version-not-read"]
+
+
+def test_what_is_no_dockerfile_is_named(root: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("Read this", encoding="utf-8")
+    status, output = run(root, str(tmp_path / "absent"), str(tmp_path), str(tmp_path / "notes"))
+    assert status == 9
+    for said in ("absent: No such file or directory", f"{tmp_path}: Is a directory", "notes is not a Dockerfile"):
+        assert said in output
+    assert run(root, "Dockerfile", "--only", CPU)[0] == 2
+
+
 # A vendor target that breaks every known-bad combination, made of rows.
 
 BAD = """

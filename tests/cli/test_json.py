@@ -35,6 +35,7 @@ RESULTS = {
     "catalogue": ("catalogue",),
     "catalogue --output": ("catalogue", "--output", "catalogue.json"),
     "check": ("check", "--only", CPU_TARGET),
+    "check DOCKERFILE": ("check", "Dockerfile"),
     "help": ("help", "push"),
     "lock --check": ("lock", "--check", "--only", CPU_TARGET),
 }
@@ -53,7 +54,7 @@ ERRORS: Sequence[tuple[tuple[str, ...], int]] = (
     (("lock", "--only", "nonsense"), 4),
     (("mirror", "folder", "--only", "nonsense"), 4),
     (("check", "--only", "nonsense"), 4),
-    (("lint", "Dockerfile"), 10),
+    (("check", "absent/Dockerfile"), 9),
     (("outdated", "a", *ENGINE), 6),
     (("outdated", "absent.json"), 9),
     (("catalogue", "--output", "absent/catalogue.html"), 9),
@@ -74,6 +75,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
+    (tmp_path / "Dockerfile").write_text("FROM debian:12\n", encoding="utf-8")
 
 
 def document(words: Sequence[str], root: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:

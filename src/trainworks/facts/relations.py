@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Set
 from datetime import date
 from graphlib import CycleError, TopologicalSorter
@@ -139,6 +140,14 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
     versions = {*parts, *(name for each in provided for name in each)}
     known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
     known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
+    known |= {part.name for part in facts.dockerfile_parts}
+    for part in facts.dockerfile_parts:
+        for pattern in (*part.patterns, *part.variables):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                where = f"images/dockerfiles.toml: part {part.name!r}"
+                problems.append(f"{where}: {short(pattern)} is not a regular expression: {error}")
     ranges = [
         (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
         for row in facts.rules

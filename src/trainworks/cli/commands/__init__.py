@@ -24,7 +24,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "pin what goes in": ("lock", "mirror"),
     "look into images": ("report", "diff", "outdated"),
     "deliver": ("push", "promote", "prove", "verify"),
-    "the builder itself": ("help", "lint"),
+    "the builder itself": ("help",),
 }
 """The commands by purpose."""
 

@@ -1,1 +1,0 @@
-"""Finds mistakes in Dockerfiles: the text goes in, findings come out."""

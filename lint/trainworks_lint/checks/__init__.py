@@ -1,1 +1,0 @@
-"""The rules' checks, by what they look at: each takes a document and yields hits."""
