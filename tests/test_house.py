@@ -28,7 +28,6 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("host/pip.py", "https://pip.pypa.io/en/stable/topics/configuration"): "where the rules of that file come from",
     ("proof/cyclonedx.py", "http://cyclonedx.org/schema/bom-1.6.schema.json"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://cyclonedx.org/bom"): "the name of a format, never fetched",
-    ("proof/provenance.py", "https://in-toto.io/Statement/v1"): "the name of a format, never fetched",
     ("proof/provenance.py", "https://slsa.dev/provenance/v1"): "the name of a format, never fetched",
     ("extend/reading/lines.py", "https://"): "how an address of a git requirement begins",
     ("imagetest/packages.py", "12.2.0"): "an example of a Debian version in a docstring",
@@ -37,7 +36,6 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("plan/select.py", "2.10.0"): "an example of how versions are ordered",
     ("registry/tools.py", "127.0.0.1"): "the loopback address",
     ("cli/commands/verify.py", "https://ci.example/images"): "an example",
-    ("proof/verify.py", "https://in-toto.io/Statement/v0.1"): "the type of a statement, as in-toto names it",
     ("plan/select.py", "2.9.1"): "an example of how versions are ordered",
     ("templates/extend.j2", "file:///run/sources/{{"): "a file of the build context",
 }

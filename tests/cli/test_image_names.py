@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from cli.stand_in import write_stand_in
 from trainworks.cli import main
@@ -33,7 +31,6 @@ COMMANDS: Mapping[str, str] = {
     "push": "push {name} --repository r.example.org/a",
     "prove": "prove {name} --output proof",
     "extend": "extend --base {name} --tag my/train:1 --source code",
-    "verify": "verify {name} --proof proof --key key.pem",
 }
 """Every command that takes the name of an image."""
 
@@ -49,9 +46,6 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         monkeypatch.setenv(name, str(tmp_path))
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").touch()
-    key = ed25519.Ed25519PrivateKey.generate().public_key()
-    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "key.pem").write_bytes(pem)
 
     def fill(*names: str) -> None:
         image = json.dumps({"FromImageID": "1" * 64, "OCIv1": {}, "Manifest": ""})

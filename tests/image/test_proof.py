@@ -1,4 +1,4 @@
-"""The proof of the real `cpu` image: made, read by the standards' own readers, verified, and not for another image."""
+"""The proof of the real `cpu` image: made, read by the standards' own readers, and not for another image."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from image.support import ROOT, BuiltByCommand
 from proof.support import (
     cyclonedx_packages,
     cyclonedx_problems,
-    private_text,
-    public_text,
-    read_envelope,
     read_provenance,
 )
-from trainworks.engine.protocol import BuiltImage
 from trainworks.facts.load import load
 
 pytestmark = pytest.mark.engine
@@ -33,13 +28,9 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
     target, engine = image.report["name"], image.engine.name
-    key = ed25519.Ed25519PrivateKey.generate()
-    private, public = tmp_path / "key.pem", tmp_path / "public.pem"
-    private.write_bytes(private_text(key))
-    public.write_bytes(public_text(key))
     proofs = [tmp_path / "one", tmp_path / "two"]
     for folder in proofs:
-        done = call("prove", target, "--engine", engine, "--output", str(folder), "--key", str(private))
+        done = call("prove", target, "--engine", engine, "--output", str(folder))
         assert done.returncode == 0, done.stderr
     texts = {path.name: path.read_text(encoding="utf-8") for path in proofs[0].iterdir()}
     assert texts == {path.name: path.read_text(encoding="utf-8") for path in proofs[1].iterdir()}, "not reproducible"
@@ -47,8 +38,6 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
     assert cyclonedx_problems(texts["sbom.cdx.json"]) is None
     provenance = read_provenance(json.loads(texts["provenance.json"]))
     assert provenance.build_definition.internal_parameters["target"] == target
-    for line in texts["attestations.intoto.jsonl"].splitlines():
-        assert read_envelope(line, key.public_key())["subject"][0]["digest"]["sha256"] in image.report["identifier"]
 
     # The package manager itself, and the lock, say the same as the bill of materials.
     with image.engine.container(image.reference) as container:
@@ -60,20 +49,6 @@ def test_the_image_is_proven(image: BuiltByCommand, tmp_path: Path) -> None:
     torch = next(row for row in load(ROOT).locks[target].packages if row.name == "torch")
     assert hashes["torch"] == torch.sha256
     assert cyclonedx_packages(texts["sbom.cdx.json"]) == {each["purl"] for each in found}
-
-    verify = ("--proof", str(proofs[0]), "--key", str(public), "--engine", engine)
-    assert call("verify", image.reference, *verify).returncode == 0
-    base = image.engine.inspect(provenance_base(texts["provenance.json"]))
-    assert isinstance(base, BuiltImage)
-    refused = call("verify", base.identifier, *verify)
-    assert refused.returncode == 17
-    assert f"not {base.identifier}" in refused.stderr
-
-
-def provenance_base(text: str) -> str:
-    """Return the base image's identifier, as provenance says it."""
-    inputs = json.loads(text)["predicate"]["buildDefinition"]["resolvedDependencies"]
-    return "sha256:" + str(next(each["digest"]["sha256"] for each in inputs if each["name"] == "base image"))
 
 
 def test_no_proof_is_given_of_what_was_built_from_something_else(docker_image: BuiltByCommand, tmp_path: Path) -> None:

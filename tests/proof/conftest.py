@@ -1,15 +1,13 @@
-"""The proof of a tiny image, and keys."""
+"""The proof of a tiny image."""
 
 from __future__ import annotations
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from proof.support import Proven, ask, make_tree, prove
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import packages
 from trainworks.proof.components import BillOfMaterials
-from trainworks.proof.envelope import PrivateKey
 
 
 @pytest.fixture(scope="session")
@@ -22,14 +20,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> packages.PackagesAnswer:
 def proven(facts: Facts, found: packages.PackagesAnswer) -> Proven:
     """Give the image's proof."""
     return prove(facts, found)
-
-
-@pytest.fixture(scope="session", params=["Ed25519", "ECDSA P-256"])
-def key(request: pytest.FixtureRequest) -> PrivateKey:
-    """Give a private key of each kind."""
-    if request.param == "Ed25519":
-        return ed25519.Ed25519PrivateKey.generate()
-    return ec.generate_private_key(ec.SECP256R1())
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
-from in_toto_attestation.v1 import statement_pb2
-from in_toto_attestation.v1.statement import Statement
-from securesystemslib.dsse import Envelope
-from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
 
 from trainworks.engine.protocol import BuiltImage, EngineInformation
 from trainworks.facts.rows import Artifact, Facts, LockedPackage, SourceFile
@@ -25,10 +20,8 @@ from trainworks.imagetest.questions import command_of
 from trainworks.plan.model import Request, Step
 from trainworks.plan.resolve import make_plan
 from trainworks.proof.components import BillOfMaterials, target_bill
-from trainworks.proof.envelope import PrivateKey, PublicKey
-from trainworks.proof.prove import texts_of
+from trainworks.proof.prove import PROVENANCE_FILE, texts_of
 from trainworks.proof.provenance import Builder, Checkout, provenance
-from trainworks.proof.verify import PROVENANCE_FILE
 from trainworks.render.dockerfile import Rendering
 
 STATUS = """\
@@ -125,18 +118,18 @@ class Proven:
     """The bill of materials of a tiny image, and what writes the files of its proof."""
 
     bill: BillOfMaterials
-    write: Callable[[PrivateKey | None], dict[str, str]]
+    write: Callable[[], dict[str, str]]
 
-    def texts(self, key: PrivateKey | None = None) -> dict[str, str]:
-        """Return the files, signed where a key is given."""
-        return self.write(key)
+    def texts(self) -> dict[str, str]:
+        """Return the files."""
+        return self.write()
 
     def documents(self) -> dict[str, dict[str, Any]]:
-        """Return what the files have: bare bills of materials, the whole statement of provenance."""
+        """Return what the files have."""
         return {name: json.loads(text) for name, text in self.texts().items()}
 
-    def statement(self) -> dict[str, Any]:
-        """Return the statement of provenance."""
+    def provenance(self) -> dict[str, Any]:
+        """Return the predicate of provenance."""
         return self.documents()[PROVENANCE_FILE]
 
 
@@ -170,12 +163,12 @@ def ask(tree: Path) -> packages.PackagesAnswer:
     return answer
 
 
-def tiny_proof(facts: Facts, folder: Path, *, pushed: tuple[str, str] | None = None) -> Proven:
+def tiny_proof(facts: Facts, folder: Path) -> Proven:
     """Return the proof of a tiny image, whose root folder is made here."""
-    return prove(facts, ask(make_tree(folder)), pushed=pushed)
+    return prove(facts, ask(make_tree(folder)))
 
 
-def prove(facts: Facts, found: packages.PackagesAnswer, *, pushed: tuple[str, str] | None = None) -> Proven:
+def prove(facts: Facts, found: packages.PackagesAnswer) -> Proven:
     """Return the proof of an image that says this of itself."""
     request = Request(framework="pytorch", cuda="cpu")
     torch = LockedPackage(
@@ -222,17 +215,15 @@ def prove(facts: Facts, found: packages.PackagesAnswer, *, pushed: tuple[str, st
         launcher_version="0.1.0",
         launcher_license="Apache-2.0",
     )
-    bill = replace(bill, pushed=pushed)
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(
         bill=bill,
-        write=lambda key: texts_of(
+        write=lambda: texts_of(
             bill,
             lambda documents: provenance(
                 plan, request, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents
             ),
             builder=BUILDER,
-            key=key,
             time=0,
         ),
     )
@@ -258,31 +249,6 @@ def cyclonedx_packages(text: str) -> set[str]:
     return {str(component.purl) for component in bom.components}
 
 
-def read_provenance(statement: Mapping[str, Any]) -> provenance_pb2.Provenance:
-    """Read a statement with in-toto's own types, which refuse every field that they do not know."""
-    Statement.copy_from_pb(json_format.ParseDict(dict(statement), statement_pb2.Statement())).validate()
-    return json_format.ParseDict(statement["predicate"], provenance_pb2.Provenance())
-
-
-def read_envelope(line: str, key: PublicKey) -> dict[str, Any]:
-    """Return what another implementation of DSSE finds in an envelope; it raises where the signature is not good."""
-    content = json.loads(line)
-    reader = SSlibKey.from_crypto(key)
-    # Libraries number keys each in their own way; the standard leaves that open, and takes it for a hint only.
-    content["signatures"][0]["keyid"] = reader.keyid
-    envelope = Envelope.from_dict(content)
-    envelope.verify([reader], 1)
-    statement: dict[str, Any] = json.loads(envelope.payload)
-    return statement
-
-
-def public_text(key: PrivateKey) -> bytes:
-    """Return the public half of a key, as PEM."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_key().public_bytes(serialization.Encoding.PEM, form)
-
-
-def private_text(key: PrivateKey, password: bytes | None = None) -> bytes:
-    """Return a key as PEM."""
-    hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden)
+def read_provenance(predicate: Mapping[str, Any]) -> provenance_pb2.Provenance:
+    """Read a predicate with in-toto's own types, which refuse every field that they do not know."""
+    return json_format.ParseDict(dict(predicate), provenance_pb2.Provenance())

@@ -38,7 +38,7 @@ def test_the_validator_of_cyclonedx_refuses_a_field_that_the_format_has_not(prov
     assert cyclonedx_problems(json.dumps({**proven.documents()["sbom.cdx.json"], "licence": "MIT"})) is not None
 
 
-def test_provenance_is_a_statement_of_in_toto_and_a_predicate_of_slsa(proven: Proven) -> None:
+def test_provenance_is_a_predicate_of_slsa(proven: Proven) -> None:
     provenance = read_provenance(proven.documents()["provenance.json"])
     assert provenance.run_details.builder.id == "https://ci.example/builder"
     inputs = {each.name: dict(each.digest) for each in provenance.build_definition.resolved_dependencies}
@@ -51,7 +51,7 @@ def test_provenance_is_a_statement_of_in_toto_and_a_predicate_of_slsa(proven: Pr
 
 
 def test_every_input_has_a_digest(proven: Proven) -> None:
-    definition = proven.documents()["provenance.json"]["predicate"]["buildDefinition"]
+    definition = proven.documents()["provenance.json"]["buildDefinition"]
     assert [each["name"] for each in definition["resolvedDependencies"] if not each.get("digest")] == []
 
 

@@ -88,13 +88,11 @@ class BillOfMaterials:
         reference: Its name, with its tag.
         sha256: The hash of its configuration, which contains those of all layers (``Id`` of ``docker inspect``).
         components: The base image, or the image that was extended, first; then by kind, name and version.
-        pushed: Its address and the hash of its manifest in a registry, if it was pushed.
     """
 
     reference: str
     sha256: str
     components: tuple[ListedComponent, ...]
-    pushed: tuple[str, str] | None = None
 
     @property
     def extended(self) -> ListedComponent | None:

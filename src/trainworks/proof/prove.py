@@ -1,4 +1,4 @@
-"""Writes the proof of an image to files, signs it, and attaches it to the image in a registry."""
+"""Writes the proof of an image to files: the predicates that cosign attests."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from trainworks.errors import HostError, OutputError
+from trainworks.engine.protocol import BuiltImage
+from trainworks.errors import HostError, OutputError, ProofError
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.settings import read_host_settings
-from trainworks.proof.attach import attach, check_same, find_pushed
 from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.cyclonedx import cyclonedx
-from trainworks.proof.envelope import PrivateKey, key_identifier, sign
-from trainworks.proof.keys import signing_key
 from trainworks.proof.provable_image import extended_image, target_image
-from trainworks.proof.provenance import CYCLONEDX, LOCAL_BUILDER, PROVENANCE, Builder, statement
+from trainworks.proof.provenance import LOCAL_BUILDER, Builder
 from trainworks.proof.requests import ProveRequest
-from trainworks.proof.verify import ATTESTATIONS_FILE, CYCLONEDX_FILE, PROVENANCE_FILE
+from trainworks.registry.names import split_image
 from trainworks.registry.tools import Registries
 from trainworks.terminal.output import say
+
+CYCLONEDX_FILE = "sbom.cdx.json"
+PROVENANCE_FILE = "provenance.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,13 @@ class Proof:
         name: The target, or the extended image.
         bill: The image and its components.
         files: The files.
-        key: The hash of the public key; ``""``: not signed.
-        attached: Name to digest, of what was attached in the registry.
+        address: The image in the registry, by its digest; ``""`` if it was not looked at there.
     """
 
     name: str
     bill: BillOfMaterials
     files: tuple[Path, ...]
-    key: str
-    attached: Mapping[str, str]
+    address: str
 
 
 def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> Proof:
@@ -53,41 +51,50 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
     Raises:
         UnknownNameError: The target, the image or the base image does not exist.
         ExtendError, LockError: The inputs of the extension are not complete.
-        ProofError: The image was built from something else than this checkout, or the key cannot be used.
+        ProofError: The image was built from something else than this checkout, or the registry has another one.
         OutputError: The folder cannot be written.
-        RegistryError: The registry refuses the files.
+        RegistryError: The registry does not have the image, or does not answer.
     """
-    # The key first: a wrong one is known before anything is asked or written.
-    key = signing_key(request.key, environment) if request.key else None
     time = _time(environment)
     if request.extension is not None:
         provable = extended_image(request.extension, root, environment)
     else:
         provable = target_image(request, root)
-    with ExitStack() as stack:
-        pushed = None
-        if request.attach:
-            registries = stack.enter_context(Registries(read_host_settings(environment), report=say))
-            pushed = find_pushed(request.attach, registries)
-            check_same(pushed, provable.image)
-        bill = provable.list_contents()
-        if pushed is not None:
-            bill = replace(bill, pushed=(pushed.address, pushed.sha256))
-        builder = Builder(
-            identifier=request.builder or LOCAL_BUILDER,
-            version=metadata.version("trainworks"),
-            engine=provable.engine.probe(),
+    address = ""
+    if request.pushed:
+        with Registries(read_host_settings(environment), report=say) as registries:
+            address = pushed_address(request.pushed, provable.image, registries)
+    bill = provable.list_contents()
+    builder = Builder(
+        identifier=request.builder or LOCAL_BUILDER,
+        version=metadata.version("trainworks"),
+        engine=provable.engine.probe(),
+    )
+    texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, time=time)
+    return Proof(name=provable.name, bill=bill, files=_write(request.output, texts), address=address)
+
+
+def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
+    """Return the address by digest that an image has in its registry.
+
+    Args:
+        name: ``HOST/NAME@sha256:...`` or ``HOST/NAME:TAG``.
+        image: The image that it must be.
+        registries: Where it is looked up.
+
+    Raises:
+        ProofError: The registry has another image under this name.
+        RegistryError: It has none, or refuses to show it.
+    """
+    repository, reference = split_image(name, "latest")
+    manifest = registries.existing(repository, reference)
+    if not manifest.is_of(image.identifier):
+        found = manifest.configuration or "no configuration"
+        raise ProofError(
+            [f"{name} is another image ({found}), not {image.identifier}"],
+            hint="push this image first: `build.py push`",
         )
-        texts = texts_of(bill, partial(provable.provenance, bill, builder), builder=builder, key=key, time=time)
-        files = _write(request.output, texts)
-        identifier = key_identifier(key.public_key()) if key else ""
-        return Proof(
-            name=provable.name,
-            bill=bill,
-            files=files,
-            key=identifier,
-            attached=attach(pushed, texts, key=identifier, time=time) if pushed else {},
-        )
+    return f"{repository}@{manifest.digest}"
 
 
 def texts_of(
@@ -95,7 +102,6 @@ def texts_of(
     provenance: Callable[[Mapping[str, str]], Mapping[str, object]],
     *,
     builder: Builder,
-    key: PrivateKey | None,
     time: int,
 ) -> dict[str, str]:
     """Return the files of a proof: name to text. The same values give the same texts.
@@ -103,17 +109,11 @@ def texts_of(
     Args:
         provenance: Returns the predicate of the provenance, given the hashes of the other files.
         builder: The builder that the documents name.
-        key: Signs the statements; ``None``: they are not signed.
         time: The time of the documents, in seconds since 1970.
     """
-    materials = cyclonedx(bill, builder_version=builder.version, time=time)
-    text = text_of(materials)
+    text = text_of(cyclonedx(bill, builder_version=builder.version, time=time))
     made = provenance({CYCLONEDX_FILE: hashlib.sha256(text.encode()).hexdigest()})
-    statements = (statement(bill, PROVENANCE, made), statement(bill, CYCLONEDX, materials))
-    texts = {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(statements[0])}
-    if key is not None:
-        texts[ATTESTATIONS_FILE] = "".join(f"{sign(each, key)}\n" for each in statements)
-    return texts
+    return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(made)}
 
 
 def text_of(document: Mapping[str, object]) -> str:
@@ -134,8 +134,6 @@ def _time(environment: Mapping[str, str]) -> int:
 def _write(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Signatures of an earlier proof would not fit the documents beside them.
-        (folder / ATTESTATIONS_FILE).unlink(missing_ok=True)
         for name, text in texts.items():
             # Beside, and renamed: a link that lies there is replaced, not followed.
             with tempfile.NamedTemporaryFile(

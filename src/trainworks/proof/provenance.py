@@ -1,4 +1,4 @@
-"""Writes statements about an image (in-toto Statement 1) and its provenance (SLSA provenance 1)."""
+"""Writes the provenance of an image (SLSA provenance 1), the predicate that cosign attests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from trainworks.proof.components import BillOfMaterials, artifacts_of, python_pu
 from trainworks.render.dockerfile import Rendering
 from trainworks.render.inputs import inputs_of
 
-STATEMENT = "https://in-toto.io/Statement/v1"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 CYCLONEDX = "https://cyclonedx.org/bom"
 
@@ -53,17 +52,6 @@ class Builder:
     identifier: str
     version: str
     engine: EngineInformation
-
-
-def statement(bill: BillOfMaterials, predicate_type: str, predicate: Mapping[str, object]) -> dict[str, object]:
-    """Return a statement about an image: its configuration, and its manifest where it was pushed."""
-    subjects = [(bill.reference, bill.sha256), *([bill.pushed] if bill.pushed else [])]
-    return {
-        "_type": STATEMENT,
-        "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subjects],
-        "predicateType": predicate_type,
-        "predicate": predicate,
-    }
 
 
 def provenance(

@@ -1,25 +1,26 @@
-"""Compares signed statements with an image and with the documents beside them; reports every problem at once."""
+"""Holds what cosign has verified to a policy: both statements are about the image, and say what was demanded.
+
+cosign judges signatures. What it prints, one DSSE envelope in a line, is read and believed here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainworks.errors import ProofError
-from trainworks.proof.envelope import EnvelopeError, PublicKey, key_identifier, opened
-from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE, STATEMENT
-from trainworks.proof.strict_json import canonical
+from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
 
-CYCLONEDX_FILE = "sbom.cdx.json"
-PROVENANCE_FILE = "provenance.json"
-ATTESTATIONS_FILE = "attestations.intoto.jsonl"
+TYPES = {"slsaprovenance1": PROVENANCE, "cyclonedx": CYCLONEDX}
+"""The types of statements that an image must have, by their names in ``cosign --type``."""
 
-STATEMENTS = (STATEMENT, "https://in-toto.io/Statement/v0.1")
-"""Types of statements: that of today, and the one that cosign 2 writes. They have the same fields."""
-
-DOCUMENTS = {PROVENANCE: PROVENANCE_FILE, CYCLONEDX: CYCLONEDX_FILE}
-"""The type of each signed statement, and the file with the same content."""
+LARGEST = 256_000_000
+"""The most characters of cosign's output that are read; the bill of materials of a large image has a hundredth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +28,11 @@ class Verified:
     """What a good proof says.
 
     Attributes:
-        sha256: The hash of the image's configuration, or of its manifest.
+        sha256: The hash of the image's manifest.
         builder: The URI of the builder.
         commit: The git commit that it was built from; ``""`` outside of git.
         changed: Whether the checkout had changes that are in no commit.
         components: How many components the bill of materials lists.
-        key: The hash of the key that signed.
     """
 
     sha256: str
@@ -40,7 +40,6 @@ class Verified:
     commit: str
     changed: bool
     components: int
-    key: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,75 +68,76 @@ class Policy:
         return problems
 
 
-def verify(
-    lines: Sequence[str],
-    key: PublicKey,
-    sha256: str,
-    documents: Mapping[str, object],
-    policy: Policy | None = None,
-) -> Verified:
-    """Check that a key has signed provenance and bill of materials of an image, and that the files are those.
+def read_output(files: Sequence[Path]) -> str:
+    """Return cosign's output, from files or else from stdin.
 
-    A signature is judged before anything that it covers is read. Several signed sets may be there: one that fits the
-    files and the policy is enough.
+    Raises:
+        ProofError: It cannot be read, or is too large.
+    """
+    texts = []
+    try:
+        for path in files:
+            with path.open(encoding="utf-8") as file:
+                texts.append(file.read(LARGEST + 1))
+        if not files:
+            texts.append(sys.stdin.read(LARGEST + 1))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProofError([f"cannot read cosign's output: {error}"]) from error
+    if sum(map(len, texts)) > LARGEST:
+        raise ProofError([f"cosign's output has more than {LARGEST // 1_000_000} MB; no proof of an image has"])
+    return "\n".join(texts)
+
+
+def verify(output: str, sha256: str, policy: Policy) -> Verified:
+    """Check that provenance and bill of materials of an image are there, and say what was demanded.
+
+    Several of each may be there: one that fits the policy is enough.
 
     Args:
-        lines: The signed envelopes.
-        sha256: The hash of the image's configuration, or of its manifest.
-        documents: File name to content; each must equal what was signed. Files may be missing.
-        policy: What the provenance has to say; default: anything.
+        output: What ``cosign verify-attestation`` printed for each type.
+        sha256: The hash of the image's manifest.
+        policy: What the provenance has to say.
 
     Raises:
         ProofError: Something does not hold; the error lists every problem.
     """
-    # Lines with other keys, types or images are skipped, as in-toto wants it: others may add theirs.
     passed_over: list[str] = []
-    statements: dict[str, list[dict[str, Any]]] = {kind: [] for kind in DOCUMENTS}
-    for number, line in enumerate(lines, start=1):
-        where = f"{ATTESTATIONS_FILE}, line {number}"
-        try:
-            statement = opened(line, key)
-        except EnvelopeError as error:
-            passed_over.append(f"{where}: {error}")
-            continue
-        kind = str(statement.get("predicateType", ""))
-        subjects = _subjects(statement)
-        if statement.get("_type") not in STATEMENTS or kind not in DOCUMENTS:
-            passed_over.append(f"{where}: not a type of statement that is known ({kind or 'it has no type'})")
+    statements: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in TYPES.values()}
+    for number, statement in _statements(output):
+        kind, subjects = str(statement.get("predicateType", "")), _subjects(statement)
+        if kind not in statements:
+            passed_over.append(f"line {number}: not a type of statement that is known ({kind or 'it has no type'})")
         elif sha256 not in subjects:
             said = ", ".join(f"sha256:{digest}" for digest in subjects) or "none"
-            passed_over.append(f"{where}: it is about another image: {said}, not sha256:{sha256}")
+            passed_over.append(f"line {number}: it is about another image: {said}, not sha256:{sha256}")
         else:
             statements[kind].append(statement)
-    problems: list[str] = []
-    if not all(statements.values()):
-        problems += passed_over
-    for kind, name in DOCUMENTS.items():
-        found = statements[kind]
-        if not found:
-            problems.append(f"{ATTESTATIONS_FILE}: no such statement of the type {kind} ({name})")
-        elif name in documents:
-            same = [each for each in found if canonical(_document(each)) == canonical(documents[name])]
-            if not same:
-                problems.append(f"{name}: differs from what was signed")
-            statements[kind] = same
-    if problems:
-        raise ProofError(problems, hint="do not trust these files or what they say of the image")
-    return _fitting(sha256, key, statements, policy or Policy())
-
-
-def _fitting(
-    sha256: str, key: PublicKey, statements: Mapping[str, Sequence[Mapping[str, Any]]], policy: Policy
-) -> Verified:
-    """Return the last set of statements that fits the policy; raises ``ProofError`` if none does."""
+    missing = [name for name, kind in TYPES.items() if not statements[kind]]
+    if missing:
+        wanted = [
+            f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})" for name in missing
+        ]
+        raise ProofError([*passed_over, *wanted], hint="do not trust what is said of the image")
     problems: list[str] = []
     for provenance in reversed(statements[PROVENANCE]):
-        found = _summary(sha256, key, provenance, statements[CYCLONEDX][-1])
+        found = _summary(sha256, provenance, statements[CYCLONEDX][-1])
         wrong = policy.problems(found)
         if not wrong:
             return found
         problems += [each for each in wrong if each not in problems]
     raise ProofError(problems, hint="the signature is good; what it says is not what you demand of an image")
+
+
+def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the statements in cosign's output, with their lines; its words for people are passed over."""
+    for number, line in enumerate(output.splitlines(), start=1):
+        if line.startswith("{"):
+            try:
+                statement = json.loads(base64.b64decode(json.loads(line)["payload"], validate=True))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise ProofError([f"line {number}: not an envelope as cosign prints it"]) from None
+            if isinstance(statement, dict):
+                yield number, statement
 
 
 def _subjects(statement: Mapping[str, Any]) -> list[str]:
@@ -147,12 +147,7 @@ def _subjects(statement: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def _document(statement: Mapping[str, Any]) -> object:
-    """Return the content of the file beside an envelope: a bill of materials, or the whole statement of provenance."""
-    return statement if statement["predicateType"] == PROVENANCE else statement["predicate"]
-
-
-def _summary(sha256: str, key: PublicKey, provenance: Mapping[str, Any], materials: Mapping[str, Any]) -> Verified:
+def _summary(sha256: str, provenance: Mapping[str, Any], materials: Mapping[str, Any]) -> Verified:
     try:
         predicate = provenance["predicate"]
         inputs = predicate["buildDefinition"]["resolvedDependencies"]
@@ -164,7 +159,19 @@ def _summary(sha256: str, key: PublicKey, provenance: Mapping[str, Any], materia
             # What is not plainly "unchanged" counts as changed.
             changed=checkout["annotations"]["changed"] is not False,
             components=len(materials["predicate"]["components"]),
-            key=key_identifier(key),
         )
     except (KeyError, StopIteration, TypeError, AttributeError):
-        raise ProofError(["the signed statements are not as trainworks writes them"]) from None
+        raise ProofError(["the statements are not as trainworks writes them"]) from None
+
+
+def describe(image: str, proven: Verified) -> str:
+    """Return what a good proof says, for people."""
+    commit = f"commit {proven.commit}" if proven.commit else "a checkout outside of git"
+    changed = ", with changes that are in no commit" if proven.changed else ""
+    return (
+        f"{image}: proof holds\n"
+        f"  image     sha256:{proven.sha256}\n"
+        f"  builder   {proven.builder}\n"
+        f"  built     from {commit}{changed}\n"
+        f"  contents  {proven.components} components\n"
+    )

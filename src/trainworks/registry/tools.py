@@ -208,25 +208,16 @@ class Registries:
                 crash = error
         raise crash
 
-    def put_blob(self, repository: str, content: bytes) -> dict[str, Any]:
-        """Put a small blob into a repository; return its digest and size."""
-        return self._put(repository, "blob", content)
-
     def put_manifest(self, repository: str, value: Mapping[str, Any], *, tag: str = "") -> str:
-        """Put a manifest into a repository, by its digest or under a tag; return its digest.
-
-        One with a ``subject`` is found as a referrer, also in registries without the referrers API.
-        """
-        return str(self._put(repository, "manifest", json.dumps(value, sort_keys=True).encode(), tag)["digest"])
-
-    def _put(self, repository: str, kind: str, content: bytes, tag: str = "") -> dict[str, Any]:
+        """Put a manifest into a repository, by its digest or under a tag; return its digest."""
         self.check_uploads(repository)
+        content = json.dumps(value, sort_keys=True).encode()
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         path = self._folder / "content"
         path.write_bytes(content)
         name = image_name(repository, tag or digest)
-        self._oras(f"sending to {repository}", repository, kind, "push", name, str(path))
-        return {"digest": digest, "size": len(content)}
+        self._oras(f"sending to {repository}", repository, "manifest", "push", name, str(path))
+        return digest
 
     def plain(self, host: str) -> bool:
         """Whether a registry speaks HTTP without TLS: only one on this machine may."""

@@ -22,26 +22,26 @@ from trainworks.cli.grammar import (
     add_format,
 )
 from trainworks.errors import CommandLineError, ExtendError, HostError, ProofError, RecipeError, RegistryError
-from trainworks.terminal.output import put_result
+from trainworks.terminal.output import put_result, say
 
 
 def parser() -> Grammar:
     """Return the grammar of ``build.py prove``."""
     grammar = Grammar(
         "prove",
-        summary="write and sign what is in an image and what it was built from",
+        summary="write what is in an image and what it was built from",
         details="Writes the bill of materials of a target's image, or of an extended one (CycloneDX), and what "
-        "it was built from (SLSA provenance), and signs them.",
+        "it was built from (SLSA provenance). `cosign attest` signs them, and attaches them to the image.",
         examples=(
             Example(
                 f"prove {CPU_TARGET} --output proof",
-                "write an unsigned bill of materials and provenance",
+                "write bill of materials and provenance",
                 needs="an engine",
             ),
             Example(
-                f"prove {CPU_TARGET} --output proof --key key.pem --attach r.example.org/pytorch:1",
-                "sign them, and attach them to the image in the registry",
-                needs="an engine, a key and a registry",
+                f"prove {CPU_TARGET} --output proof --pushed r.example.org/pytorch:1",
+                "check that the registry has this image, and show cosign's commands",
+                needs="an engine and a registry",
             ),
             Example(
                 "prove my/train:1 --base my/pytorch:1 --source src --entry-point train.py --output proof",
@@ -49,14 +49,13 @@ def parser() -> Grammar:
                 needs="an engine",
             ),
         ),
-        result="the names of the files. `build.py verify IMAGE --proof DIR --key PUBLIC` checks them.",
+        result="the names of the files; with --pushed the commands of cosign that sign them on stderr.",
         done="written",
         fails=(*PLANNING_ERRORS, *IMAGE_ERRORS, RecipeError, HostError, ExtendError, RegistryError, ProofError),
         reads=(
             FACTS,
             DOCKER_HOST,
             LOGINS,
-            Source("TRAINWORKS_KEY_PASSWORD", "password of an encrypted key"),
             Source("SOURCE_DATE_EPOCH", "the time that the documents give, in seconds since 1970"),
         ),
         see_also=("verify", "push", "docs/proof.md"),
@@ -67,9 +66,8 @@ def parser() -> Grammar:
         help="prove the image of this target; with --base: this extended image",
     )
     grammar.add_argument("--output", type=Path, required=True, metavar="DIR", help="write to this folder")
-    grammar.add_argument("--key", metavar="KEY", help="sign with this private key, a PEM file")
     grammar.add_argument(
-        "--attach", metavar="ADDRESS", help="attach to this image: HOST/NAME:TAG or HOST/NAME@sha256:..."
+        "--pushed", metavar="ADDRESS", help="check that a registry has it: HOST/NAME:TAG or HOST/NAME@sha256:..."
     )
     grammar.add_argument("--builder", metavar="URI", help="name the builder (default: urn:trainworks:builder:local)")
     add_components(grammar, "name a component that the build added", "name one that it left out")
@@ -106,8 +104,7 @@ def run(options: Namespace, root: Path) -> int:
     request = ProveRequest(
         target="" if extension else options.target,
         output=options.output,
-        key=options.key or "",
-        attach=options.attach or "",
+        pushed=options.pushed or "",
         builder=options.builder or "",
         engine=options.engine,
         with_components=() if extension else tuple(options.with_components),
@@ -120,10 +117,11 @@ def run(options: Namespace, root: Path) -> int:
         "image": proof.bill.reference,
         "identifier": f"sha256:{proof.bill.sha256}",
         "components": len(proof.bill.components),
-        "key": proof.key,
         "files": [str(path) for path in proof.files],
-        "attached": dict(proof.attached),
+        "address": proof.address,
     }
+    for kind, path in zip(("cyclonedx", "slsaprovenance1"), proof.files if proof.address else (), strict=False):
+        say(f"cosign attest --key KEY --type {kind} --predicate {path} {proof.address}")
     lines = "".join(f"{path}\n" for path in proof.files)
     put_result(options.format, content, lines)
     return 0

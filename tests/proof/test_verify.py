@@ -1,0 +1,164 @@
+"""A policy over cosign's output; tests/push/test_cosign.py has the program itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proof.support import Proven
+from trainworks.cli import main
+from trainworks.errors import ProofError
+from trainworks.proof.provenance import CYCLONEDX, PROVENANCE
+
+IMAGE = "a" * 64
+ADDRESS = f"r.example.org/team/image@sha256:{IMAGE}"
+
+
+def line(kind: str, predicate: Mapping[str, Any], image: str = IMAGE) -> str:
+    """Return what ``cosign verify-attestation`` 2.5 prints of a statement: its envelope, in one line."""
+    statement = {
+        "_type": "https://in-toto.io/Statement/v0.1",
+        "predicateType": kind,
+        "subject": [{"name": "r.example.org/team/image", "digest": {"sha256": image}}],
+        "predicate": predicate,
+    }
+    return enveloped(json.dumps(statement))
+
+
+def enveloped(payload: str) -> str:
+    content = {
+        "payloadType": "application/vnd.in-toto+json",
+        "payload": base64.b64encode(payload.encode()).decode(),
+        "signatures": [{"keyid": "", "sig": "MEUCIQ"}],
+    }
+    return json.dumps(content)
+
+
+@pytest.fixture
+def lines(proven: Proven) -> list[str]:
+    """Give both statements of the tiny image."""
+    documents = proven.documents()
+    return [line(PROVENANCE, documents["provenance.json"]), line(CYCLONEDX, documents["sbom.cdx.json"])]
+
+
+@pytest.fixture
+def other(proven: Proven) -> str:
+    """Give provenance that names another builder."""
+    predicate = proven.provenance()
+    predicate["runDetails"]["builder"]["id"] = "https://other.example"
+    return line(PROVENANCE, predicate)
+
+
+def check(folder: Path, lines: list[str], *words: str, image: str = ADDRESS) -> int:
+    path = folder / "proven.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return main(["verify", image, str(path), *words])
+
+
+def test_what_a_proof_says(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(tmp_path, lines, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "image": ADDRESS,
+        "sha256": IMAGE,
+        "builder": "https://ci.example/builder",
+        "commit": "7" * 40,
+        "changed": True,
+        "components": 15,
+    }
+
+
+def test_from_stdin_and_from_several_files(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["", "Verification for r.example.org", *lines])))
+    assert main(["verify", ADDRESS]) == 0
+    assert "https://ci.example/builder" in capsys.readouterr().out
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path, text in zip(paths, lines, strict=True):
+        path.write_text(text, encoding="utf-8")
+    assert main(["verify", f"sha256:{IMAGE}", *map(str, paths)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--builder", "https://ci.example/builder", "--commit", "7" * 40], ""),
+        (["--commit", "7777777"], ""),
+        (["--builder", "https://ci.example"], "the builder is https://ci.example/builder, not https://ci.example"),
+        (["--commit", "1234567"], "built from the commit 7777"),
+        (["--unchanged"], "built from a checkout with changes that are in no commit"),
+    ],
+)
+def test_a_policy_is_demanded(
+    lines: list[str], words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, lines, *words) == (ProofError.exit_status if problem else 0)
+    assert problem in capsys.readouterr().err
+
+
+def test_one_of_several_proofs_that_holds_is_enough(lines: list[str], other: str, tmp_path: Path) -> None:
+    """A corrected builder, a second party: what is attached cannot be removed in many registries."""
+    both = [other, *lines, line("https://tests.example/result", {}), line(PROVENANCE, {}, "b" * 64)]
+    for builder in ("https://ci.example/builder", "https://other.example"):
+        assert check(tmp_path, both, "--builder", builder) == 0
+    assert check(tmp_path, both, "--builder", "https://third.example") == ProofError.exit_status
+
+
+def test_what_is_missing_is_named_with_cosigns_type(
+    lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, lines[:1]) == ProofError.exit_status
+    assert "no statement of the type https://cyclonedx.org/bom (cosign verify-attestation --type cyclonedx)" in (
+        capsys.readouterr().err
+    )
+    assert check(tmp_path, []) == ProofError.exit_status
+    assert check(tmp_path, lines, image=f"sha256:{'b' * 64}") == ProofError.exit_status
+    assert f"it is about another image: sha256:{'a' * 64}, not sha256:{'b' * 64}" in capsys.readouterr().err
+
+
+def test_what_does_not_say_that_nothing_was_changed_says_that_it_was(
+    lines: list[str], proven: Proven, tmp_path: Path
+) -> None:
+    predicate = proven.provenance()
+    inputs = predicate["buildDefinition"]["resolvedDependencies"]
+    next(each for each in inputs if each["name"] == "checkout")["annotations"]["changed"] = 0
+    assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]]) == 0
+    assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]], "--unchanged") == ProofError.exit_status
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "line 3: not an envelope"),
+        ("{" * 100_000, "line 3: not an envelope"),
+        ('{"a":' * 100_000, "line 3: not an envelope"),
+        ('{"payload": "?"}', "line 3: not an envelope"),
+        ('{"payload": 5}', "line 3: not an envelope"),
+        (enveloped("[" * 100_000), "line 3: not an envelope"),
+    ],
+    ids=["empty", "open", "deep", "not base64", "a number", "deep payload"],
+)
+def test_what_cosign_does_not_print_is_refused(
+    lines: list[str], text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(tmp_path, [*lines, text]) == ProofError.exit_status
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("predicate", [{}, {"buildDefinition": {"resolvedDependencies": [5]}}, []])
+def test_provenance_of_another_form_is_refused(lines: list[str], predicate: Any, tmp_path: Path) -> None:
+    assert check(tmp_path, [line(PROVENANCE, predicate), lines[1]]) == ProofError.exit_status
+
+
+def test_wrong_words_and_files(lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(tmp_path, lines, image="r.example.org/team/image:1") == 2
+    assert "name the image by its digest" in capsys.readouterr().err
+    assert check(tmp_path, lines, "--commit", "7") == 2
+    assert main(["verify", ADDRESS, str(tmp_path / "absent")]) == ProofError.exit_status
+    assert "cannot read cosign's output" in capsys.readouterr().err
