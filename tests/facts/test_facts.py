@@ -27,7 +27,6 @@ def test_every_row_says_where_it_comes_from(facts: Facts) -> None:
             facts.instances,
             facts.families,
             facts.storages,
-            facts.pulls,
             facts.fabric,
             facts.generated_files,
             facts.privileged_files,

@@ -342,28 +342,6 @@ class Storage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pull:
-    """How a kind of host pulls an image: assumptions that an estimate needs.
-
-    Attributes:
-        name: The host and its registry, for people.
-        connections: Layers that it downloads at the same time.
-        connection_megabytes_per_second: What each connection brings, 10**6 bytes per second.
-        unpacks: Layers that it unpacks at the same time.
-        unpack_megabytes_per_second: Uncompressed bytes of each of them.
-        packed_percent: Size of a layer in a registry, in percent of its uncompressed size.
-    """
-
-    name: str
-    connections: int
-    connection_megabytes_per_second: int
-    unpacks: int
-    unpack_megabytes_per_second: int
-    packed_percent: int
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class GeneratedFiles:
     """Files that are in no package's list and are known all the same; see ``images/generated-files.toml``.
 
@@ -582,7 +560,6 @@ class Facts:
     instances: tuple[Instance, ...] = _table("instances", "instance", Instance)
     families: tuple[Family, ...] = _table("families", "family", Family)
     storages: tuple[Storage, ...] = _table("storage", "storage", Storage)
-    pulls: tuple[Pull, ...] = _table("pull", "pull", Pull)
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
     generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
     privileged_files: tuple[PrivilegedFiles, ...] = _table(

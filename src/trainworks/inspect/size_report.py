@@ -10,7 +10,6 @@ from trainworks.engine.protocol import HistoryEntry
 from trainworks.facts.rows import Facts
 from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
-from trainworks.inspect.pull_time import PullTime, pull_text, pull_times
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering, render
 from trainworks.terminal.words import amount, megabytes, readable, signed
@@ -46,7 +45,6 @@ class SizeReport:
         overwritten: Bytes of lower layers that a later layer replaced or removed.
         largest_files: Path and bytes.
         layers: Component (``""`` if unknown), instruction and bytes, lowest first.
-        pulls: How long each kind of host takes to pull it, estimated.
     """
 
     reference: str
@@ -58,7 +56,6 @@ class SizeReport:
     overwritten: int
     largest_files: tuple[tuple[str, int], ...]
     layers: tuple[tuple[str, str, int], ...]
-    pulls: tuple[PullTime, ...]
 
 
 def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) -> SizeReport:
@@ -105,7 +102,6 @@ def size_report(contents: InspectedImage, plan: ImagePlan | None, facts: Facts) 
         overwritten=max(0, contents.image.size - sizes.total()),
         largest_files=tuple((file.path, file.size) for file in largest),
         layers=layers,
-        pulls=pull_times([size for _, _, size in layers], facts.pulls),
     )
 
 
@@ -200,7 +196,7 @@ def as_text(report: SizeReport, before: SizeReport | None) -> str:
     sizes = [size for _, _, size in report.layers]
     largest = max(sizes, default=0)
     of_image = f", {largest / sum(sizes):.0%} of the image" if largest else ""
-    lines += ["", f"{len(sizes)} layers, the largest {amount(largest)}{of_image}", *pull_text(report.pulls)]
+    lines += ["", f"{len(sizes)} layers, the largest {amount(largest)}{of_image}"]
     lines += [
         f"  {amount(size):>8}  {component:<{width}}  {instruction[:80]}"
         for component, instruction, size in report.layers
