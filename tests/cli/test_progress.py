@@ -148,7 +148,7 @@ def test_a_build_on_a_terminal() -> None:
         whole, step = mine.shown[-2:]
         assert whole.startswith("building ")
         assert re.search(r"━ +1 of 6 steps, 0:0\d$", whole)
-        assert re.fullmatch(r"system  more +0:0\d", step)
+        assert re.fullmatch(r"system  more +━+ +0:0\d", step)
         assert mine.cursor_is_hidden()
         mine.type("\n")
         assert mine.finish() == 0

@@ -1,4 +1,4 @@
-"""The bars of a terminal, painted by rich: one column says what is done, the other how far it is."""
+"""The bars of a terminal, in rich's own columns: what is done, a bar, and how far it is."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TextIO
 
 import rich.progress
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.progress import BarColumn, TextColumn
+from rich.table import Column, Table
 
 from trainworks.terminal.progress import Task
 
@@ -31,8 +30,9 @@ class Bars:
         )
         self._rows: dict[Task, rich.progress.TaskID] = {}
         self._progress = _Progress(
-            _What(),
-            _HowFar(),
+            _text("what"),
+            BarColumn(BAR_COLUMNS),
+            _text("how_far"),
             console=console,
             refresh_per_second=PAINTED_PER_SECOND,
             transient=True,
@@ -64,8 +64,17 @@ class Bars:
         self._progress.stop()
 
 
+def _text(attribute: str) -> TextColumn:
+    """Return a column with a text of our own task, cut where a row is too narrow."""
+    cut = Column(no_wrap=True, overflow="ellipsis")
+    return TextColumn(f"{{task.fields[mine].{attribute}}}", markup=False, table_column=cut)
+
+
 class _Progress(rich.progress.Progress):
     def get_renderables(self) -> Iterator[_Narrower]:
+        for row in self.tasks:
+            # Without a total, rich's bar moves and says nothing.
+            row.total, row.completed = row.fields["mine"].total or None, row.fields["mine"].done
         yield _Narrower(self.make_tasks_table(self.tasks))
 
 
@@ -77,20 +86,3 @@ class _Narrower:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         return console.render(self.table, options.update_width(options.max_width - 2))
-
-
-class _What(rich.progress.ProgressColumn):
-    def render(self, task: rich.progress.Task) -> Text:
-        return Text(task.fields["mine"].what, no_wrap=True, overflow="ellipsis")
-
-
-class _HowFar(rich.progress.ProgressColumn):
-    def render(self, task: rich.progress.Task) -> Table:
-        mine: Task = task.fields["mine"]
-        cells = [Text(mine.how_far, no_wrap=True, overflow="ellipsis")]
-        grid = Table.grid(padding=(0, 1))
-        if mine.total:
-            grid.add_row(ProgressBar(mine.total, min(mine.done, mine.total), width=BAR_COLUMNS), *cells)
-        else:
-            grid.add_row(*cells)
-        return grid
