@@ -261,6 +261,20 @@ DAMAGES = (
         "rule 'image-is-of-base': key 'require': unknown property 'bass'; did you mean base?",
     ),
     Damage(
+        "a pattern that cannot be read",
+        "images/dockerfiles.toml",
+        r"openmpi-(\d+\.\d+\.\d+)\.tar",
+        r"openmpi-(\d+\.\d+\.\d+\.tar",
+        " is not a regular expression: missing ), unterminated subpattern",
+    ),
+    Damage(
+        "a form with a group that the pattern has not",
+        "images/dockerfiles.toml",
+        'form = "debian{0}"',
+        'form = "debian{1}"',
+        "dockerfiles.toml: part 'base': key 'form': 'debian{1}' asks for more groups than",
+    ),
+    Damage(
         "a range that cannot be read",
         "images/compatibility.toml",
         'require = { nccl = ">=2.4.8" }',

@@ -149,7 +149,7 @@ def _known(stage: Stage, document: Dockerfile, parts: Sequence[DockerfilePart]) 
         for part in parts:
             for pattern in part.patterns:
                 for match in re.finditer(pattern, text):
-                    groups = [group.strip(".") for group in match.groups() if group is not None]
+                    groups = [(group or "").strip(".") for group in match.groups()]
                     value = part.form.format(*groups) if part.form else ".".join(filter(None, groups))
                     found.setdefault(part.name, []).append(Found(value, line))
     for number, instruction in enumerate(stage.instructions, start=1):

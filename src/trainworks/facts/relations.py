@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from datetime import date
 from graphlib import CycleError, TopologicalSorter
 
@@ -141,13 +141,7 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
     known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
     known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
     known |= {part.name for part in facts.dockerfile_parts}
-    for part in facts.dockerfile_parts:
-        for pattern in (*part.patterns, *part.variables):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                where = f"images/dockerfiles.toml: part {part.name!r}"
-                problems.append(f"{where}: {short(pattern)} is not a regular expression: {error}")
+    problems.extend(_problems_of_parts(facts))
     ranges = [
         (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
         for row in facts.rules
@@ -172,6 +166,21 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
         for row in facts.rules
         if not row.when
     )
+
+
+def _problems_of_parts(facts: Facts) -> Iterator[str]:
+    """Yield what is wrong with the patterns of ``images/dockerfiles.toml``."""
+    for part in facts.dockerfile_parts:
+        where = f"images/dockerfiles.toml: part {part.name!r}"
+        for pattern in (*part.patterns, *part.variables):
+            try:
+                groups = re.compile(pattern).groups
+                if pattern in part.patterns and not part.form.format(*["1"] * groups) and not groups:
+                    yield f"{where}: {short(pattern)} has no group for the version"
+            except re.error as error:
+                yield f"{where}: {short(pattern)} is not a regular expression: {error}"
+            except (IndexError, KeyError, ValueError):
+                yield f"{where}: key 'form': {short(part.form)} asks for more groups than {short(pattern)} has"
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
