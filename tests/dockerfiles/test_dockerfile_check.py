@@ -283,6 +283,7 @@ IGNORE = "# trainworks: ignore=key-in-layer,unquoted-version "
         (f"RUN true \\\n {IGNORE}a test image\n && ssh-keygen -A", []),
         (f"{IGNORE}\nRUN ssh-keygen -A", [3]),
         ("# trainworks: ignore=unquoted-version why\nRUN ssh-keygen -A", [3]),
+        (f"RUN ssh-keygen -A\n{IGNORE}no instruction follows", [2]),
     ],
 )
 def test_a_comment_ignores_rules_in_the_next_instruction_and_needs_a_reason(

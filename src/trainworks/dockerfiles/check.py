@@ -42,13 +42,13 @@ def check_text(text: str, facts: Facts) -> tuple[Finding, ...]:
 
 def _ignored(document: Dockerfile) -> Iterator[tuple[int, str]]:
     """Yield lines and rules that comments ignore: ``# trainworks: ignore=RULE reason`` before or in an instruction."""
-    starts = [each.line for each in document.instructions()]
+    starts = [*(each.line for each in document.instructions()), len(document.lines) + 1]
     for number, line in enumerate(document.lines, start=1):
         if comment := IGNORED.match(line):
-            within = document.lines[number - 2].rstrip().endswith(("\\", "`"))
-            first = max((each for each in starts if each < number), default=0) if within else number
-            own = min((each for each in starts if each >= first), default=0)
-            last = min((each for each in starts if each > max(own, number)), default=len(document.lines) + 1)
+            within = number > 1 and document.lines[number - 2].rstrip().endswith(("\\", "`"))
+            first = max((each for each in starts if each < number), default=number) if within else number
+            own = min(each for each in starts if each >= first)
+            last = min((each for each in starts if each > max(own, number)), default=own)
             yield from ((each, rule) for each in range(own, last) for rule in comment[1].split(","))
 
 
