@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from smdistributed.modelparallel.torch.config import IGNORED, ORDERS, RANGES, Config, SMPConfigError
+from smdistributed.modelparallel.torch.job.config import IGNORED, ORDERS, RANGES, Config, SMPConfigError
 
 BOOLS = [key for key, each in RANGES.items() if each.kind is bool]
 

@@ -254,7 +254,7 @@ def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:
 def leave_early(folder: str) -> None:
     """Rank 1 ends. Rank 0 has nothing to do, too. The others go on for longer than a failure would let them."""
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.watch import GRACE
+    from smdistributed.modelparallel.torch.wire.watch import GRACE
 
     smp.init({"ddp": True})
     smp.barrier()
@@ -268,8 +268,8 @@ def leave_early(folder: str) -> None:
 def lose_a_connection(folder: str) -> list[bool]:
     """Rank 0 knows that rank 3 was killed, and the connection to rank 1 ends, as that ends for the same reason."""
     from smdistributed.modelparallel.torch import initialize
-    from smdistributed.modelparallel.torch.runtime.errors import PeerError
-    from smdistributed.modelparallel.torch.watch import Watch
+    from smdistributed.modelparallel.torch.pipeline.errors import PeerError
+    from smdistributed.modelparallel.torch.wire.watch import Watch
 
     os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
     pairs = {rank: socket.socketpair() for rank in (1, 2, 3)}

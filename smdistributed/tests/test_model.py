@@ -413,7 +413,7 @@ def test_a_part_is_loaded_when_the_model_is_divided() -> None:
 def _alone(config: dict[str, Any]) -> str:
     import time
 
-    from smdistributed.modelparallel.torch import meeting
+    from smdistributed.modelparallel.torch.job import meeting
 
     smp = start(config)
     model = smp.DistributedModel(Net())
@@ -659,7 +659,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.parametrize("seconds", [False, True])
 def test_a_trace_changes_nothing(seconds: bool) -> None:
-    from smdistributed.modelparallel.torch.tracing import describe, trace_forward, unchanged
+    from smdistributed.modelparallel.torch.partitioning.tracing import describe, trace_forward, unchanged
 
     module, x = Noisy(), X.clone()
     state = copy.deepcopy(module.state_dict())

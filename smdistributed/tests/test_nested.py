@@ -226,7 +226,7 @@ def test_what_cannot_travel_is_an_error(where: str) -> None:
 
 
 def kept(value: Any) -> bool:
-    from smdistributed.modelparallel.torch import nested
+    from smdistributed.modelparallel.torch.wire import nested
 
     tree, tensors = nested.flatten(value)
     return not tensors and nested.unflatten(tree, []) is value

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smdistributed.modelparallel.torch.partitioner import Node, partition, split
+from smdistributed.modelparallel.torch.partitioning.partitioner import Node, partition, split
 
 
 def leaf(name: str, size: int = 0, *, key: object = None, **more: object) -> Node:

@@ -50,7 +50,7 @@ def wrapped(config: dict[str, Any], dtype: torch.dtype, places: tuple[int, int] 
 
 def scales(arguments: dict[str, Any], steps: str) -> list[float]:
     """Return the scale after each step: ``x`` is an overflow, ``.`` a good step."""
-    from smdistributed.modelparallel.torch.precision import LossScaler
+    from smdistributed.modelparallel.torch.training.precision import LossScaler
 
     scaler = LossScaler.of(None, True, arguments)
     seen = []
@@ -74,7 +74,7 @@ def test_the_dynamic_scale() -> None:
 
 
 def test_the_scale_is_saved() -> None:
-    from smdistributed.modelparallel.torch.precision import LossScaler
+    from smdistributed.modelparallel.torch.training.precision import LossScaler
 
     arguments = {"init_scale": 64, "delayed_shift": 3, "scale_window": 4}
     first, second = LossScaler.of(None, True, arguments), LossScaler.of(None, True, arguments)
@@ -98,7 +98,7 @@ def test_the_scale_is_saved() -> None:
     ],
 )
 def test_wrong_arguments_of_the_scale(arguments: Any, error: str) -> None:
-    from smdistributed.modelparallel.torch.precision import LossScaler
+    from smdistributed.modelparallel.torch.training.precision import LossScaler
 
     with pytest.raises(ValueError, match=error):
         LossScaler.of(*arguments)

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from ranks import HERE, run_program, run_ranks
-from smdistributed.modelparallel.torch.runtime.tails import returned_modules
+from smdistributed.modelparallel.torch.pipeline.tails import returned_modules
 
 MICROBATCHES = 6
 

@@ -69,7 +69,7 @@ def _train(config: dict[str, Any], delayed: bool = False) -> dict[str, Any]:
     smp.init({"ddp": True, **config})
     torch.manual_seed(1)
     if delayed:
-        import smdistributed.modelparallel.torch.delayed as delay
+        import smdistributed.modelparallel.torch.nn.delayed as delay
 
         delay.SMALLEST = 1  # this model is small
     with smp.model_creation(tensor_parallelism=True, dtype=torch.float64, flash_attention=True):

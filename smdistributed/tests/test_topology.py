@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smdistributed.modelparallel.torch.config import ORDERS
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
-from smdistributed.modelparallel.torch.topology import GROUP_OF, CommGroup, RankType, Topology
+from smdistributed.modelparallel.torch.job.config import ORDERS
+from smdistributed.modelparallel.torch.job.topology import GROUP_OF, CommGroup, RankType, Topology
 
 DOCUMENTED = {
     "DPT": ["000", "001", "010", "011", "100", "101", "110", "111"],

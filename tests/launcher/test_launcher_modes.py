@@ -267,7 +267,7 @@ def test_parameters_of_smp_are_checked(parameters: Json, refused: str) -> None:
 
 
 def test_the_launcher_and_the_library_know_the_same_parameters() -> None:
-    path = REPOSITORY / "smdistributed" / "smdistributed" / "modelparallel" / "torch" / "config.py"
+    path = REPOSITORY / "smdistributed" / "smdistributed" / "modelparallel" / "torch" / "job" / "config.py"
     text = path.read_text(encoding="utf-8")
     starts = [text.index(f"\n{name}") for name in ("RANGES", "OLD_NAMES", "IGNORED")]
     tables = [text[start : text.index('\n"""', start)] for start in starts]

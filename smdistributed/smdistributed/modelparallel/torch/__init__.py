@@ -3,9 +3,9 @@
 from trainworks_smdistributed import emulation, legacy
 
 from . import amp, initialize, model, nn, optimizers
-from .activation_checkpointing import set_activation_checkpointing
-from .checkpoint import load, resume_from_checkpoint, save, save_checkpoint
-from .communication import (
+from .exceptions import SMPConfigError, SMPRuntimeError, SMPUnsupportedError, StepError
+from .initialize import init
+from .job.communication import (
     allgather,
     barrier,
     broadcast,
@@ -17,14 +17,7 @@ from .communication import (
     send,
     tp_barrier,
 )
-from .creation import delay_param_initialization, model_creation
-from .exceptions import SMPConfigError, SMPRuntimeError, SMPUnsupportedError, StepError
-from .initialize import init
-from .model import DistributedModel
-from .nn import set_tensor_parallelism, tensor_parallelism, tp_register, tp_register_with_module
-from .optimizer import DistributedOptimizer
-from .placement import partition, set_partition
-from .ranks import (
+from .job.ranks import (
     DP_GROUP,
     MP_GROUP,
     PP_GROUP,
@@ -61,8 +54,15 @@ from .ranks import (
     tp_rank,
     tp_size,
 )
-from .state_mod import state
+from .job.state import state
+from .model import DistributedModel
+from .nn import set_tensor_parallelism, tensor_parallelism, tp_register, tp_register_with_module
+from .partitioning.creation import delay_param_initialization, model_creation
+from .partitioning.placement import partition, set_partition
 from .step_function import StepOutput, num_microbatches, step
+from .training.activation_checkpointing import set_activation_checkpointing
+from .training.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
+from .training.optimizer import DistributedOptimizer
 
 # What a script, or transformers, imports after this looks for CUDA, and for modules that are gone.
 emulation.install_if_asked()

@@ -7,9 +7,9 @@ import torch.distributed as dist
 
 from trainworks_smdistributed import emulation
 
-from .ranks import mp_size
-from .state_mod import state
-from .topology import CommGroup
+from .job.ranks import mp_size
+from .job.state import state
+from .job.topology import CommGroup
 
 
 class GradScaler(torch.amp.GradScaler):

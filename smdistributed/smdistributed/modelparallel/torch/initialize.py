@@ -17,15 +17,15 @@ import torch.distributed as dist
 from trainworks_smdistributed import emulation
 from trainworks_smdistributed.environment import ranks_of, set_rendezvous
 
-from .communication import make_groups
-from .config import Config
-from .ranks import local_rank
-from .runtime import Runtime
-from .runtime.errors import PeerError
-from .state_mod import state
-from .topology import CommGroup, Topology
-from .transport import Transport, connect
-from .watch import Failure, Watch
+from .job.communication import make_groups
+from .job.config import Config
+from .job.ranks import local_rank
+from .job.state import state
+from .job.topology import CommGroup, Topology
+from .pipeline.errors import PeerError
+from .pipeline.runtime import Runtime
+from .wire.transport import Transport, connect
+from .wire.watch import Failure, Watch
 
 GROUP_MINUTES = 10
 """How long a collective of the process groups may take."""
@@ -99,7 +99,7 @@ def _payload() -> Any:
     """Return what carries CUDA tensors between the ranks of a pipeline: NCCL where it is there, else host memory."""
     if not (emulation.cuda_is_available() and dist.is_nccl_available()):
         return None
-    from .transport_nccl import NcclPayload
+    from .wire.transport_nccl import NcclPayload
 
     return NcclPayload(dist.get_rank(), local_rank(), state.topo)
 

@@ -16,26 +16,19 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.hooks import RemovableHandle
 
-from . import (
-    activation_checkpointing,
-    data_parallel,
-    delayed,
-    gradient_norm,
-    nested,
-    nn,
-    partitioner,
-    placement,
-    remote,
-    state_dicts,
-)
-from .config import SMPConfigError
-from .data_parallel import MIB, CommHook, Reducer
-from .ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
-from .runtime import StepError
-from .state_dicts import PARTIAL, StateDict
-from .state_mod import state
-from .topology import CommGroup
-from .tracing import Trace, TraceDone, describe, trace_forward, unchanged
+from . import nn
+from .exceptions import StepError
+from .job.config import SMPConfigError
+from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
+from .job.state import state
+from .job.topology import CommGroup
+from .nn import delayed
+from .partitioning import partitioner, placement, remote
+from .partitioning.tracing import Trace, TraceDone, describe, trace_forward, unchanged
+from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
+from .training.data_parallel import MIB, CommHook, Reducer
+from .training.state_dicts import PARTIAL, StateDict
+from .wire import nested
 
 Hook = Callable[["DistributedModel", Any], Any]
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .gradient_norm import total_norm
-from .ranks import tp_size
-from .state_mod import state
-from .topology import CommGroup
+from .job.ranks import tp_size
+from .job.state import state
+from .job.topology import CommGroup
+from .training.gradient_norm import total_norm
 
 Tensor = torch.Tensor
 

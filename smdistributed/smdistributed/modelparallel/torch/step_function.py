@@ -12,7 +12,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import torch
 
 from .exceptions import SMPRuntimeError
-from .state_mod import state
+from .job.state import state
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
 

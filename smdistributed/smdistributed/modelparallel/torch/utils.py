@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .ranks import rank
+from .job.ranks import rank
 
 __all__ = ["get_distribution_axis", "rmsg"]
 

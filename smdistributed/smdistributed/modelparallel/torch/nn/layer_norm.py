@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from smdistributed.modelparallel.torch.state_mod import state
+from smdistributed.modelparallel.torch.job.state import state
 
 from .collectives import gather_weight
 from .module import DistributedModule, same_samples, tensor_group

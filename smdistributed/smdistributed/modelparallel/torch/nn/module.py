@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smdistributed.modelparallel.torch.config import SMPConfigError
-from smdistributed.modelparallel.torch.delayed import put_slice
-from smdistributed.modelparallel.torch.state_mod import state
-from smdistributed.modelparallel.torch.topology import CommGroup
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
+
+from .delayed import put_slice
 
 __all__ = ["DistributedModule", "mark"]
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from smdistributed.modelparallel.torch.config import SMPConfigError
-from smdistributed.modelparallel.torch.delayed import put_slice
-from smdistributed.modelparallel.torch.state_mod import state
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.job.state import state
 
+from .delayed import put_slice
 from .embedding import DistributedEmbedding
 from .layer_norm import DistributedLayerNorm, FusedLayerNorm
 from .linear import DistributedConv1D, DistributedLinear

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from .exceptions import SMPConfigError
+from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 
 __all__ = ["Config", "SMPConfigError"]
 

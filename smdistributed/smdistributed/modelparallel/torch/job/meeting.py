@@ -7,8 +7,9 @@ import time
 
 import torch.distributed as dist
 
-from .runtime import StepError
-from .state_mod import state
+from smdistributed.modelparallel.torch.exceptions import StepError
+
+from .state import state
 from .topology import CommGroup
 
 # Seconds. The others may still write a file or end an evaluation.

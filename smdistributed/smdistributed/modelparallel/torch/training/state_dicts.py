@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .meeting import meet
-from .ranks import mp_size, tp_rank, tp_size
-from .state_mod import state
-from .topology import CommGroup
+from smdistributed.modelparallel.torch.job.meeting import meet
+from smdistributed.modelparallel.torch.job.ranks import mp_size, tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
 
 PARTIAL = "_smp_is_partial"
 StateDict = dict[str, Any]

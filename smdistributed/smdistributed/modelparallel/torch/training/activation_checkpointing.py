@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from . import recompute
-from .config import SMPConfigError
-from .ranks import pp_rank
-from .state_mod import state
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.job.ranks import pp_rank
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.pipeline import recompute
 
 __all__ = ["check_partition", "checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import torch
 
-from . import nn
-from .config import SMPConfigError
-from .delayed import delayed
-from .state_mod import state
+from smdistributed.modelparallel.torch import nn
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.nn.delayed import delayed
 
 __all__ = ["delay_param_initialization", "model_creation"]
 

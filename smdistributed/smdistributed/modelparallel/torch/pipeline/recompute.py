@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from .state_mod import state
+from smdistributed.modelparallel.torch.job.state import state
 
 __all__ = ["Again", "in_turn", "run"]
 

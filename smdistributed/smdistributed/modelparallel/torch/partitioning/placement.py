@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import nn as tnn
 
+from smdistributed.modelparallel.torch import nn
+from smdistributed.modelparallel.torch.job.communication import allgather
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.job.ranks import local_rank
+from smdistributed.modelparallel.torch.job.state import state
 from trainworks_smdistributed import emulation
-
-from . import nn
-from .communication import allgather
-from .config import SMPConfigError
-from .ranks import local_rank
-from .state_mod import state
 
 _open: list[int] = []
 _module_init = tnn.Module.__init__

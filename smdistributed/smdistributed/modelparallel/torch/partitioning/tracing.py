@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from . import nested
+from smdistributed.modelparallel.torch.wire import nested
+
 from .partitioner import Node
 
 # Modules of torch that never read a child's parameters: they can be split. Others of torch do, such as

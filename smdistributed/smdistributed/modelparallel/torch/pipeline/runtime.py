@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from smdistributed.modelparallel.torch.nested import dumps
-from smdistributed.modelparallel.torch.transport import Gone, Item, Transport
+from smdistributed.modelparallel.torch.wire.nested import dumps
+from smdistributed.modelparallel.torch.wire.transport import Gone, Item, Transport
 
 from .calls import Caller
 from .contexts import Context, Key

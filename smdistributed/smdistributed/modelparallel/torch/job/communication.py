@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .exceptions import SMPRuntimeError
+from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
+
 from .ranks import rank
-from .state_mod import state
+from .state import state
 from .topology import GROUP_OF, CommGroup, RankType, Topology
 
 __all__ = [

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .ranks import tp_rank, tp_size
-from .state_mod import state
-from .topology import CommGroup
+from smdistributed.modelparallel.torch.job.ranks import tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
 
 _torch_clip = nn.utils.clip_grad_norm_
 
@@ -100,7 +100,7 @@ def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
 
 def _device() -> torch.device:
     """Where tensors for a collective are made by a rank that has no gradient."""
-    from .placement import device
+    from smdistributed.modelparallel.torch.partitioning.placement import device
 
     return device() or torch.device("cpu")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .exceptions import SMPConfigError
+from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 
 __all__ = ["GROUP_OF", "CommGroup", "RankType", "Topology"]
 

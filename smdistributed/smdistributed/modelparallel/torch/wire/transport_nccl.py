@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .topology import CommGroup, Topology
+from smdistributed.modelparallel.torch.job.topology import CommGroup, Topology
 
 
 class NcclPayload:

@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from .communication import allgather
-from .exceptions import SMPRuntimeError
+from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
+from smdistributed.modelparallel.torch.job.communication import allgather
+from smdistributed.modelparallel.torch.job.ranks import pp_rank, rank, rdp_rank, rdp_size, tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
+
 from .optimizer import PRECISION, after_partition, merge_parts
-from .ranks import pp_rank, rank, rdp_rank, rdp_size, tp_rank, tp_size
-from .state_mod import state
-from .topology import CommGroup
 
 _LOG = logging.getLogger("smp")
 _SAVING = ".saving-"  # a folder that is being written

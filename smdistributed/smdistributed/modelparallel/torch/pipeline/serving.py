@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from smdistributed.modelparallel.torch.nested import flatten
+from smdistributed.modelparallel.torch.wire.nested import flatten
 
 from .contexts import Context
 from .errors import StepError
@@ -26,7 +26,7 @@ from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
 
 if TYPE_CHECKING:
-    from . import Runtime
+    from .runtime import Runtime
 
 
 class Fresh(torch.autograd.Function):

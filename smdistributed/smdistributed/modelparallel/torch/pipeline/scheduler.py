@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from smdistributed.modelparallel.torch.inbox import Inbox
-from smdistributed.modelparallel.torch.transport import Item
+from smdistributed.modelparallel.torch.wire.inbox import Inbox
+from smdistributed.modelparallel.torch.wire.transport import Item
 
 from .contexts import Context, Key, Seat, Worker
 from .errors import StepError

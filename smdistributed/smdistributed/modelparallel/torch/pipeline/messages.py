@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from smdistributed.modelparallel.torch.nested import Tree, flatten, unflatten
-from smdistributed.modelparallel.torch.recompute import Again
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten, unflatten
 
+from .recompute import Again
 from .threadstate import Flags
 
 CallId = tuple[int, int]

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from .communication import allgather
-from .exceptions import SMPConfigError, SMPRuntimeError
+from smdistributed.modelparallel.torch.exceptions import SMPConfigError, SMPRuntimeError
+from smdistributed.modelparallel.torch.job.communication import allgather
+from smdistributed.modelparallel.torch.job.meeting import meet
+from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rdp_rank, rdp_size, tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
+
 from .gradient_norm import total_norm
-from .meeting import meet
 from .precision import LossScaler, MasterWeights, any_overflow
-from .ranks import mp_rank, pp_size, rdp_rank, rdp_size, tp_rank, tp_size
 from .state_dicts import PARTIAL
-from .state_mod import state
-from .topology import CommGroup
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

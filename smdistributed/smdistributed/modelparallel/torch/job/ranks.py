@@ -6,10 +6,10 @@ import os
 
 import torch.distributed as dist
 
+from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 from trainworks_smdistributed.environment import ranks_of
 
-from .exceptions import SMPRuntimeError
-from .state_mod import state
+from .state import state
 from .topology import CommGroup, RankType, Topology
 
 __all__ = [

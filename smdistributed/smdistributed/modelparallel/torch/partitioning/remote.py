@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .runtime import StepError
+from smdistributed.modelparallel.torch.exceptions import StepError
 
 # What can be asked of a tensor without its values. Optimizers, clip_grad_norm_ and load_state_dict need no more.
 _ALLOWED = frozenset(

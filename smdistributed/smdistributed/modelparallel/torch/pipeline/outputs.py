@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smdistributed.modelparallel.torch.nested import flatten, unflatten
+from smdistributed.modelparallel.torch.wire.nested import flatten, unflatten
 
 from .errors import StepError
 from .messages import Backward, Hop, NotStarted, Outputs
@@ -15,7 +15,7 @@ from .scheduler import FORWARD
 from .serving import fresh
 
 if TYPE_CHECKING:
-    from . import Runtime
+    from .runtime import Runtime
 
 
 class Model:

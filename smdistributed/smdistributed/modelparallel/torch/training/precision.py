@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import placement
-from .exceptions import SMPConfigError
-from .state_mod import state
-from .topology import CommGroup
+from smdistributed.modelparallel.torch.exceptions import SMPConfigError
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
+from smdistributed.modelparallel.torch.partitioning import placement
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from . import nested
-from .config import SMPConfigError
-from .state_mod import state
-from .topology import CommGroup
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.topology import CommGroup
+from smdistributed.modelparallel.torch.wire import nested
 
 MIB = 2**20
 CommHook = Callable[[Any, "Bucket"], "torch.futures.Future[torch.Tensor]"]

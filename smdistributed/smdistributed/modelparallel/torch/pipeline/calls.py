@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
-from smdistributed.modelparallel.torch.nested import Tree, unflatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, unflatten
 
 from .contexts import Context
 from .errors import StepError
@@ -21,7 +21,7 @@ from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
 
 if TYPE_CHECKING:
-    from . import Runtime
+    from .runtime import Runtime
 
 
 class RemoteCall:

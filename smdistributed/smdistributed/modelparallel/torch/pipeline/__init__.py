@@ -1,0 +1,1 @@
+"""A step as a pipeline of microbatches. `runtime` puts it together."""

@@ -1,0 +1,1 @@
+"""What a step trains: gradients of replicas, precision, optimizers, recomputed activations; and what is saved."""
