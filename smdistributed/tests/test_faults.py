@@ -268,7 +268,7 @@ def leave_early(folder: str) -> None:
 def lose_a_connection(folder: str) -> list[bool]:
     """Rank 0 knows that rank 3 was killed, and the connection to rank 1 ends, as that ends for the same reason."""
     from smdistributed.modelparallel.torch import initialize
-    from smdistributed.modelparallel.torch.pipeline.errors import PeerError
+    from smdistributed.modelparallel.torch.exceptions import PeerError
     from smdistributed.modelparallel.torch.wire.watch import Watch
 
     os.dup2(os.open(f"{folder}/stderr", os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())

@@ -22,7 +22,8 @@ import torch
 from clock import assert_within, start_clock
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
-from smdistributed.modelparallel.torch.wire.transport import Gone, StartError, Transport, connect, own_address
+from smdistributed.modelparallel.torch.wire.connect import StartError, connect, own_address
+from smdistributed.modelparallel.torch.wire.transport import Gone, Transport
 
 LOCAL = ("127.0.0.1", 29500)
 

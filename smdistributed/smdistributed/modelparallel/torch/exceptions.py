@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from smdistributed.modelparallel.backend.exceptions import SMPRuntimeError
 
-__all__ = ["SMPConfigError", "SMPRuntimeError", "SMPUnsupportedError", "StepError"]
+__all__ = ["PeerError", "SMPConfigError", "SMPRuntimeError", "SMPUnsupportedError", "StepError"]
 
 
 class SMPConfigError(ValueError):
@@ -30,6 +30,22 @@ class SMPConfigError(ValueError):
 
 class StepError(SMPRuntimeError):
     """A function decorated with ``smp.step``, or what it calls, failed on some rank or cannot run."""
+
+
+class PeerError(StepError):
+    """A step cannot go on because another rank failed or is gone.
+
+    Attributes:
+        rank: Global rank that failed.
+        name: Words for it.
+        reason: What happened, in one line.
+        trace: Its traceback; empty if it left none.
+    """
+
+    def __init__(self, rank: int, name: str, reason: str, trace: str = "") -> None:
+        """Make the error of a rank's failure."""
+        super().__init__(f"{name} failed: {reason}")
+        self.rank, self.name, self.reason, self.trace = rank, name, reason, trace
 
 
 class SMPUnsupportedError(NotImplementedError):

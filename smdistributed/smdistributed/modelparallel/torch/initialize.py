@@ -17,14 +17,15 @@ import torch.distributed as dist
 from trainworks_smdistributed import emulation
 from trainworks_smdistributed.environment import ranks_of, set_rendezvous
 
-from .job.communication import make_groups
+from .exceptions import PeerError
 from .job.config import Config
+from .job.groups import make_groups
 from .job.ranks import local_rank
 from .job.state import state
 from .job.topology import CommGroup, Topology
-from .pipeline.errors import PeerError
 from .pipeline.runtime import Runtime
-from .wire.transport import Transport, connect
+from .wire.connect import connect
+from .wire.transport import Transport
 from .wire.watch import Failure, Watch
 
 GROUP_MINUTES = 10

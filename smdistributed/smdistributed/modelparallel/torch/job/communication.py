@@ -1,4 +1,4 @@
-"""Objects sent between ranks outside steps, and the process groups.
+"""Objects sent between ranks outside steps.
 
 Every call returns when its part is done. Objects travel between two ranks on a group that nothing else uses: what a
 rank sends cannot meet the barrier that another rank is in. They are pickled: the ranks of a job trust each other, and
@@ -8,7 +8,6 @@ whoever reaches the job's store.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,15 +17,13 @@ from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 
 from .ranks import rank
 from .state import state
-from .topology import GROUP_OF, CommGroup, RankType, Topology
+from .topology import GROUP_OF, CommGroup, RankType
 
 __all__ = [
-    "Groups",
     "allgather",
     "barrier",
     "broadcast",
     "dp_barrier",
-    "make_groups",
     "mp_barrier",
     "pp_barrier",
     "rdp_barrier",
@@ -34,51 +31,6 @@ __all__ = [
     "send",
     "tp_barrier",
 ]
-
-
-class Groups(Mapping[CommGroup, dist.ProcessGroup]):
-    """The process groups of this rank, by their kind.
-
-    Attributes:
-        objects: The group of all ranks for objects that one rank sends to another.
-    """
-
-    objects: dist.ProcessGroup
-
-    def __init__(self, own: Mapping[CommGroup, dist.ProcessGroup], objects: dist.ProcessGroup) -> None:
-        """Keep the groups."""
-        self._own = dict(own)
-        self.objects = objects
-
-    def __getitem__(self, kind: CommGroup) -> dist.ProcessGroup:
-        """Return the group of a kind that this rank is in."""
-        return self._own[kind]
-
-    def __iter__(self) -> Any:
-        """Return the kinds."""
-        return iter(self._own)
-
-    def __len__(self) -> int:
-        """Return the number of kinds."""
-        return len(self._own)
-
-
-def make_groups(topology: Topology) -> Groups:
-    """Make all process groups of a job; every rank calls this, at the same point.
-
-    Kinds whose groups have the same members share them.
-    """
-    world = _default_group()
-    everyone = tuple(range(topology.world))
-    made: dict[tuple[int, ...], dist.ProcessGroup] = {everyone: world}
-    own = {}
-    for kind in CommGroup:
-        for members in topology.all_groups(kind):
-            if members not in made:
-                # Every rank makes every group, in the same order.
-                made[members] = dist.new_group(list(members))
-        own[kind] = made[topology.members(kind)]
-    return Groups(own, dist.new_group(list(everyone), backend="gloo"))
 
 
 def send(obj: Any, dest_rank: int, rank_type: RankType) -> None:
@@ -155,13 +107,6 @@ def tp_barrier() -> None:
 def rdp_barrier() -> None:
     """Return when all ranks with the same partition and the same slices have called this."""
     barrier(CommGroup.RDP_GROUP)
-
-
-def _default_group() -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    if world is None:
-        raise SMPRuntimeError("torch.distributed is not initialized: call smp.init() first")
-    return world
 
 
 def _members(group: CommGroup) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from smdistributed.modelparallel.torch.pipeline.runtime import Runtime
     from smdistributed.modelparallel.torch.training.optimizer import DistributedOptimizer
 
-    from .communication import Groups
     from .config import Config
+    from .groups import Groups
     from .topology import Topology
 
 __all__ = ["State", "state"]

@@ -10,10 +10,10 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules import module as torch_module
 
+from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import Tree, unflatten
 
 from .contexts import Context
-from .errors import StepError
 from .messages import Backward, CallId, Forward, pack_arguments
 from .modules import run_children
 from .randomness import place

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import flatten, unflatten
 
-from .errors import StepError
 from .messages import Backward, Hop, NotStarted, Outputs
 from .scheduler import FORWARD
 from .serving import fresh

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from smdistributed.modelparallel.torch.exceptions import PeerError, StepError
 from smdistributed.modelparallel.torch.wire.nested import dumps
 from smdistributed.modelparallel.torch.wire.transport import Gone, Item, Transport
 
 from .calls import Caller
 from .contexts import Context, Key
-from .errors import PeerError, StepError
 from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Outputs, Pick, Result
 from .modules import Modules
 from .outputs import Model

@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
+from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.inbox import Inbox
 from smdistributed.modelparallel.torch.wire.transport import Item
 
 from .contexts import Context, Key, Seat, Worker
-from .errors import StepError
 from .randomness import Streams, place
 from .threadstate import Applied, Flags, Home
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import flatten
 
 from .contexts import Context
-from .errors import StepError
 from .messages import (
     Backward,
     Forward,
