@@ -13,7 +13,24 @@ from typing import Any, NoReturn, TypeVar
 
 from smdistributed.modelparallel.torch.exceptions import SMPUnsupportedError
 
-__all__ = ["missing", "translate"]
+__all__ = ["named", "translate"]
+
+MODELS = ("bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta", "t5")
+"""Those that have a module beside this one: scripts import these names from there."""
+
+TRANSLATIONS = frozenset(
+    {
+        *(f"translate_state_dict_to_hf_{model}" for model in MODELS),
+        *(f"translate_hf_state_dict_to_smdistributed_{model}" for model in MODELS),
+        *(f"translate_hf_{model}_state_dict_to_smdistributed" for model in MODELS),
+        "translate_hf_state_dict_to_smdistributed",
+        "translate_state_dict_to_smdistributed",
+        # Of one block of GPT-2.
+        "translate_hf_block_state_dict_to_smdistributed",
+        "translate_layer_state_dict_to_hf_gpt2_block",
+    }
+)
+"""What scripts call `translate`."""
 
 StateDict = TypeVar("StateDict", bound=Mapping[str, Any])
 
@@ -40,19 +57,22 @@ def translate(state_dict: StateDict, max_seq_len: int | None = None) -> StateDic
     return state_dict
 
 
-def missing(name: str) -> Callable[..., Any]:
-    """Return a stand-in for a hook between a model of Hugging Face and smp's transformer modules, or for three of them.
+def named(name: str) -> Callable[..., Any]:
+    """Return what the module of a model has under a name: a translation, or a stand-in for a hook.
 
-    A name that ends in ``hooks`` is a function of no arguments whose three hooks go to ``smp.tp_register_with_module``:
-    scripts call it whether or not a module is split, so only the hooks refuse.
+    Hooks are between a model of Hugging Face and smp's transformer modules. A name that ends in ``hooks`` is a function
+    of no arguments whose three hooks go to ``smp.tp_register_with_module``: scripts call it whether or not a module is
+    split, so only the hooks refuse.
 
     Raises:
-        AttributeError: The name is not that of a hook.
+        AttributeError: The name is neither.
     """
+    if name in TRANSLATIONS:
+        return translate
     if not re.search("hooks?$", name):
         raise AttributeError(f"smp.nn.huggingface has no {name!r}")
     if name.endswith("hooks"):
-        return lambda: (missing(name.removesuffix("s")),) * 3
+        return lambda: (named(name.removesuffix("s")),) * 3
 
     def hook(*_args: object, **_kwargs: object) -> NoReturn:
         raise SMPUnsupportedError(
