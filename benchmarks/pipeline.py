@@ -48,7 +48,7 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
     from torch.nn import functional
 
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     torch.set_num_threads(1)
 
@@ -126,7 +126,8 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         ours.append(seconds(our_step))
         peer.append(seconds(their_step))
-    stats = state.runtime.stats if state.runtime is not None else {}
+    runtime = present()
+    stats = runtime.stats if runtime is not None else {}
     return {"ours": ours, "peer": peer, "stage": alone, "stats": stats}
 
 

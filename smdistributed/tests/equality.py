@@ -55,6 +55,7 @@ def compare(
         owner: The partition of each module; None: as the configuration says.
     """
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     reference = copy.deepcopy(plain)
     reference_optimizer = torch.optim.Adam(reference.parameters(), lr=0.01)
@@ -115,6 +116,6 @@ def compare(
     found.parameter = max([0.0, *((merged[key] - whole[key]).abs().max().item() for key in whole)])
     found.partitions = len(set(model.owner.values()))
     # The next model of this process takes its place.
-    smp.state.model = None
-    smp.state.optimizers.clear()
+    wrapped.model = None
+    wrapped.optimizers.clear()
     return found

@@ -54,12 +54,12 @@ class Model(nn.Module):
 def _cases(config: dict[str, Any], cuts: list[int]) -> dict[str, Any]:
     """Return gradients and runs of each way to checkpoint, in one process after another model was wrapped."""
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     smp.init(config)
     results = {}
     for case in ("none", "each", "contiguous", "group_2", "late", "call each", "call contiguous"):
-        state.model = None  # the next case wraps its own
+        wrapped.model = None  # the next case wraps its own
         torch.manual_seed(1)
         # The order in which microbatches arrive at a partition, and so what they draw, differs from step to step.
         module = Model(

@@ -86,7 +86,7 @@ def train_step() -> Any:
 
 def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     model = split_model(SPLIT, first_on)
     start = copy.deepcopy(network().state_dict())
@@ -97,7 +97,7 @@ def _all_optimizers(first_on: tuple[int, ...]) -> dict[str, Any]:
     results = {}
     for name, one in plain.items():
         model.load_state_dict(start)
-        state.optimizers.clear()
+        wrapped.optimizers.clear()
         optimizer: Any = smp.DistributedOptimizer(one)
         for number in range(4):
             optimizer.zero_grad()
@@ -167,6 +167,7 @@ def test_lbfgs_is_refused_on_a_split_model() -> None:
 
 def _object() -> None:
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     model = split_model(SPLIT)
     train = train_step()
@@ -182,7 +183,7 @@ def _object() -> None:
     assert isinstance(optimizer, torch.optim.AdamW)
     assert isinstance(optimizer, smp.DistributedOptimizer)
     assert smp.DistributedOptimizer(optimizer) is optimizer
-    assert smp.state.optimizers == [optimizer]
+    assert wrapped.optimizers == [optimizer]
     assert optimizer.optimizer is optimizer
     assert optimizer.loss_scale == optimizer.loss_scaler.loss_scale == 1.0
     assert optimizer.overflow is False
@@ -215,6 +216,7 @@ def test_it_is_the_users_object() -> None:
 
 def _scripts_own() -> list[float]:
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     class Own:  # as the fp16 optimizer of AWS's older GPT scripts: its own masters around a torch optimizer
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -246,7 +248,7 @@ def _scripts_own() -> list[float]:
     own: Any = Own(torch.optim.Adam(model.parameters(), lr=0.05))
     optimizer: Any = smp.DistributedOptimizer(own)
     assert optimizer is own
-    assert smp.state.optimizers == [own]
+    assert wrapped.optimizers == [own]
     model.register_post_step_hook(lambda _, optimizer: optimizer.init_master_params())
     losses = []
     for _ in range(4):
@@ -450,13 +452,14 @@ def make_novograd(parameters: Any) -> Any:
 
 def _fused(config: dict[str, Any]) -> list[Any]:
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     model = split_model(config)
     train = train_step()
     start, results = copy.deepcopy(network().state_dict()), []
     for make in (make_lamb, make_novograd):
         model.load_state_dict(start)
-        smp.state.optimizers.clear()
+        wrapped.optimizers.clear()
         optimizer: Any = smp.DistributedOptimizer(make(model.parameters()))
         for number in range(3):
             optimizer.zero_grad()

@@ -208,6 +208,7 @@ def test_masters_add_up_updates_that_are_too_small_for_the_weights() -> None:
 
 def _overflow() -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped as known
 
     model, train = wrapped({**SPLIT, "fp16": True}, torch.float16)
     optimizer: Any = smp.DistributedOptimizer(
@@ -234,10 +235,10 @@ def _overflow() -> dict[str, Any]:
         else:
             assert norm > 0
         seen.append((optimizer.overflow, optimizer.loss_scale))
-    assert smp.state.loss_scale == optimizer.loss_scale
+    assert known.loss_scale == optimizer.loss_scale
     optimizer.loss_scale = 8.0
     assert optimizer.loss_scaler.cur_scale == 8.0
-    assert smp.state.loss_scale == 8.0
+    assert known.loss_scale == 8.0
     return {"seen": seen, "losses": losses}
 
 

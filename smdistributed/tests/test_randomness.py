@@ -43,6 +43,7 @@ class Drops(nn.Module):
 def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[str, Any]:
     """Train the same model several times, at other speeds of its modules; return the losses of each training."""
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
     by_hand = {"auto_partition": False, "default_partition": 0}
     smp.init({"microbatches": 4, "pipeline_parallel_degree": max(places) + 1, **by_hand, **config})
@@ -72,8 +73,8 @@ def losses(config: dict[str, Any], places: list[int], checkpoint: bool) -> dict[
             optimizer.step()
         found.append((values, torch.rand(()).item()))
         drawn = [tuple(each.tolist()) for module in modules for each in module.seen]
-        smp.state.model = None
-        smp.state.optimizers.clear()
+        wrapped.model = None
+        wrapped.optimizers.clear()
     smp.barrier()
     return {"losses": found, "drawn": len(drawn), "different": len(set(drawn))}
 

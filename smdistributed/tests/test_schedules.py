@@ -21,7 +21,7 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     import torch
 
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     smp.init(
         {
@@ -54,7 +54,7 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
     for _ in range(2):
         begun.clear()
         train(model, torch.arange(MICROBATCHES), torch.ones(MICROBATCHES, 4))
-    runtime = state.runtime
+    runtime = present()
     assert runtime is not None
     return {"order": runtime.order, "most": most, "begun": begun, "stats": runtime.stats}
 
@@ -94,7 +94,7 @@ def what_contexts_carry() -> dict[str, Any]:
 
     import smdistributed.modelparallel.torch as smp
     from smdistributed.modelparallel.torch.exceptions import StepError
-    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     smp.init({"pipeline_parallel_degree": 2, "microbatches": 2, "auto_partition": False, "default_partition": 0})
     seen: dict[str, Any] = {"hooks": 0}
@@ -171,7 +171,7 @@ def what_contexts_carry() -> dict[str, Any]:
     evaluate(model, value, 1)
     seen["after_autocast"] = seen.get("autocast")
     twice(model, value)
-    runtime = state.runtime
+    runtime = present()
     assert runtime is not None
     number = runtime.number
     try:
@@ -311,7 +311,7 @@ def same_order_on_replicas() -> Any:
     import torch
 
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     smp.init(
         {
@@ -359,7 +359,7 @@ def same_order_on_replicas() -> Any:
 
     for _ in range(3):
         train(model, torch.arange(4.0)[:, None].expand(4, 4).contiguous())
-    runtime = state.runtime
+    runtime = present()
     assert runtime is not None
     return ran, runtime.order
 

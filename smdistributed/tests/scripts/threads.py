@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import smdistributed.modelparallel.torch as smp
+from smdistributed.modelparallel.torch.pipeline.runtime import present
 
 maps = Path("/proc/self/maps").read_text(encoding="utf-8")
 openmp = ctypes.CDLL(re.search(r"/\S*/lib(?:gomp|omp|iomp5)[-.]\S*", maps)[0])  # type: ignore[index]
@@ -32,4 +33,4 @@ def train(model, value):  # type: ignore[no-untyped-def]  # as users write it
 
 
 train(model, torch.ones(8, 4))
-print("before", before, "in steps", *found, "changes of threads", smp.state.runtime.stats["switches"])
+print("before", before, "in steps", *found, "changes of threads", present().stats["switches"])

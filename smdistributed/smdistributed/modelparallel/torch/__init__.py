@@ -40,7 +40,6 @@ from .job.ranks import (
     get_tp_process_group,
     get_world_process_group,
     is_initialized,
-    is_tracing,
     local_rank,
     local_size,
     mp_rank,
@@ -59,6 +58,7 @@ from .model import DistributedModel
 from .nn import set_tensor_parallelism, tensor_parallelism, tp_register, tp_register_with_module
 from .partitioning.creation import delay_param_initialization, model_creation
 from .partitioning.placement import partition, set_partition
+from .partitioning.tracing import is_tracing
 from .step_function import StepOutput, num_microbatches, step
 from .training.activation_checkpointing import set_activation_checkpointing
 from .training.checkpoint import load, resume_from_checkpoint, save, save_checkpoint

@@ -23,7 +23,7 @@ from .job.groups import make_groups
 from .job.ranks import local_rank
 from .job.state import state
 from .job.topology import CommGroup, Topology
-from .pipeline.runtime import Runtime
+from .pipeline.runtime import Runtime, present, use
 from .wire.connect import connect
 from .wire.transport import Transport
 from .wire.watch import Failure, Watch
@@ -93,7 +93,7 @@ def _connect(cfg: Config, topology: Topology) -> None:
         if ordered is not None:
             members = topology.members(_LINKS[ordered])
             peers = Transport(rank, members, connections[ordered], f"{ordered}_rank", inbox=transport.inbox)
-        state.runtime = Runtime(cfg, transport, transport.me, transport.n, peers=peers)
+        use(Runtime(cfg, transport, transport.me, transport.n, peers=peers))
 
 
 def _payload() -> Any:
@@ -131,8 +131,9 @@ def _shutdown() -> None:
     error = sys.exc_info()[1]  # set where multiprocessing calls this for a function that raised
     if watch is not None and error is not None and not (isinstance(error, SystemExit) and not error.code):
         _failed(watch, error)
-    runtime, state.runtime = state.runtime, None
+    runtime = present()
     if runtime is not None:
+        use(None)
         runtime.close()
     if dist.is_initialized():
         # gloo's threads end with the last reference. Left to static destruction they abort the process, 1 in 100.

@@ -22,9 +22,11 @@ from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
 from .job.state import state
 from .job.topology import CommGroup
+from .job.wrapped import wrapped
 from .nn import delayed
 from .partitioning import partitioner, placement, remote
-from .partitioning.tracing import Trace, TraceDone, describe, trace_forward, unchanged
+from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
+from .pipeline.runtime import present
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
 from .training.state_dicts import PARTIAL, StateDict
@@ -37,7 +39,7 @@ class _Once(abc.ABCMeta):
     """Makes the class return the wrapper again for the module that is wrapped: transformers does that to evaluate."""
 
     def __call__(cls, module: tnn.Module, *args: Any, **kwargs: Any) -> DistributedModel:
-        model = state.model
+        model = cast("DistributedModel | None", wrapped.model)
         if model is not None and any(module is known for known in (model, model.module, model.wrapped)):
             return model
         return cast("DistributedModel", super().__call__(module, *args, **kwargs))
@@ -114,7 +116,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._module_owner: dict[int, int] = {}
         self._trace: Trace = {}
         self._half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
-        state.model = self
+        wrapped.model = self
         if tp_size() > 1:
             self.module = nn.distribute(module, tp_size())
         nn.huggingface.answer(self.module)
@@ -128,10 +130,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         Raises:
             StepError: It was called outside a step function.
         """
-        if state.tracing:
+        if is_tracing():
             self._trace = self._traced(args, kwargs)
             raise TraceDone
-        runtime = state.runtime
+        runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
         if runtime is None:
             if self._reducer is None or self._reducer.in_step:
@@ -171,11 +173,12 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         grads = [torch.ones_like(t) if g is None else g for t, g in zip(roots, given, strict=True)]
         if self._average:
             grads = [g / state.cfg.microbatches for g in grads]
-        if state.loss_scale != 1:
-            grads = [g * state.loss_scale for g in grads]
+        if wrapped.loss_scale != 1:
+            grads = [g * wrapped.loss_scale for g in grads]
         self._did_backward = True
-        if state.runtime is not None:
-            state.runtime.backward(roots, grads)
+        runtime = present()
+        if runtime is not None:
+            runtime.backward(roots, grads)
         else:
             torch.autograd.backward(roots, grads)
 
@@ -271,16 +274,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         answer: list[Any] = [None]
         failure: BaseException | None = None
         if not state.cfg.skip_tracing and pp_rank() == 0 and rdp_rank() == 0:
-            state.tracing = True
             try:
-                with unchanged(self.module):
+                with tracing(), unchanged(self.module):
                     run()
             except TraceDone:
                 pass
             except Exception as error:  # noqa: BLE001  the others wait for an answer
                 failure = error
-            finally:
-                state.tracing = False
         if rank() == 0:
             if failure is None:
                 tree = describe(self.module, self._trace)
@@ -338,13 +338,14 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._reducer = Reducer(trainable, **self._reducer_options)  # type: ignore[arg-type]
         self._reducer.hook = self._comm_hook
         activation_checkpointing.check_partition(self.module)
-        if state.runtime is not None:
+        runtime = present()
+        if runtime is not None:
             root, names = self.module, owner
             if owner[""] != 0:
                 # The root of the runtime is on partition 0, whose rank has the real inputs.
                 root = _Root(self.module)
                 names = {"": 0, **{f"module.{name}" if name else "module": i for name, i in owner.items()}}
-            state.runtime.install(root, names)
+            runtime.install(root, names)
             for name, module in self.module.named_modules():
                 if owner[name] != me:
                     remote.detach_module(module)
@@ -594,14 +595,14 @@ class _Joined(JoinHook):
 
 
 def _optimizer() -> Any:
-    return state.optimizers[0] if state.optimizers else None
+    return wrapped.optimizers[0] if wrapped.optimizers else None
 
 
 def _check(module: Any, trace_device: str, passes: int) -> None:
     """Refuse what cannot be divided."""
     if not state.initialized:
         raise SMPConfigError("call smp.init() before smp.DistributedModel")
-    if state.model is not None:
+    if wrapped.model is not None:
         raise SMPConfigError("smp.DistributedModel wraps one model in a process, and one is wrapped already")
     if not isinstance(module, tnn.Module):
         raise SMPConfigError(f"smp.DistributedModel needs a torch.nn.Module, got {type(module).__name__}")

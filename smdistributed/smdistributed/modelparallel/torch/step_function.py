@@ -13,6 +13,8 @@ import torch
 
 from .exceptions import SMPRuntimeError
 from .job.state import state
+from .job.wrapped import wrapped
+from .pipeline.runtime import present
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
 
@@ -105,7 +107,7 @@ class StepFunction(Generic[P]):
             StepError: A rank of the pipeline failed.
         """
         calls = self._calls(args, kwargs, num_microbatches())
-        model, runtime = state.model, state.runtime
+        model, runtime = wrapped.model, present()
         if model is not None:
             model.begin_step(calls[0])
         name = self.function.__qualname__

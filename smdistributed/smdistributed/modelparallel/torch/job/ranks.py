@@ -35,7 +35,6 @@ __all__ = [
     "get_tp_process_group",
     "get_world_process_group",
     "is_initialized",
-    "is_tracing",
     "local_rank",
     "local_size",
     "mp_rank",
@@ -58,11 +57,6 @@ MP_GROUP, DP_GROUP = CommGroup.MP_GROUP, CommGroup.DP_GROUP
 def is_initialized() -> bool:
     """Return whether ``smp.init`` has been called."""
     return state.initialized
-
-
-def is_tracing() -> bool:
-    """Return whether the model runs only to be measured, before its partition."""
-    return state.tracing
 
 
 def rank() -> int:

@@ -16,6 +16,7 @@ from torch import nn
 
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
 from .delayed import put_slice
 from .embedding import DistributedEmbedding
@@ -91,7 +92,7 @@ def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **config: ob
     Raises:
         SMPConfigError: The model is wrapped already.
     """
-    if state.model is not None:
+    if wrapped.model is not None:
         raise SMPConfigError("call smp.set_tensor_parallelism before smp.DistributedModel wraps the model")
     for part in module.modules():
         object.__setattr__(part, "_smp_tp", (enabled, config))

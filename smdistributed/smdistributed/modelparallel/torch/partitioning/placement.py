@@ -17,6 +17,7 @@ from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.job.ranks import local_rank
 from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.wrapped import wrapped
 from trainworks_smdistributed import emulation
 
 _open: list[int] = []
@@ -58,7 +59,7 @@ def set_partition(module: tnn.Module, index: int) -> None:
         SMPConfigError: There is no such partition, ``smp.init`` was not called, or the model is partitioned already.
     """
     _check(index)
-    if state.model is not None and state.model.partitioned and state.cfg.pipeline_parallel_degree > 1:
+    if wrapped.model is not None and wrapped.model.partitioned and state.cfg.pipeline_parallel_degree > 1:
         raise SMPConfigError(
             "smp.set_partition: the model is already partitioned. Call it before the first step function runs"
         )

@@ -30,6 +30,25 @@ _DIVISIBLE = (
 )
 
 
+_traces = False
+
+
+def is_tracing() -> bool:
+    """Return whether the model runs only to be measured, before its partition."""
+    return _traces
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Let the model, when it is called in this context, be measured and leave by `TraceDone`."""
+    global _traces
+    _traces = True
+    try:
+        yield
+    finally:
+        _traces = False
+
+
 class TraceDone(BaseException):
     """Leaves the user's step function when the model was traced."""
 

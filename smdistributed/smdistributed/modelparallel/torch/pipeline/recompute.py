@@ -11,8 +11,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from smdistributed.modelparallel.torch.job.state import state
-
 __all__ = ["Again", "in_turn", "run"]
 
 WITHOUT_CACHE: Mapping[str, Any] = {
@@ -29,22 +27,24 @@ class Again(NamedTuple):
 
     Attributes:
         preserve_rng_state: Whether the second run draws the random numbers of the first one.
+        offload: Whether what is kept waits on the host, if it is on a GPU.
         group: How many neighbours of a Sequential run again together; None: as many as there are.
     """
 
     preserve_rng_state: bool
+    offload: bool
     group: int | None = 1
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a module."""
-        return run(module, args, kwargs, preserve_rng_state=self.preserve_rng_state)
+        return run(self, module, args, kwargs)
 
     def chain(self, children: Sequence[nn.Module], x: Any) -> Any:
         """Run neighbours of a Sequential, in groups."""
         size = self.group or len(children)
         for start in range(0, len(children), size):
             group = children[start : start + size]
-            x = run(in_turn, (group, x), {}, preserve_rng_state=self.preserve_rng_state)
+            x = run(self, in_turn, (group, x), {})
         return x
 
 
@@ -55,17 +55,14 @@ def in_turn(children: Sequence[nn.Module], x: Any) -> Any:
     return x
 
 
-def run(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, preserve_rng_state: bool
-) -> Any:
+def run(again: Again, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a function that is run again in the backward pass, in whichever thread that runs.
 
     Args:
+        again: How it runs again.
         function: It must not call a module of another partition.
-        args: Its arguments. Tensors in them, nested ones too, are kept; on the host with ``offload_activations``, if
-            they are on a GPU.
+        args: Its arguments. Tensors in them, nested ones too, are kept.
         kwargs: Its named arguments, likewise.
-        preserve_rng_state: Whether the second run draws the random numbers of the first one.
     """
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
@@ -77,7 +74,7 @@ def run(
         again_args, again_kwargs = pytree.tree_unflatten(list(values), spec)
         return function(*again_args, **again_kwargs)
 
-    offload = state.cfg.offload_activations and any(isinstance(v, torch.Tensor) and v.is_cuda for v in leaves)
+    offload = again.offload and any(isinstance(v, torch.Tensor) and v.is_cuda for v in leaves)
     # The hooks reach only what the checkpoint itself keeps: its inputs.
     with torch.autograd.graph.save_on_cpu(pin_memory=True) if offload else contextlib.nullcontext():
-        return checkpoint(call, *leaves, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+        return checkpoint(call, *leaves, use_reentrant=False, preserve_rng_state=again.preserve_rng_state)

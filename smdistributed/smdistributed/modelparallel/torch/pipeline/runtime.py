@@ -29,7 +29,7 @@ from .scheduler import Scheduler, Step
 from .serving import Server
 from .threadstate import Home, capture
 
-__all__ = ["Runtime", "StepError"]
+__all__ = ["Runtime", "present", "use"]
 
 
 GONE = "it ended, was killed, or its connection was lost"
@@ -310,3 +310,17 @@ class Runtime:
                         link.send(peer, news)
                     except OSError:
                         continue
+
+
+_present: Runtime | None = None
+
+
+def present() -> Runtime | None:
+    """Return the runtime of this process; None with one partition."""
+    return _present
+
+
+def use(runtime: Runtime | None) -> None:
+    """Make a runtime the one of this process; None: it has ended."""
+    global _present
+    _present = runtime

@@ -13,6 +13,8 @@ from torch import nn
 from smdistributed.modelparallel.torch.job.config import SMPConfigError
 from smdistributed.modelparallel.torch.job.ranks import pp_rank
 from smdistributed.modelparallel.torch.job.state import state
+from smdistributed.modelparallel.torch.job.wrapped import wrapped
+from smdistributed.modelparallel.torch.partitioning.tracing import is_tracing
 from smdistributed.modelparallel.torch.pipeline import recompute
 
 __all__ = ["check_partition", "checkpoint", "checkpoint_sequential", "set_activation_checkpointing"]
@@ -54,7 +56,7 @@ def set_activation_checkpointing(
         for child in module:
             _set(child, preserve_rng_state)
     elif isinstance(module, nn.Sequential):
-        groups = _Groups(module, recompute.Again(preserve_rng_state, size))
+        groups = _Groups(module, preserve_rng_state, size)
         module.__dict__["_smp_run_children"] = groups.run  # for the runtime, which calls the children of one partition
         if _where(module).here and len(_where(module).partitions) < 2:
             module.forward = groups  # type: ignore[method-assign]
@@ -80,12 +82,12 @@ def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True) -
         return module(*args)
     if not _where(module).here:
         # The runtime tells it to the module's rank.
-        module.__dict__["_smp_checkpoint"] = recompute.Again(preserve_rng_state)
+        module.__dict__["_smp_checkpoint"] = _again(preserve_rng_state)
         try:
             return module(*args)
         finally:
             module.__dict__.pop("_smp_checkpoint", None)
-    return recompute.run(module, args, {}, preserve_rng_state=preserve_rng_state)
+    return _again(preserve_rng_state).call(module, args, {})
 
 
 def checkpoint_sequential(
@@ -110,12 +112,11 @@ def checkpoint_sequential(
     """
     if not isinstance(sequential_module, nn.Sequential):
         raise TypeError(f"checkpoint_sequential needs a torch.nn.Sequential, got {type(sequential_module).__name__}")
-    again = recompute.Again(preserve_rng_state, _group_size(strategy))
-    groups = _Groups(sequential_module, again)
+    groups = _Groups(sequential_module, preserve_rng_state, _group_size(strategy))
     if _where(sequential_module).here and len(_where(sequential_module).partitions) < 2:
         return groups(input)
     # The runtime calls the children, and tells it to the other ranks that have some.
-    vars(sequential_module).update(_smp_run_children=groups.run, _smp_checkpoint=again)
+    vars(sequential_module).update(_smp_run_children=groups.run, _smp_checkpoint=groups.again)
     return sequential_module(input)
 
 
@@ -139,14 +140,19 @@ class _Checkpointed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not _can_run_again(self.module):
             return self.forward(*args, **kwargs)
-        return recompute.run(self.forward, args, kwargs, preserve_rng_state=self.preserve_rng_state)
+        return recompute.run(_again(self.preserve_rng_state), self.forward, args, kwargs)
 
 
 class _Groups:
     """The forward of a Sequential whose children run again in groups."""
 
-    def __init__(self, module: nn.Sequential, again: recompute.Again) -> None:
-        self.module, self.again = module, again
+    def __init__(self, module: nn.Sequential, preserve_rng_state: bool, size: int | None) -> None:
+        self.module, self.preserve_rng_state, self.size = module, preserve_rng_state, size
+
+    @property
+    def again(self) -> recompute.Again:
+        """How they run again."""
+        return _again(self.preserve_rng_state, self.size)
 
     def __call__(self, input: Any) -> Any:  # noqa: A002
         return self.run(list(self.module), input)
@@ -166,6 +172,11 @@ def _set(module: nn.Module, preserve_rng_state: bool) -> None:
         inner.preserve_rng_state = preserve_rng_state
     else:
         module.forward = _Checkpointed(module, preserve_rng_state)
+
+
+def _again(preserve_rng_state: bool, group: int | None = 1) -> recompute.Again:
+    """Return how modules of this job run again."""
+    return recompute.Again(preserve_rng_state, state.initialized and state.cfg.offload_activations, group)
 
 
 def _group_size(strategy: str) -> int | None:
@@ -188,7 +199,7 @@ class _Where(NamedTuple):
 
 def _where(module: nn.Module) -> _Where:
     """Find a module; one that is not of the model, or of one that is not divided yet, is here."""
-    model = state.model
+    model = wrapped.model
     if model is None or not model.partitioned:
         return _Where(True, frozenset())
     known: _Where | None = module.__dict__.get("_smp_where")
@@ -206,12 +217,12 @@ def _can_run_again(module: nn.Module) -> bool:
     Raises:
         SMPConfigError: It is on several, by hand.
     """
-    if state.tracing:
+    if is_tracing():
         return False
     there = _where(module).partitions
     if len(there) < 2:
         return True
-    model = state.model
+    model = wrapped.model
     assert model is not None
     name = next((n for n, part in model.module.named_modules() if part is module), "")
     text = f"activation checkpointing of {name or 'the model'}: it is on partitions {sorted(there)}"

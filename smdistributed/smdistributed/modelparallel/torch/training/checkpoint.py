@@ -24,6 +24,7 @@ from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.ranks import pp_rank, rank, rdp_rank, rdp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
+from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
 from .optimizer import PRECISION, after_partition, merge_parts
 
@@ -183,7 +184,7 @@ def resume_from_checkpoint(
         FileNotFoundError: The checkpoint is missing.
         SMPRuntimeError: No model is wrapped yet, or a partial checkpoint has another partition.
     """
-    model = state.model
+    model = wrapped.model
     if model is None:
         raise SMPRuntimeError("call smp.DistributedModel before smp.resume_from_checkpoint")
     root = Path(path)
@@ -230,7 +231,7 @@ def _save_partial(
                 "tensor_parallel_degree": state.cfg.tensor_parallel_degree,
                 "reduced_data_parallel_degree": rdp_size(),
                 "shard_optimizer_state": bool(state.cfg.shard_optimizer_state),
-                "owner": dict(state.model.owner) if state.model is not None and state.model.partitioned else None,
+                "owner": dict(wrapped.model.owner) if wrapped.model is not None and wrapped.model.partitioned else None,
             },
         )
         _sync(folder)
@@ -264,7 +265,7 @@ def _resume_partial(model: Any, root: Path, tag: str, strict: bool, load_optimiz
         model.preset_partition(partition["owner"])
     weights = _read(folder / f"model_{pp}_{tp}_0.pt", optional=True)
     moments: dict[str, Any] | None = None
-    optimizer = state.optimizers[0] if load_optimizer and state.optimizers else None
+    optimizer = wrapped.optimizers[0] if load_optimizer and wrapped.optimizers else None
     if optimizer is not None:
         moments = _read_optimizer(folder, f"{pp}_{tp}", rdp, partition)
         if moments is not None and not load_sharded:
@@ -406,7 +407,7 @@ def _with_tied(module: torch.nn.Module, whole: dict[str, Any]) -> dict[str, Any]
 
 
 def _reload_masters() -> None:
-    for optimizer in state.optimizers:
+    for optimizer in wrapped.optimizers:
         if hasattr(optimizer, "reload_model_params"):
             optimizer.reload_model_params()
 

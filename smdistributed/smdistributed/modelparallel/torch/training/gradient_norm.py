@@ -17,6 +17,7 @@ from torch import nn
 from smdistributed.modelparallel.torch.job.ranks import tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
+from smdistributed.modelparallel.torch.job.wrapped import wrapped
 
 _torch_clip = nn.utils.clip_grad_norm_
 
@@ -88,7 +89,7 @@ def _clip_grad_norm(
 
 def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
     """Return over which ranks these parameters are spread. Every rank that has the same list gets the same answer."""
-    model = state.model
+    model = wrapped.model
     if model is None or not model.partitioned:
         return None
     if len({owner for p in parameters if (owner := model.partition_of(p)) is not None}) > 1:

@@ -16,6 +16,8 @@ from smdistributed.modelparallel.torch.job.meeting import meet
 from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rdp_rank, rdp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
+from smdistributed.modelparallel.torch.job.wrapped import wrapped
+from smdistributed.modelparallel.torch.pipeline.runtime import present
 
 from .gradient_norm import total_norm
 from .precision import LossScaler, MasterWeights, any_overflow
@@ -71,7 +73,7 @@ class DistributedOptimizer(_Optimizer):
             return super().__new__(cls)
         if not state.initialized:
             raise SMPConfigError("call smp.init() before smp.DistributedOptimizer")
-        if any(known is optimizer for known in state.optimizers):
+        if any(known is optimizer for known in wrapped.optimizers):
             return cast("DistributedOptimizer", optimizer)
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.__class__ = _extended(DistributedOptimizer, cast("Any", type(optimizer)))
@@ -80,7 +82,7 @@ class DistributedOptimizer(_Optimizer):
         else:
             raise SMPConfigError(f"smp.DistributedOptimizer: not a torch.optim.Optimizer: {type(optimizer).__name__}")
         optimizer.smp_setup(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
-        state.optimizers.append(optimizer)
+        wrapped.optimizers.append(optimizer)
         return cast("DistributedOptimizer", optimizer)
 
     def __init__(
@@ -105,7 +107,7 @@ class DistributedOptimizer(_Optimizer):
             if cfg.fp16
             else LossScaler(1.0, dynamic=False)
         )
-        state.loss_scale = self.loss_scaler.loss_scale
+        wrapped.loss_scale = self.loss_scaler.loss_scale
         split = cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or self._smp_sharded
         if isinstance(self, torch.optim.LBFGS) and (split or self.smp_half):
             raise SMPConfigError(
@@ -143,9 +145,9 @@ class DistributedOptimizer(_Optimizer):
     def _smp_local(self) -> set[int]:
         """Return the indices (over all groups) of the parameters that this rank owns, with those of its replicas."""
         everything = range(len(self._smp_originals))
-        if state.model is None or not state.model.partitioned:
+        if wrapped.model is None or not wrapped.model.partitioned:
             return set(everything)
-        local = {id(parameter) for parameter in state.model.local_parameters()}
+        local = {id(parameter) for parameter in wrapped.model.local_parameters()}
         return {index for index in everything if id(self._smp_originals[index]) in local}
 
     def _smp_shards(self) -> dict[int, int]:
@@ -157,7 +159,7 @@ class DistributedOptimizer(_Optimizer):
             for index in local:
                 owners[index] = load.index(min(load))
                 load[owners[index]] += self._smp_originals[index].numel()
-            if state.model is None or not state.model.partitioned:
+            if wrapped.model is None or not wrapped.model.partitioned:
                 return owners
             self._smp_owners = owners
         return self._smp_owners
@@ -189,12 +191,12 @@ class DistributedOptimizer(_Optimizer):
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
         self.loss_scaler.loss_scale = float(value)
-        state.loss_scale = self.loss_scaler.loss_scale
+        wrapped.loss_scale = self.loss_scaler.loss_scale
 
     def init_master_params(self) -> None:
         """Make the master weights, after the partition. The first step calls it; you need not."""
         if self.smp_half and self._smp_masters is None:
-            if state.model is not None and not state.model.partitioned:
+            if wrapped.model is not None and not wrapped.model.partitioned:
                 return
             self._smp_masters = MasterWeights(self, self._smp_owned().__contains__)
 
@@ -212,10 +214,11 @@ class DistributedOptimizer(_Optimizer):
             update_master_grads: Outside a step, also call ``update_master_grads``. Inside one, ``clip_master_grads``
                 and ``step`` do that.
         """
-        if state.model is None:
+        if wrapped.model is None:
             raise SMPRuntimeError("optimizer.backward: call smp.DistributedModel first")
-        state.model.backward(loss)
-        if update_master_grads and (state.runtime is None or not state.runtime.in_step):
+        wrapped.model.backward(loss)
+        runtime = present()
+        if update_master_grads and (runtime is None or not runtime.in_step):
             self.update_master_grads()
 
     def update_master_grads(self) -> None:
@@ -227,7 +230,7 @@ class DistributedOptimizer(_Optimizer):
         if self._smp_masters is None:
             return
         self._smp_masters.refresh()
-        self._smp_taken = state.model.pass_no if state.model is not None else None
+        self._smp_taken = wrapped.model.pass_no if wrapped.model is not None else None
         self.overflow = False
         if self.loss_scaler.dynamic:
             local = self._smp_local()
@@ -240,7 +243,7 @@ class DistributedOptimizer(_Optimizer):
         """Call ``update_master_grads`` unless that was done since the last backward pass."""
         if not self.smp_half:
             return
-        passed = state.model.pass_no if state.model is not None else None
+        passed = wrapped.model.pass_no if wrapped.model is not None else None
         if self._smp_masters is None or self._smp_taken is None or self._smp_taken != passed:
             self.update_master_grads()
 
@@ -315,7 +318,7 @@ class DistributedOptimizer(_Optimizer):
             self._smp_taken = None
             overflow = self.overflow
             self.loss_scaler.update_scale(overflow)
-            state.loss_scale = self.loss_scaler.loss_scale
+            wrapped.loss_scale = self.loss_scaler.loss_scale
             if overflow:
                 return result
         with self._smp_only_owned():
@@ -396,7 +399,7 @@ class DistributedOptimizer(_Optimizer):
                 "Use optimizer.local_state_dict() with smp.save(partial=True), or smp.save_checkpoint(partial=True)."
             )
         part = self.local_state_dict()
-        if state.model is not None and state.model.partitioned:
+        if wrapped.model is not None and wrapped.model.partitioned:
             meet("optimizer.state_dict()")
             if tp_size() > 1:
                 part = self._smp_joined(allgather(part, CommGroup.TP_GROUP))
@@ -451,7 +454,7 @@ class DistributedOptimizer(_Optimizer):
                     master.copy_(saved["masters"][index])
         self._smp_masters.write_back()
         self.loss_scaler.load_state_dict(saved["loss_scaler"])
-        state.loss_scale = self.loss_scaler.loss_scale
+        wrapped.loss_scale = self.loss_scaler.loss_scale
 
     def save_optimizer_backcompat(self, gather_if_shard: bool = True) -> StateDict:
         """Return ``local_state_dict``, under the name that AWS's GPT scripts call."""
@@ -510,11 +513,11 @@ class _Around:
     def smp_setup(self, *_: Any) -> None:
         """Make a distributed optimizer of the one inside."""
         DistributedOptimizer(self.optimizer)
-        state.optimizers.pop()  # hooks get the outer one
+        wrapped.optimizers.pop()  # hooks get the outer one
         inner: Any = self.optimizer
         inner.smp_half = False
         inner.loss_scaler = LossScaler(1.0, dynamic=False)
-        state.loss_scale = 1.0  # the script multiplies by its own
+        wrapped.loss_scale = 1.0  # the script multiplies by its own
 
     def local_state_dict(self, gather_if_shard: bool = True) -> StateDict:
         """Return the part of the optimizer inside."""
@@ -540,7 +543,7 @@ class _Around:
 
 def after_partition(action: Callable[[], None]) -> None:
     """Do something now, or right after the partition if that is still to come."""
-    if state.model is None or state.model.partitioned:
+    if wrapped.model is None or wrapped.model.partitioned:
         action()
         return
 
@@ -548,7 +551,7 @@ def after_partition(action: Callable[[], None]) -> None:
         handle.remove()  # what it holds (a checkpoint) is freed
         action()
 
-    handle = state.model.register_post_partition_hook(once)
+    handle = wrapped.model.register_post_partition_hook(once)
 
 
 def _options(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
