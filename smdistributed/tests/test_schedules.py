@@ -56,7 +56,7 @@ def order_of_step(schedule: str, active: int) -> dict[str, Any]:
         train(model, torch.arange(MICROBATCHES), torch.ones(MICROBATCHES, 4))
     runtime = present()
     assert runtime is not None
-    return {"order": runtime.order, "most": most, "begun": begun, "stats": runtime.stats}
+    return {"order": runtime.port.order, "most": most, "begun": begun, "stats": runtime.stats}
 
 
 def test_interleaved_starts_a_backward_before_the_last_forward() -> None:
@@ -173,13 +173,13 @@ def what_contexts_carry() -> dict[str, Any]:
     twice(model, value)
     runtime = present()
     assert runtime is not None
-    number = runtime.number
+    number = runtime.port.number
     try:
         again(model, value)
     except (StepError, RuntimeError) as error:
         seen["again"] = str(error)
     train(model, value, 1)  # a failed step leaves the pipeline as it was
-    seen["steps"] = runtime.number - number
+    seen["steps"] = runtime.port.number - number
     try:
         model(value, 1)
     except StepError as error:
@@ -361,7 +361,7 @@ def same_order_on_replicas() -> Any:
         train(model, torch.arange(4.0)[:, None].expand(4, 4).contiguous())
     runtime = present()
     assert runtime is not None
-    return ran, runtime.order
+    return ran, runtime.port.order
 
 
 def test_replicas_run_in_one_order() -> None:

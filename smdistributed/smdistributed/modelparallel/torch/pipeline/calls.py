@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -16,12 +17,10 @@ from smdistributed.modelparallel.torch.wire.nested import Tree, unflatten
 from .contexts import Context
 from .messages import Backward, CallId, Forward, pack_arguments
 from .modules import run_children
+from .port import Port
 from .randomness import place
 from .scheduler import BACKWARD, FORWARD
 from .threadstate import Flags, capture
-
-if TYPE_CHECKING:
-    from .runtime import Runtime
 
 
 class RemoteCall:
@@ -34,10 +33,10 @@ class RemoteCall:
         hop: The last served part.
     """
 
-    def __init__(self, runtime: Runtime, id: CallId, number: int, segment: int | None, tail: int | None) -> None:  # noqa: A002
+    def __init__(self, caller: Caller, id: CallId, number: int, segment: int | None, tail: int | None) -> None:  # noqa: A002
         """Make a call that has not been sent."""
-        modules = runtime.modules
-        self.runtime, self.id, self.number, self.segment, self.tail = runtime, id, number, segment, tail
+        modules = caller.port.modules
+        self.caller, self.id, self.number, self.segment, self.tail = caller, id, number, segment, tail
         if segment is None:
             self.first = self.last = modules.owner[number]
             self.last_segment = None
@@ -51,14 +50,14 @@ class RemoteCall:
 
     def forward(self, arguments: Tree, tensors: list[torch.Tensor], flags: Flags) -> list[torch.Tensor]:
         """Send the arguments, and wait for the result."""
-        runtime = self.runtime
-        context = runtime.context()
+        port = self.caller.port
+        context = port.context()
         context.asked += 1
         needs = tuple(bool(flags.grad and tensor.requires_grad) for tensor in tensors)
         self.count = len(tensors)
         message = Forward(
-            runtime.number,
-            runtime.function,
+            port.number,
+            port.function,
             self.id,
             self.number,
             self.segment,
@@ -67,12 +66,12 @@ class RemoteCall:
             flags,
             arguments,
             needs,
-            (runtime.me, None),
+            (port.me, None),
             self.tail,
-            runtime.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
+            port.modules.modules[self.number].__dict__.get("_smp_checkpoint"),
         )
-        runtime.post(self.first, message, tensors, f"arguments of module {runtime.modules.title(self.number)}")
-        self.value, self.differentiable, results = runtime.scheduler.wait(("R", self.id), FORWARD)
+        port.post(self.first, message, tensors, f"arguments of module {port.modules.title(self.number)}")
+        self.value, self.differentiable, results = port.scheduler.wait(("R", self.id), FORWARD)
         return list(results)
 
     def backward(self, grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -82,23 +81,23 @@ class RemoteCall:
         """
         if self.asked:
             raise StepError(
-                f"a second backward pass through one call of module {self.runtime.modules.title(self.number)}\n"
+                f"a second backward pass through one call of module {self.caller.port.modules.title(self.number)}\n"
                 "Add the losses up, and call model.backward once."
             )
         self.asked = True
         if self.tail is None:
             self.ask(grads)
         else:
-            self.runtime.calls.expect(self, grads)
-        gradients: list[torch.Tensor | None] = self.runtime.scheduler.wait(("B", self.id), BACKWARD)
+            self.caller.expect(self, grads)
+        gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(("B", self.id), BACKWARD)
         return gradients
 
     def ask(self, grads: list[torch.Tensor | None]) -> None:
         """Send the gradients of the result to the last owner."""
-        runtime = self.runtime
-        microbatch = runtime.context().microbatch if runtime.scheduler.current else 0
-        runtime.post(
-            self.last, Backward(runtime.number, self.id, self.number, self.last_segment, microbatch), grads, "gradients"
+        port = self.caller.port
+        microbatch = port.context().microbatch if port.scheduler.current else 0
+        port.post(
+            self.last, Backward(port.number, self.id, self.number, self.last_segment, microbatch), grads, "gradients"
         )
 
 
@@ -137,9 +136,10 @@ class _Remote(torch.autograd.Function):
 class Caller:
     """The calling side of remote calls."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        """Make the calling side of a runtime."""
-        self.runtime = runtime
+    def __init__(self, port: Port) -> None:
+        """Make the calling side of a rank."""
+        self.port = port
+        self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
         self.made = 0
         self._ids = itertools.count()
         self._expected: dict[CallId, tuple[RemoteCall, list[torch.Tensor | None]]] = {}
@@ -158,28 +158,28 @@ class Caller:
     def chain(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a Sequential of this rank that spans ranks: the result of each segment goes to the next owner."""
         if kwargs or len(args) != 1:
-            raise TypeError(f"{self.runtime.modules.title(number)} takes one argument")
+            raise TypeError(f"{self.port.modules.title(number)} takes one argument")
         value = args[0]
-        runtime = self.runtime
-        for n, segment in enumerate(runtime.modules.chains[number]):
-            if segment.owner != runtime.me:
+        port = self.port
+        for n, segment in enumerate(port.modules.chains[number]):
+            if segment.owner != port.me:
                 return self._call(number, (value,), {}, n)
-            value = run_children(runtime.modules.modules[number], segment.modules, value)
+            value = run_children(port.modules.modules[number], segment.modules, value)
         return value
 
     def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], segment: int | None) -> Any:
-        runtime = self.runtime
-        if not runtime.in_step:
+        port = self.port
+        if not port.in_step:
             raise StepError(
-                f"module {runtime.modules.title(number)} is on pp_rank {runtime.modules.owner[number]}, and can only "
+                f"module {port.modules.title(number)} is on pp_rank {port.modules.owner[number]}, and can only "
                 "be called in the thread of a function decorated with smp.step"
             )
-        context = runtime.context()
+        context = port.context()
         if context.tail is not None:
             raise StepError(_NOT_LAST)
         self.made += 1
         tail = self._tail(context, number)
-        call = RemoteCall(runtime, (runtime.me, next(self._ids)), number, segment, tail)
+        call = RemoteCall(self, (port.me, next(self._ids)), number, segment, tail)
         arguments, tensors = pack_arguments(args, kwargs)
         flags = capture()
         if flags.grad and not flags.inference:
@@ -190,7 +190,7 @@ class Caller:
         assert call.value is not None
         if tail is not None:
             context.tail = results
-        elif context.key[0] == "S" and runtime.me == runtime.root_rank:
+        elif context.key[0] == "S" and port.me == port.root_rank:
             hop = (call.id, call.last_segment)
             for n, tensor in enumerate(results):
                 context.produced[id(tensor)] = (weakref.ref(tensor), call.last, hop, n)
@@ -198,9 +198,9 @@ class Caller:
 
     def _tail(self, context: Context, number: int) -> int | None:
         """Return the number of the model call whose result this call's will be, if that is certain."""
-        runtime = self.runtime
-        path = runtime.modules.tails.get(number)
-        if path is None or not runtime.tail_calls or context.key[0] != "S" or not context.in_model:
+        port = self.port
+        path = port.modules.tails.get(number)
+        if path is None or not self.tail_calls or context.key[0] != "S" or not context.in_model:
             return None
         if torch_module._global_forward_hooks or any(module._forward_hooks for module in path):  # noqa: SLF001
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,11 +11,9 @@ from smdistributed.modelparallel.torch.exceptions import StepError
 from smdistributed.modelparallel.torch.wire.nested import flatten, unflatten
 
 from .messages import Backward, Hop, NotStarted, Outputs
+from .port import Port
 from .scheduler import FORWARD
-from .serving import fresh
-
-if TYPE_CHECKING:
-    from .runtime import Runtime
+from .serving import Server, fresh
 
 
 class Model:
@@ -25,9 +23,9 @@ class Model:
     back to it. After a tail call the last owner has sent the outputs already.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        """Make the model call of a runtime."""
-        self.runtime = runtime
+    def __init__(self, port: Port, server: Server) -> None:
+        """Make the model call of a rank."""
+        self.port, self.server = port, server
         self._leaves: dict[tuple[int, int], tuple[Hop, int, list[torch.Tensor]]] = {}
 
     def begin(self) -> None:
@@ -36,17 +34,17 @@ class Model:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the root module returns."""
-        runtime = self.runtime
-        context = runtime.context()
+        port = self.port
+        context = port.context()
         number = context.calls
         context.calls += 1
-        if runtime.me != runtime.root_rank:
-            message, tensors = runtime.scheduler.wait(("O", context.microbatch, number), FORWARD)
+        if port.me != port.root_rank:
+            message, tensors = port.scheduler.wait(("O", context.microbatch, number), FORWARD)
             return self._take(message, tensors)
-        runtime.order.append(("F", context.microbatch))
+        port.order.append(("F", context.microbatch))
         context.in_model = True
         try:
-            result = runtime.modules.root(*args, **kwargs)
+            result = port.modules.root(*args, **kwargs)
         finally:
             context.in_model = False
         value, tensors = flatten(result)
@@ -63,16 +61,16 @@ class Model:
             entry if entry is not None and entry[0]() is t else None for entry, t in zip(made, tensors, strict=True)
         ]
         differentiable = tuple(bool(tensor.requires_grad) for tensor in tensors)
-        for peer in range(runtime.n):
-            if peer == runtime.me:
+        for peer in range(port.n):
+            if peer == port.me:
                 continue
             sources = tuple((entry[2], entry[3]) if entry is not None and entry[1] == peer else None for entry in made)
             sent = [tensor for tensor, source in zip(tensors, sources, strict=True) if source is None]
-            runtime.post(
+            port.post(
                 peer,
                 Outputs(
-                    runtime.number,
-                    runtime.function,
+                    port.number,
+                    port.function,
                     context.microbatch,
                     number,
                     value,
@@ -92,11 +90,11 @@ class Model:
         The root's owner drives it. Elsewhere the outputs are copies, and nothing happens; but after a tail call the
         last owner starts at once.
         """
-        runtime = self.runtime
-        context = runtime.context()
-        if runtime.me == runtime.root_rank:
-            runtime.scheduler.wait_at_gate()
-            runtime.order.append(("B", context.microbatch))
+        port = self.port
+        context = port.context()
+        if port.me == port.root_rank:
+            port.scheduler.wait_at_gate()
+            port.order.append(("B", context.microbatch))
             torch.autograd.backward(tensors, grads)
             return
         own = [(key, value) for key, value in self._leaves.items() if key[0] == context.microbatch]
@@ -105,24 +103,24 @@ class Model:
         torch.autograd.backward(tensors, grads)
         for key, (hop, module, leaves) in own:
             found = [leaf.grad for leaf in leaves]
-            if all(grad is None for grad in found) or not runtime.server.has_graph(hop):
+            if all(grad is None for grad in found) or not self.server.has_graph(hop):
                 continue
             del self._leaves[key]
-            message = Backward(runtime.number, hop[0], module, hop[1], context.microbatch)
-            runtime.scheduler.hold_at_gate(runtime.server.backward_context(message, found))
+            message = Backward(port.number, hop[0], module, hop[1], context.microbatch)
+            port.scheduler.hold_at_gate(self.server.backward_context(message, found))
 
     def finish(self, microbatch: int) -> None:
         """Clear up when the step function has returned for a microbatch."""
-        runtime = self.runtime
-        runtime.server.results.pop(microbatch, None)
+        port = self.port
+        self.server.results.pop(microbatch, None)
         for key in [key for key in self._leaves if key[0] == microbatch]:
             hop, _, _ = self._leaves.pop(key)
-            if runtime.server.has_graph(hop):
-                runtime.post(runtime.root_rank, NotStarted(runtime.number, hop[0]), (), "")
+            if self.server.has_graph(hop):
+                port.post(port.root_rank, NotStarted(port.number, hop[0]), (), "")
 
     def _take(self, message: Outputs, received: Sequence[torch.Tensor]) -> Any:
         given, outputs, leaves = iter(received), [], []
-        kept = self.runtime.server.results.get(message.microbatch, {})
+        kept = self.server.results.get(message.microbatch, {})
         for source, differentiable in zip(message.sources, message.differentiable, strict=True):
             tensor = next(given) if source is None else kept[source[0]][source[1]]
             if differentiable:

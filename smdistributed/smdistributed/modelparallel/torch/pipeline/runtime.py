@@ -8,8 +8,6 @@ there, and the context waits (calls.py). The owner runs the module and sends the
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -17,22 +15,19 @@ import torch
 from torch import nn
 
 from smdistributed.modelparallel.torch.exceptions import PeerError, StepError
-from smdistributed.modelparallel.torch.wire.nested import dumps
 from smdistributed.modelparallel.torch.wire.transport import Gone, Item, Transport
 
 from .calls import Caller
-from .contexts import Context, Key
+from .contexts import Key
 from .messages import Abort, Backward, Done, Forward, Gradients, NotStarted, Outputs, Pick, Result
 from .modules import Modules
 from .outputs import Model
+from .port import GONE, Port
 from .scheduler import Scheduler, Step
 from .serving import Server
 from .threadstate import Home, capture
 
 __all__ = ["Runtime", "present", "use"]
-
-
-GONE = "it ended, was killed, or its connection was lost"
 
 
 class Settings(Protocol):
@@ -51,10 +46,8 @@ class Runtime:
     """The pipeline of one rank.
 
     Attributes:
-        me: Rank in the pipeline.
-        n: Number of ranks of the pipeline.
+        port: What its parts have in common.
         stats: Counts over all steps: remote_calls, switches (of threads), max_live (microbatches in flight).
-        order: What ran in the last step, for tests of schedules: ("F" or "B", microbatch).
     """
 
     def __init__(
@@ -76,26 +69,20 @@ class Runtime:
             on_thread_start: Called once in each new thread.
             peers: The link with ranks of this stage that must run contexts in the same order, with the same inbox.
         """
-        self.cfg, self.transport, self.peers, self.me, self.n = cfg, transport, peers, me, n
-        self.tail_calls = os.environ.get("SMP_TAIL_CALLS", "1") != "0"
-        self.number, self.function = 0, ""
-        self.order: list[tuple[str, int]] = []
-        self.root_rank = 0
+        self.cfg, self.transport, self.peers = cfg, transport, peers
         self._leads = peers is None or peers.me == 0
         self._later: list[Item] = []
-        self._on_thread_start = on_thread_start
-        self.calls, self.server, self.model = Caller(self), Server(self), Model(self)
-        self.scheduler = self._new_scheduler()
-
-    def _new_scheduler(self) -> Scheduler:
-        return Scheduler(
-            self.transport.inbox,
+        self.scheduler = Scheduler(
+            transport.inbox,
             self._dispatch,
-            self._on_thread_start,
-            self._announce if self.peers is not None and self._leads else None,
+            on_thread_start,
+            self._announce if peers is not None and self._leads else None,
             leads=self._leads,
-            starts=self.me == self.root_rank,
+            starts=me == 0,
         )
+        self.port = Port(transport, self.scheduler, me, n)
+        self.calls, self.server = Caller(self.port), Server(self.port)
+        self.model = Model(self.port, self.server)
 
     @property
     def stats(self) -> dict[str, int]:
@@ -105,21 +92,7 @@ class Runtime:
     @property
     def in_step(self) -> bool:
         """Whether this thread runs a context."""
-        context = self.scheduler.current
-        return context is not None and context.seat is not None and context.seat.ident == threading.get_ident()
-
-    def context(self) -> Context:
-        """Return the context that this thread runs.
-
-        Raises:
-            StepError: It runs none.
-        """
-        if not self.in_step or self.scheduler.current is None:
-            raise StepError(
-                "a pipeline-parallel smp.DistributedModel can only be called in the thread of a function decorated "
-                "with smp.step"
-            )
-        return self.scheduler.current
+        return self.port.in_step
 
     def install(self, root: nn.Module, owner: Mapping[str, int]) -> None:
         """Place the modules: replace the forward of each at which work leaves this rank.
@@ -128,10 +101,10 @@ class Runtime:
             root: The wrapped module.
             owner: Rank in the pipeline for the name of each module.
         """
-        self.modules = Modules(root, owner, self.me)
-        self.modules.bind(self.calls.module, self.calls.chain)
-        self.root_rank = self.modules.owner[0]
-        self.scheduler.starts = self.me == self.root_rank
+        self.port.modules = Modules(root, owner, self.port.me)
+        self.port.modules.bind(self.calls.module, self.calls.chain)
+        self.port.root_rank = self.port.modules.owner[0]
+        self.scheduler.starts = self.port.me == self.port.root_rank
 
     def run_step(self, callables: Sequence[Callable[[], Any]], function: str) -> list[Any]:
         """Run a step.
@@ -149,13 +122,13 @@ class Runtime:
         """
         if self.scheduler.step is not None:
             raise StepError("a function decorated with smp.step was called within another")
-        self.number, self.function = self.number + 1, function
-        self.order = []
+        self.port.number, self.port.function = self.port.number + 1, function
+        self.port.order = []
         for part in (self.calls, self.server, self.model):
             part.begin()
-        limit = self.cfg.active_microbatches or self.n + 2
+        limit = self.cfg.active_microbatches or self.port.n + 2
         bodies = [self._body(n, body) for n, body in enumerate(callables)]
-        step = Step(self.number, bodies, capture(), Home(), simple=self.cfg.pipeline == "simple", limit=limit)
+        step = Step(self.port.number, bodies, capture(), Home(), simple=self.cfg.pipeline == "simple", limit=limit)
         self.scheduler.step = step
         try:
             later, self._later = self._later, []
@@ -189,37 +162,6 @@ class Runtime:
             if link is not None:
                 link.close()
 
-    def post(
-        self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str, *, hidden: bool = False
-    ) -> None:
-        """Send a message to a rank of the pipeline, which may be this one.
-
-        Args:
-            peer: Rank in the pipeline.
-            message: One of messages.py.
-            tensors: What it describes.
-            what: Words for it.
-            hidden: Tensors may be in the message itself. They arrive as constants.
-
-        Raises:
-            PeerError: The rank is gone.
-            StepError: The message cannot be pickled, or a tensor is where its gradient would be lost.
-        """
-        try:
-            if peer != self.me:
-                self.transport.send(peer, message, tensors, hidden=hidden)
-                return
-            dumps(message)
-            self.transport.inbox.put((self.transport, peer, message, [t if t is None else t.detach() for t in tensors]))
-        except OSError as error:
-            raise PeerError(self.transport.members[peer], self.transport.name(peer), f"{GONE} ({error})") from error
-        except (TypeError, AttributeError, RuntimeError, ValueError) as error:
-            raise StepError(
-                f"cannot send the {what} to {self.transport.name(peer)}: {type(error).__name__}: {error}\n"
-                "Place the module and its caller on one partition with smp.set_partition, or pass tensors only, "
-                "alone or in lists, tuples, dictionaries and dataclasses."
-            ) from error
-
     def _body(self, microbatch: int, body: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
             result = body()
@@ -232,7 +174,7 @@ class Runtime:
         assert self.peers is not None
         for peer in range(self.peers.n):
             if peer != self.peers.me:
-                self.peers.send(peer, Pick(self.number, key))
+                self.peers.send(peer, Pick(self.port.number, key))
 
     def _dispatch(self, item: Item) -> None:
         link, peer, message, tensors = item
@@ -240,15 +182,16 @@ class Runtime:
             reason = f"{GONE} ({message.reason})"
             self.scheduler.lost = PeerError(link.members[peer], link.name(peer), reason)
             return
-        if message.step != self.number:
-            if message.step > self.number:
+        if message.step != self.port.number:
+            if message.step > self.port.number:
                 self._later.append(item)
             return
-        if isinstance(message, Forward | Outputs | Done) and message.function != self.function:
+        if isinstance(message, Forward | Outputs | Done) and message.function != self.port.function:
             self.scheduler.fail(
                 StepError(
                     f"{link.name(peer)} runs the step function {message.function}, and {link.name(link.me)} runs "
-                    f"{self.function}\nAll ranks of a pipeline must call the same step functions in the same order."
+                    f"{self.port.function}\n"
+                    "All ranks of a pipeline must call the same step functions in the same order."
                 )
             )
             return
@@ -285,24 +228,24 @@ class Runtime:
         if not self._leads:
             return
         for link in self._links():
-            if link is self.transport and self.me != self.root_rank:
+            if link is self.transport and self.port.me != self.port.root_rank:
                 continue
             for peer in range(link.n):
                 if peer != link.me:
                     with contextlib.suppress(OSError):  # this rank needs nothing more of the others
-                        link.send(peer, Done(self.number, self.function))
+                        link.send(peer, Done(self.port.number, self.port.function))
 
     def _abort(self, error: BaseException, trace: str) -> None:
         """Tell the others that the step failed. News from another rank go on to the other link."""
         if isinstance(error, PeerError):
             if self.peers is None or not error.trace:
                 return
-            news = Abort(self.number, error.rank, error.name, error.reason, error.trace)
+            news = Abort(self.port.number, error.rank, error.name, error.reason, error.trace)
         else:
             link = self.transport
             lines = str(error).strip().splitlines()
             reason = type(error).__name__ + (f": {lines[0]}" if lines else "")
-            news = Abort(self.number, link.members[link.me], link.name(link.me), reason, trace)
+            news = Abort(self.port.number, link.members[link.me], link.name(link.me), reason, trace)
         for link in self._links():
             for peer in range(link.n):
                 if peer != link.me:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,12 +21,10 @@ from .messages import (
     unpack_arguments,
 )
 from .modules import run_children
+from .port import Port
 from .randomness import place
 from .scheduler import FORWARD
 from .threadstate import BACKWARD as BACKWARD_FLAGS
-
-if TYPE_CHECKING:
-    from .runtime import Runtime
 
 
 class Fresh(torch.autograd.Function):
@@ -67,9 +65,9 @@ class Server:
         results: For each microbatch the results that its model outputs may refer to.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        """Make the serving side of a runtime."""
-        self.runtime = runtime
+    def __init__(self, port: Port) -> None:
+        """Make the serving side of a rank."""
+        self.port = port
         self._saved: dict[Hop, _Saved] = {}
         self.results: dict[int, dict[Hop, list[torch.Tensor]]] = {}
 
@@ -80,13 +78,13 @@ class Server:
 
     def accept_forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
         """Make a request for a forward ready to run."""
-        self.runtime.scheduler.make_ready(
+        self.port.scheduler.make_ready(
             Context(
                 ("F", message.call, message.segment),
                 message.microbatch,
                 lambda: self._forward(message, tensors),
                 message.flags,
-                inline=self.runtime.modules.is_inline(message.module, message.segment),
+                inline=self.port.modules.is_inline(message.module, message.segment),
                 place=message.place,
             ),
             FORWARD,
@@ -94,7 +92,7 @@ class Server:
 
     def accept_backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
         """Make a request for a backward ready to run."""
-        self.runtime.scheduler.make_ready(self.backward_context(message, grads), "B")
+        self.port.scheduler.make_ready(self.backward_context(message, grads), "B")
 
     def backward_context(self, message: Backward, grads: list[torch.Tensor | None]) -> Context:
         """Return the context of a backward."""
@@ -104,7 +102,7 @@ class Server:
             message.microbatch,
             lambda: self._backward(message, grads),
             BACKWARD_FLAGS,
-            inline=self.runtime.modules.is_inline(message.module, message.segment),
+            inline=self.port.modules.is_inline(message.module, message.segment),
             place=0 if saved is None else place(saved.place, -1),
         )
 
@@ -113,22 +111,22 @@ class Server:
         return hop in self._saved
 
     def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
-        runtime = self.runtime
-        runtime.order.append(("F", message.microbatch))
+        port = self.port
+        port.order.append(("F", message.microbatch))
         inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
         given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
         args, kwargs = unpack_arguments(message.arguments, given)
         following: int | None = None
         if message.segment is None:
-            module = runtime.modules.modules[message.module]
-            if message.checkpoint is not None and runtime.modules.local[message.module]:
+            module = port.modules.modules[message.module]
+            if message.checkpoint is not None and port.modules.local[message.module]:
                 result = message.checkpoint.call(module, args, kwargs)
             else:
                 result = module(*args, **kwargs)
         else:
-            segments = runtime.modules.chains[message.module]
-            chain = runtime.modules.modules[message.module]
-            if message.checkpoint is not None and runtime.modules.is_inline(message.module, message.segment):
+            segments = port.modules.chains[message.module]
+            chain = port.modules.modules[message.module]
+            if message.checkpoint is not None and port.modules.is_inline(message.module, message.segment):
                 result = message.checkpoint.chain(segments[message.segment].modules, args[0])
             else:
                 result = run_children(chain, segments[message.segment].modules, args[0])
@@ -142,26 +140,26 @@ class Server:
         if following is not None:
             if value.spec is not None:
                 value, results = pack_arguments((result,), {})
-            runtime.post(
-                runtime.modules.chains[message.module][following].owner,
+            port.post(
+                port.modules.chains[message.module][following].owner,
                 message._replace(
                     segment=following,
                     place=place(message.place, following),
                     arguments=value,
                     needs=differentiable,
-                    before=(runtime.me, message.segment),
+                    before=(port.me, message.segment),
                 ),
                 results,
-                f"result of module {runtime.modules.title(message.module)}",
+                f"result of module {port.modules.title(message.module)}",
             )
             return
         caller = message.call[0]
-        title = f"result of module {runtime.modules.title(message.module)}"
-        runtime.post(caller, Result(runtime.number, message.call, value, differentiable), results, title)
+        title = f"result of module {port.modules.title(message.module)}"
+        port.post(caller, Result(port.number, message.call, value, differentiable), results, title)
         if message.tail is not None:
             outputs = Outputs(
-                runtime.number,
-                runtime.function,
+                port.number,
+                port.function,
                 message.microbatch,
                 message.tail,
                 value,
@@ -169,21 +167,21 @@ class Server:
                 differentiable,
                 None,
             )
-            for peer in range(runtime.n):
-                if peer == runtime.me:
-                    runtime.post(peer, outputs._replace(tail=(hop, message.module)), results, title)
+            for peer in range(port.n):
+                if peer == port.me:
+                    port.post(peer, outputs._replace(tail=(hop, message.module)), results, title)
                 elif peer != caller:
-                    runtime.post(peer, outputs, results, title)
-        elif caller == runtime.root_rank and runtime.me != caller:
+                    port.post(peer, outputs, results, title)
+        elif caller == port.root_rank and port.me != caller:
             self.results.setdefault(message.microbatch, {})[hop] = [t.detach() for t in results]
 
     def _backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
-        runtime = self.runtime
-        runtime.order.append(("B", message.microbatch))
+        port = self.port
+        port.order.append(("B", message.microbatch))
         saved = self._saved.pop((message.call, message.segment), None)
         if saved is None:
             raise StepError(
-                f"a second backward pass through one call of module {runtime.modules.title(message.module)}\n"
+                f"a second backward pass through one call of module {port.modules.title(message.module)}\n"
                 "Add the losses up, and call model.backward once."
             )
         pairs = [
@@ -196,7 +194,7 @@ class Server:
         inputs = [t.grad if needed else None for t, needed in zip(saved.inputs, saved.needs, strict=True)]
         rank, segment = saved.before
         if segment is None:
-            runtime.post(rank, Gradients(runtime.number, message.call), inputs, "gradients")
+            port.post(rank, Gradients(port.number, message.call), inputs, "gradients")
         else:
-            following = Backward(runtime.number, message.call, message.module, segment, message.microbatch)
-            runtime.post(rank, following, inputs, "gradients")
+            following = Backward(port.number, message.call, message.module, segment, message.microbatch)
+            port.post(rank, following, inputs, "gradients")
