@@ -208,7 +208,6 @@ def test_masters_add_up_updates_that_are_too_small_for_the_weights() -> None:
 
 def _overflow() -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.job.wrapped import wrapped as known
 
     model, train = wrapped({**SPLIT, "fp16": True}, torch.float16)
     optimizer: Any = smp.DistributedOptimizer(
@@ -235,10 +234,9 @@ def _overflow() -> dict[str, Any]:
         else:
             assert norm > 0
         seen.append((optimizer.overflow, optimizer.loss_scale))
-    assert known.loss_scale == optimizer.loss_scale
+    assert model.loss_scaler is optimizer.loss_scaler
     optimizer.loss_scale = 8.0
     assert optimizer.loss_scaler.cur_scale == 8.0
-    assert known.loss_scale == 8.0
     return {"seen": seen, "losses": losses}
 
 
@@ -252,6 +250,22 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
     assert first["seen"][20][1] == first["seen"][19][1] / 2
     assert max(scale for _, scale in first["seen"]) == 2**23
     assert first["losses"][-1] < first["losses"][0] / 2
+
+
+def _optimizer_first() -> None:
+    import smdistributed.modelparallel.torch as smp
+
+    smp.init({"fp16": True})
+    module = network(torch.float16)
+    optimizer: Any = smp.DistributedOptimizer(torch.optim.AdamW(module.parameters()), static_loss_scale=4.0)
+    model = smp.DistributedModel(module)
+    value = torch.ones((), requires_grad=True)
+    model.backward(value)
+    assert value.grad == optimizer.loss_scale == 4.0
+
+
+def test_the_model_takes_the_scale_of_an_optimizer_that_was_wrapped_before_it() -> None:
+    run_ranks(1, _optimizer_first)
 
 
 # -- Without a pipeline, and several replicas -------------------------------------------------------------------------

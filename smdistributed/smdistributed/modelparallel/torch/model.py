@@ -22,13 +22,14 @@ from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
 from .job.state import state
 from .job.topology import CommGroup
-from .job.wrapped import wrapped
+from .job.wrapped import Scaler, wrapped
 from .nn import delayed
 from .partitioning import partitioner, placement, remote
 from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
 from .pipeline.runtime import present
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
+from .training.precision import LossScaler
 from .training.state_dicts import PARTIAL, StateDict
 from .wire import nested
 
@@ -116,6 +117,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         self._module_owner: dict[int, int] = {}
         self._trace: Trace = {}
         self._half = torch.float16 if state.cfg.fp16 else torch.bfloat16 if state.cfg.bf16 else None
+        # The last optimizer's; one that is wrapped later gives its own.
+        self.loss_scaler: Scaler = LossScaler(1.0, dynamic=False)
+        if wrapped.optimizers:
+            self.loss_scaler = wrapped.optimizers[-1].optimizer.loss_scaler
         wrapped.model = self
         if tp_size() > 1:
             self.module = nn.distribute(module, tp_size())
@@ -173,8 +178,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         grads = [torch.ones_like(t) if g is None else g for t, g in zip(roots, given, strict=True)]
         if self._average:
             grads = [g / state.cfg.microbatches for g in grads]
-        if wrapped.loss_scale != 1:
-            grads = [g * wrapped.loss_scale for g in grads]
+        if (scale := self.loss_scaler.loss_scale) != 1:
+            grads = [g * scale for g in grads]
         self._did_backward = True
         runtime = present()
         if runtime is not None:

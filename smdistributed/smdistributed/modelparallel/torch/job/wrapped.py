@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-__all__ = ["Model", "wrapped"]
+__all__ = ["Model", "Scaler", "wrapped"]
 
 
 class Removable(Protocol):
@@ -22,11 +22,18 @@ class Removable(Protocol):
         """Call the hook no more."""
 
 
+class Scaler(Protocol):
+    """What has a factor of the loss, which changes from step to step."""
+
+    loss_scale: float
+
+
 class Model(Protocol):
     """A `smp.DistributedModel`, whose methods say what they do."""
 
     module: nn.Module
     partitioned: bool
+    loss_scaler: Scaler
 
     @property
     def owner(self) -> Mapping[str, int]: ...  # noqa: D102
@@ -55,14 +62,12 @@ class Wrapped:
     Attributes:
         model: The only model; None before `smp.DistributedModel`.
         optimizers: In the order of their making.
-        loss_scale: What ``model.backward`` multiplies gradients by. The optimizer sets it under ``fp16``.
     """
 
     def __init__(self) -> None:
         """Nothing is wrapped yet."""
         self.model: Model | None = None
         self.optimizers: list[Any] = []
-        self.loss_scale = 1.0
 
 
 wrapped = Wrapped()

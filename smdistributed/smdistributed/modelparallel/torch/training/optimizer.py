@@ -107,7 +107,8 @@ class DistributedOptimizer(_Optimizer):
             if cfg.fp16
             else LossScaler(1.0, dynamic=False)
         )
-        wrapped.loss_scale = self.loss_scaler.loss_scale
+        if wrapped.model is not None:
+            wrapped.model.loss_scaler = self.loss_scaler
         split = cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or self._smp_sharded
         if isinstance(self, torch.optim.LBFGS) and (split or self.smp_half):
             raise SMPConfigError(
@@ -191,7 +192,6 @@ class DistributedOptimizer(_Optimizer):
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
         self.loss_scaler.loss_scale = float(value)
-        wrapped.loss_scale = self.loss_scaler.loss_scale
 
     def init_master_params(self) -> None:
         """Make the master weights, after the partition. The first step calls it; you need not."""
@@ -318,7 +318,6 @@ class DistributedOptimizer(_Optimizer):
             self._smp_taken = None
             overflow = self.overflow
             self.loss_scaler.update_scale(overflow)
-            wrapped.loss_scale = self.loss_scaler.loss_scale
             if overflow:
                 return result
         with self._smp_only_owned():
@@ -454,7 +453,6 @@ class DistributedOptimizer(_Optimizer):
                     master.copy_(saved["masters"][index])
         self._smp_masters.write_back()
         self.loss_scaler.load_state_dict(saved["loss_scaler"])
-        wrapped.loss_scale = self.loss_scaler.loss_scale
 
     def save_optimizer_backcompat(self, gather_if_shard: bool = True) -> StateDict:
         """Return ``local_state_dict``, under the name that AWS's GPT scripts call."""
@@ -512,12 +510,10 @@ class _Around:
 
     def smp_setup(self, *_: Any) -> None:
         """Make a distributed optimizer of the one inside."""
-        DistributedOptimizer(self.optimizer)
+        DistributedOptimizer(self.optimizer)  # with a scale of 1: the script multiplies by its own
         wrapped.optimizers.pop()  # hooks get the outer one
         inner: Any = self.optimizer
         inner.smp_half = False
-        inner.loss_scaler = LossScaler(1.0, dynamic=False)
-        wrapped.loss_scale = 1.0  # the script multiplies by its own
 
     def local_state_dict(self, gather_if_shard: bool = True) -> StateDict:
         """Return the part of the optimizer inside."""
