@@ -186,6 +186,10 @@ def main() -> int:
         for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     }
     wanted[ROOT / "launcher" / "trainworks_preflight" / "facts.json"] = launcher_facts(facts)
+    library = ROOT / "smdistributed" / "smdistributed" / "modelparallel" / "torch"
+    wanted[ROOT / "launcher" / "trainworks_launcher" / "job" / "smp_parameters.json"] = (
+        library / "job" / "parameters.json"
+    ).read_text(encoding="utf-8")
     wanted |= {ROOT / "images" / "schema" / name: text for name, text in schema_files().items()}
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:

@@ -113,7 +113,7 @@ def test_the_old_name_of_the_degree() -> None:
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        ({"auto_partition": False}, "auto_partition = False: needs default_partition, an integer from 0 to 0"),
+        ({"auto_partition": False}, "auto_partition = False: needs default_partition, an integer of at least 0"),
         (
             {"pipeline_parallel_degree": 2, "default_partition": 2},
             "default_partition = 2: must be an integer from 0 to 1, below pipeline_parallel_degree = 2",
@@ -124,7 +124,7 @@ def test_the_old_name_of_the_degree() -> None:
             {"tensor_parallel_degree": 2},
             "tensor_parallel_degree = 2: more than 1 needs ddp = True, which is not set",
         ),
-        ({"fp16": True, "bf16": True}, "fp16 = True and bf16 = True: only one of them can be True"),
+        ({"fp16": True, "bf16": True}, "fp16 = True: must be False with bf16 = True"),
         (
             {"sharded_data_parallel_degree": 2, "pipeline_parallel_degree": 2},
             "pipeline_parallel_degree = 2: must be 1 with sharded_data_parallel_degree = 2",

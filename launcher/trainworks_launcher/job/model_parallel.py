@@ -1,15 +1,15 @@
 """The parameters of smp's first version, checked before a cluster's time is spent on them. Pure.
 
-Source of the rules: AWS guide, 'Required parameters for smdistributed', and what public scripts pass; the library of
-this project reads the same ones (docs/smdistributed.md). A key that is not known is a warning and no refusal: scripts
-have keys of other versions.
+Keys, types, ranges and rules between keys are in smp_parameters.json, a copy of the file that the library of this
+project reads (docs/smdistributed.md). Their source is the AWS guide, 'Required parameters for smdistributed', and what
+public scripts pass. A key that is not known is a warning and no refusal: scripts have keys of other versions.
 """
 
 from __future__ import annotations
 
-import math
-from itertools import permutations
-from typing import Mapping
+import json
+from functools import lru_cache
+from typing import Mapping, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
@@ -18,41 +18,70 @@ from trainworks_launcher.contract.values import Json, decode, mapping
 _OLD, _NEW = "partitions", "pipeline_parallel_degree"
 """Two names of one parameter, by age. Hugging Face's Trainer looks for the old one only."""
 
-_LEAST: Mapping[str, int] = {
-    **dict.fromkeys((_OLD, _NEW, "microbatches", "active_microbatches", "activation_loading_horizon"), 1),
-    **dict.fromkeys(("tensor_parallel_degree", "sharded_data_parallel_degree"), 1),
-    **dict.fromkeys(("sdp_reduce_bucket_size", "sdp_param_persistence_threshold", "sdp_max_live_parameters"), 0),
-}
-"""Whole numbers, and the least that each may be."""
 
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "pipeline": ("simple", "interleaved", "_only_forward"),
-    # Letters: data, pipeline and tensor parallelism; the last one varies fastest over the ranks.
-    "placement_strategy": ("cluster", "spread", *("".join(letters) for letters in permutations("DPT"))),
-    "optimize": ("speed", "memory"),
-    "ddp_dist_backend": ("auto", "nccl"),
-}
-_SWITCHES = (
-    *("auto_partition", "ddp", "deterministic_server", "load_partition", "offload_activations", "skip_tracing"),
-    *("fp16", "bf16", "fp16_params", "shard_optimizer_state", "prescaled_batch", "delayed_parameter_initialization"),
-    "sdp_hierarchical_allgather",
-)
-_WITHOUT_EFFECT = (
-    *("checkpoint_attentions", "static_mode", "fast_mode", "_match_weights", "use_times", "attention_in_fp32"),
-    *("contiguous", "horovod", "zero2d", "_fp32_grad_accumulation"),
-)
-"""What AWS's own scripts pass and the library takes without doing anything."""
+class _Range(NamedTuple):
+    """Which values a key takes.
 
-_MAY_BE_NULL = ("active_microbatches", "ddp_port", "memory_weight", "partition_file")
-"""Null is the same as no value."""
+    Attributes:
+        type: ``switch``, ``whole number``, ``number`` or ``text``.
+        least: The smallest number.
+        most: The largest number, if there is one.
+        choices: The only texts that are taken; empty for any.
+        may_be_null: Null is the same as no value.
+    """
 
-KEYS = frozenset(
-    (
-        *(*_LEAST, *_CHOICES, *_SWITCHES, *_WITHOUT_EFFECT),
-        *("default_partition", "memory_weight", "sdp_gradient_clipping", "ddp_port", "partition_file"),
+    type: str
+    least: int = 0
+    most: int | None = None
+    choices: tuple[str, ...] = ()
+    may_be_null: bool = False
+
+    def has(self, value: Json) -> bool:
+        """Return whether the key can have this value."""
+        if self.type == "switch":
+            return isinstance(value, bool)
+        if self.type == "text":
+            return isinstance(value, str) and (not self.choices or value in self.choices)
+        kinds = (int,) if self.type == "whole number" else (int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return False
+        return self.least <= value and (self.most is None or value <= self.most)
+
+    def advice(self, value: Json) -> str:
+        """Return what to give instead of a value."""
+        if self.type == "switch":
+            return "give true or false"
+        if self.choices:
+            return nearest(value, self.choices) if isinstance(value, str) else f"use one of: {', '.join(self.choices)}"
+        if self.type == "text":
+            return "give a text"
+        span = f"of at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        return f"give a {self.type} {span}"
+
+
+class _Table(NamedTuple):
+    """The file: the range of each key, the keys that do nothing, and rules (kind, key, other key)."""
+
+    ranges: Mapping[str, _Range]
+    without_effect: tuple[str, ...]
+    rules: tuple[tuple[str, str, str], ...]
+
+
+@lru_cache(maxsize=None)
+def _table() -> _Table:
+    import pkgutil  # jobs without smp do not pay for it
+
+    data = json.loads(pkgutil.get_data("trainworks_launcher", "job/smp_parameters.json") or b"")
+    ranges = {key: _Range(**{**row, "choices": tuple(row.get("choices", ()))}) for key, row in data["keys"].items()}
+    ranges.update({old: ranges[new] for old, new in data["old_names"].items()})
+    return _Table(
+        ranges, tuple(data["without_effect"]), tuple((kind, key, other) for kind, key, other in data["rules"])
     )
-)
-"""Every parameter of smp."""
+
+
+def known() -> list[str]:
+    """Return every parameter of smp."""
+    return [*_table().ranges, *_table().without_effect]
 
 
 def parameters(hyperparameters: Mapping[str, Json], variables: Mapping[str, str]) -> tuple[Json, str]:
@@ -82,7 +111,7 @@ def check(value: Json, where: str) -> list[Problem]:
     """Everything that is wrong with the parameters."""
     if not isinstance(value, dict):
         return [Problem(f"{value!r} is not an object of parameters", where, "give a JSON object")]
-    given = {name: entry for name, entry in value.items() if entry is not None or name not in _MAY_BE_NULL}
+    given = {name: entry for name, entry in value.items() if entry is not None or not _may_be_null(name)}
     found = [*_wrong_values(given), *_wrong_together(given)]
     return [Problem(text, where, advice) for text, advice in found]
 
@@ -90,9 +119,9 @@ def check(value: Json, where: str) -> list[Problem]:
 def unknown(value: Json) -> list[str]:
     """Return a warning for each key that smp does not know: misspelt, or of another version."""
     return [
-        f"{names.MODEL_PARALLEL_PARAMETERS} has {name!r}, which smp does not know; {nearest(name, KEYS)}"
+        f"{names.MODEL_PARALLEL_PARAMETERS} has {name!r}, which smp does not know; {nearest(name, known())}"
         for name in mapping(value)
-        if name not in KEYS
+        if name not in known()
     ]
 
 
@@ -122,31 +151,17 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
     return [Problem(text, where, advice) for text, advice in found]
 
 
+def _may_be_null(name: str) -> bool:
+    return name in _table().ranges and _table().ranges[name].may_be_null
+
+
 def _wrong_values(value: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Return (what is wrong, advice) of single parameters."""
-    found = [
-        (f"{name} is {value[name]!r}", f"give a whole number of at least {least}")
-        for name, least in _LEAST.items()
-        if name in value and not _is_whole(value[name], least)
+    return [
+        (f"{name} is {value[name]!r}", each.advice(value[name]))
+        for name, each in _table().ranges.items()
+        if name in value and not each.has(value[name])
     ]
-    for name, choices in _CHOICES.items():
-        if name in value and value[name] not in choices:
-            given = value[name]
-            advice = nearest(given, choices) if isinstance(given, str) else f"use one of: {', '.join(choices)}"
-            found.append((f"{name} is {given!r}", advice))
-    found += [
-        (f"{name} is {value[name]!r}", "give true or false")
-        for name in _SWITCHES
-        if name in value and not isinstance(value[name], bool)
-    ]
-    if "partition_file" in value and not isinstance(value["partition_file"], str):
-        found.append((f"partition_file is {value['partition_file']!r}", "give the path as a text"))
-    for name, most in (("memory_weight", 1), ("sdp_gradient_clipping", None)):
-        if name in value and not _is_number(value[name], most):
-            found.append((f"{name} is {value[name]!r}", f"give a number from 0{f' to {most}' if most else ''}"))
-    if "ddp_port" in value and (not _is_whole(value["ddp_port"], 1) or int(str(value["ddp_port"])) > 65535):
-        found.append((f"ddp_port is {value['ddp_port']!r}", "give a TCP port"))
-    return found
 
 
 def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
@@ -156,36 +171,26 @@ def _wrong_together(value: Mapping[str, Json]) -> list[tuple[str, str]]:
     if old is not None and new is not None and old != new:
         advice = f"they are the old and the new name of one parameter: keep {_NEW}"
         found.append((f"{_OLD} is {old!r} and {_NEW} is {new!r}", advice))
-    degree = complete(value)[_NEW]
-    if value.get("auto_partition") is False and "default_partition" not in value:
-        found.append(("auto_partition is off without a default_partition", "name the partition of all other modules"))
-    if "default_partition" in value and _is_whole(degree, 1):
-        default = value["default_partition"]
-        if not _is_whole(default, 0) or int(str(default)) >= int(str(degree)):
-            advice = f"give 0 to {int(str(degree)) - 1}"
-            found.append((f"default_partition is {default!r} of {degree} partition(s)", advice))
-    found += [
-        (f"{name} is given without ddp", "set ddp as well, or leave it out")
-        for name in ("ddp_port", "ddp_dist_backend")
-        if name in value and value.get("ddp") is not True
-    ]
-    if value.get("fp16") is True and value.get("bf16") is True:
-        found.append(("fp16 and bf16 are both on", "keep one of them"))
-    others = [name for name in (_OLD, _NEW, "tensor_parallel_degree") if _is_whole(value.get(name), 2)]
-    others += ["shard_optimizer_state"] if value.get("shard_optimizer_state") is True else []
-    if others and _is_whole(value.get("sharded_data_parallel_degree"), 2):
-        text = f"sharded_data_parallel_degree is {value['sharded_data_parallel_degree']} beside {others[0]}"
-        found.append((text, "keep one of them"))
+    whole = complete(value)
+    for kind, key, other in _table().rules:
+        here, beside = whole.get(key), whole.get(other)
+        if kind == "needs" and key in value and beside is not True:
+            found.append((f"{key} is given without {other}", f"set {other} as well, or leave it out"))
+        elif kind == "off needs" and here is False and other not in value:
+            found.append((f"{key} is off without a {other}", f"give {other}"))
+        elif kind == "is below" and _is_whole(here, 0) and _is_whole(beside, 1) and int(str(here)) >= int(str(beside)):
+            found.append((f"{key} is {here!r}, and {other} is {beside!r}", f"give 0 to {int(str(beside)) - 1}"))
+        elif kind == "excludes" and _is_on(here) and _is_on(beside):
+            found.append((f"{key} is {here!r} beside {other} {beside!r}", "keep one of them"))
+        # "above one needs": the script may give it to `smp.init`. `check_processes` refuses what is switched off.
     return found
+
+
+def _is_on(value: Json) -> bool:
+    """Return whether a switch is on, or a degree above 1."""
+    return value is True or _is_whole(value, 2)
 
 
 def _is_whole(value: Json, least: int) -> bool:
     """Return whether a value is a whole number of at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: Json, most: float | None) -> bool:
-    """Return whether a value is a number from 0 on, and at most ``most``."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return 0 <= value <= (math.inf if most is None else most)

@@ -1,7 +1,8 @@
 """What a job asks for, as one value: the dictionary of ``smp.init`` under the JSON of ``SM_HP_MP_PARAMETERS``.
 
-The keys are those of the public documentation (the SageMaker Python SDK, ``smd_model_parallel_general.rst``; the ranges
-are those that its ``fw_utils.validate_mp_config`` checks), and the few more that AWS's own scripts pass.
+Keys, types, ranges and rules between keys are in parameters.json, which the launcher reads, too. They are those of the
+public documentation (the SageMaker Python SDK, ``smd_model_parallel_general.rst``; the ranges are those that its
+``fw_utils.validate_mp_config`` checks), and the few more that AWS's own scripts pass.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError
@@ -21,23 +23,12 @@ __all__ = ["Config", "SMPConfigError"]
 VARIABLE = "SM_HP_MP_PARAMETERS"
 """The environment variable with the job's parameters, as a JSON object. It wins over the script's."""
 
-OLD_NAMES = {"partitions": "pipeline_parallel_degree"}
+_TABLE = json.loads(Path(__file__).with_name("parameters.json").read_text(encoding="utf-8"))
+
+OLD_NAMES: Mapping[str, str] = _TABLE["old_names"]
 """Old names of keys, and the keys."""
 
-IGNORED = frozenset(
-    {
-        "_fp32_grad_accumulation",
-        "_match_weights",
-        "attention_in_fp32",
-        "checkpoint_attentions",
-        "contiguous",
-        "fast_mode",
-        "horovod",
-        "static_mode",
-        "use_times",
-        "zero2d",
-    }
-)
+IGNORED = frozenset(_TABLE["without_effect"])
 """Keys that public scripts pass and that have no effect here."""
 
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
@@ -84,46 +75,15 @@ class Range:
         return noun if self.least is None else f"{noun} of at least {self.least}"
 
 
-BOOL = Range(bool)
-COUNT = Range(int, least=1)
-SIZE = Range(int, least=0)
+_KINDS = {"switch": bool, "whole number": int, "number": float, "text": str}
 
 RANGES: Mapping[str, Range] = {
-    "pipeline_parallel_degree": COUNT,
-    "microbatches": COUNT,
-    "pipeline": Range(str, choices=("interleaved", "simple", "_only_forward")),
-    "optimize": Range(str, choices=("memory", "speed")),
-    "placement_strategy": Range(str, choices=(*STRATEGIES, *ORDERS)),
-    "auto_partition": BOOL,
-    "default_partition": SIZE,
-    "memory_weight": Range(float, least=0, most=1),
-    "ddp": BOOL,
-    "ddp_port": Range(int, least=1, most=65535),
-    "ddp_dist_backend": Range(str, choices=("auto", "nccl")),
-    "active_microbatches": COUNT,
-    "deterministic_server": BOOL,
-    "offload_activations": BOOL,
-    "activation_loading_horizon": COUNT,
-    "tensor_parallel_degree": COUNT,
-    "fp16": BOOL,
-    "bf16": BOOL,
-    "fp16_params": BOOL,
-    "shard_optimizer_state": BOOL,
-    "prescaled_batch": BOOL,
-    "skip_tracing": BOOL,
-    "delayed_parameter_initialization": BOOL,
-    "sharded_data_parallel_degree": COUNT,
-    "sdp_reduce_bucket_size": SIZE,
-    "sdp_param_persistence_threshold": SIZE,
-    "sdp_max_live_parameters": SIZE,
-    "sdp_hierarchical_allgather": BOOL,
-    "sdp_gradient_clipping": Range(float, least=0),
-    "load_partition": BOOL,
-    "partition_file": Range(str),
+    key: Range(_KINDS[row["type"]], row.get("least"), row.get("most"), tuple(row.get("choices", ())))
+    for key, row in _TABLE["keys"].items()
 }
 """What each key takes; the attributes of ``Config`` are the same, with the defaults."""
 
-UNSET = ("active_microbatches", "ddp_port", "memory_weight", "partition_file")
+UNSET = frozenset(key for key, row in _TABLE["keys"].items() if row.get("may_be_null"))
 """Keys for which None is the same as no value."""
 
 
@@ -272,61 +232,33 @@ def _with_new_names(values: Any, source: str, problems: list[str]) -> dict[str, 
 
 def _rules(config: Config, given: Mapping[str, Any]) -> list[tuple[tuple[str, ...], bool, str]]:
     """Return what keys ask of each other: the keys, whether it is broken, and the sentence that says so."""
-    degree, sharded = config.pipeline_parallel_degree, config.sharded_data_parallel_degree
-    return [
-        (
-            ("default_partition", "pipeline_parallel_degree"),
-            config.default_partition >= degree,
-            (
-                f"default_partition = {config.default_partition}: must be an integer from 0 to {degree - 1}, "
-                f"below pipeline_parallel_degree = {degree}"
-            ),
-        ),
-        (
-            ("auto_partition", "default_partition"),
-            not config.auto_partition and "default_partition" not in given,
-            f"auto_partition = False: needs default_partition, an integer from 0 to {degree - 1}",
-        ),
-        (
-            ("ddp", "ddp_port"),
-            "ddp_port" in given and not config.ddp,
-            f"ddp_port = {config.ddp_port}: needs ddp = True, which is not set",
-        ),
-        (
-            ("ddp", "ddp_dist_backend"),
-            "ddp_dist_backend" in given and not config.ddp,
-            f"ddp_dist_backend = {config.ddp_dist_backend!r}: needs ddp = True, which is not set",
-        ),
-        (
-            ("ddp", "tensor_parallel_degree"),
-            config.tensor_parallel_degree > 1 and not config.ddp,
-            f"tensor_parallel_degree = {config.tensor_parallel_degree}: more than 1 needs ddp = True, which is not set",
-        ),
-        (
-            ("fp16", "bf16"),
-            config.fp16 and config.bf16,
-            "fp16 = True and bf16 = True: only one of them can be True",
-        ),
-        *(
-            (
-                (key, "sharded_data_parallel_degree"),
-                sharded > 1 and value > 1,
-                (
-                    f"{key} = {value!r}: must be {'False' if value is True else 1} "
-                    f"with sharded_data_parallel_degree = {sharded}"
-                ),
+    return [((key, other), *_rule(kind, key, other, config, given)) for kind, key, other in _TABLE["rules"]]
+
+
+def _rule(kind: str, key: str, other: str, config: Config, given: Mapping[str, Any]) -> tuple[bool, str]:
+    value, beside = getattr(config, key), getattr(config, other)
+    unset = f"needs {other} = True, which is not set"
+    match kind:
+        case "needs":
+            return key in given and not beside, f"{key} = {value!r}: {unset}"
+        case "above one needs":
+            return value > 1 and not beside, f"{key} = {value}: more than 1 {unset}"
+        case "off needs":
+            return not value and other not in given, f"{key} = False: needs {other}, {RANGES[other]}"
+        case "is below":
+            return (
+                value >= beside,
+                f"{key} = {value}: must be an integer from 0 to {beside - 1}, below {other} = {beside}",
             )
-            for key, value in (
-                ("pipeline_parallel_degree", degree),
-                ("tensor_parallel_degree", config.tensor_parallel_degree),
-            )
-        ),
-        (
-            ("shard_optimizer_state", "sharded_data_parallel_degree"),
-            sharded > 1 and config.shard_optimizer_state,
-            f"shard_optimizer_state = True: must be False with sharded_data_parallel_degree = {sharded}",
-        ),
-    ]
+        case "excludes":
+            off = False if RANGES[key].kind is bool else 1
+            return _is_on(value) and _is_on(beside), f"{key} = {value!r}: must be {off} with {other} = {beside!r}"
+    raise AssertionError(kind)
+
+
+def _is_on(value: Any) -> bool:
+    """Return whether a switch is on, or a degree above 1."""
+    return value is True or value > 1
 
 
 def _rules_of(config: Config, world: int) -> list[tuple[tuple[str, ...], bool, str]]:
