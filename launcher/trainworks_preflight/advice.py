@@ -18,9 +18,6 @@ from trainworks_preflight.script import Finding
 SMDDP_MODES = ("smdistributed.dataparallel", "pytorchddp")
 SMP_MODE = "smdistributed.modelparallel"
 
-OPEN_LIBRARY = "trainworks-smdistributed"
-"""The distribution of this project that has smddp and smp; the manifest of an image with it protects it."""
-
 CUDA_COMPONENTS = frozenset(("cuda", "cudnn", "nccl"))
 """Components of the image manifest of which an image for GPUs has at least one."""
 

@@ -26,10 +26,11 @@ from trainworks_launcher.given.entry import Code
 from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment, read_environment
 from trainworks_launcher.given.manifest import Instance, Manifest
 from trainworks_launcher.job.job import Job, make_job
+from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.job.placement import version_of
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_preflight.advice import CUDA_COMPONENTS, OPEN_LIBRARY, Advice, Data, Situation, advise
+from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
 from trainworks_preflight.distribution import Group, Translation, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs

@@ -308,6 +308,19 @@ def test_the_degrees_of_smp_divide_the_processes(parameters: Json, processes: in
 
 
 @pytest.mark.parametrize(
+    ("sharded", "library", "refused"),
+    [(2, True, True), ("2", True, False), (1, True, False), (2, False, False)],
+)
+def test_sharding_is_refused_where_the_images_library_has_none(sharded: Json, *, library: bool, refused: bool) -> None:
+    """The library would refuse it on every rank; of a value of another type the plan says so itself."""
+    protected = {model_parallel.OPEN_LIBRARY: "1.0"} if library else {}
+    parameters: Json = {"sharded_data_parallel_degree": sharded, "ddp": True}
+    problems = model_parallel.check_library(parameters, "here", protected)
+    assert [str(problem) for problem in problems if "fully_shard" in str(problem)] == list(map(str, problems))
+    assert bool(problems) == refused
+
+
+@pytest.mark.parametrize(
     ("asked", "variables", "kind", "told"),
     [
         (SMP, {}, "ml.plain.xlarge", True),

@@ -18,6 +18,9 @@ from trainworks_launcher.contract.values import Json, decode, mapping
 _OLD, _NEW = "partitions", "pipeline_parallel_degree"
 """Two names of one parameter, by age. Hugging Face's Trainer looks for the old one only."""
 
+OPEN_LIBRARY = "trainworks-smdistributed"
+"""The distribution of this project that has smddp and smp; the manifest of an image with it protects it."""
+
 
 class _Range(NamedTuple):
     """Which values a key takes.
@@ -149,6 +152,18 @@ def check_processes(value: Json, where: str, processes: int) -> list[Problem]:
         text = f"sharded_data_parallel_degree is {sharded} of {processes} process(es)"
         found.append((text, f"give a divisor of {processes}"))
     return [Problem(text, where, advice) for text, advice in found]
+
+
+def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list[Problem]:
+    """Everything that the image's own library refuses on every rank, after all hosts have started.
+
+    protected: Distributions of the image, from its manifest.
+    """
+    sharded = mapping(value).get("sharded_data_parallel_degree")
+    if OPEN_LIBRARY not in protected or sharded in (None, 1) or not _is_whole(sharded, 1):
+        return []
+    advice = "set it to 1; shard_optimizer_state, or torch's fully_shard without smp, save memory as well"
+    return [Problem(f"sharded_data_parallel_degree is {sharded}, and {OPEN_LIBRARY} has no sharding", where, advice)]
 
 
 def _may_be_null(name: str) -> bool:

@@ -142,6 +142,7 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     if mode.name == MODEL_PARALLEL:
         parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
         problems += model_parallel.check_processes(parameters, where, processes)
+        problems += model_parallel.check_library(parameters, where, environment.manifest.protected)
         warnings += model_parallel.unknown(parameters)
     warnings += unknown_types(environment, hosts)
     elastic = read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems)
