@@ -689,6 +689,21 @@ def test_interrupt_ends_the_run_and_the_container() -> None:
     assert engine.open_containers == 0
 
 
+def test_programs_run_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other, and is reported in the order of the plan."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    os.mkfifo(tmp_path / "meeting")
+    words = ("timeout", "60", "sh", "-ec")
+    engine = LocalEngine()
+    first, second = run(
+        engine,
+        CommandCheck(component="a", command=(*words, f"cat {tmp_path}/meeting"), expect="met"),
+        CommandCheck(component="b", command=(*words, f"echo met > {tmp_path}/meeting")),
+    )
+    assert (first.component, first.passed, second.component, second.passed) == ("a", True, "b", True)
+    assert engine.open_containers == 0
+
+
 def test_image_without_python_says_so() -> None:
     (result,) = run(LocalEngine(), CommandCheck(component="a", command=("/no/such/program",)))
     assert "FileNotFoundError" in result.detail
