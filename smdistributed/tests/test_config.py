@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from smdistributed.modelparallel.torch.job.config import IGNORED, ORDERS, RANGES, Config, SMPConfigError
+
+PAGE = Path(__file__).parents[2] / "docs/smdistributed.md"
 
 BOOLS = [key for key, each in RANGES.items() if each.kind is bool]
 
@@ -72,6 +76,16 @@ def refused(given: dict[str, Any], launcher: dict[str, Any] | None = None, world
 
 def test_each_key_of_the_table_is_an_attribute() -> None:
     assert {each.name for each in fields(Config)} == RANGES.keys()
+
+
+def test_the_page_has_each_key_with_its_range_and_default() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for each in fields(Config):
+        default = "not set" if each.default is None else f"`{each.default!r}`"
+        assert f"\n| `{each.name}` | {RANGES[each.name]} | {default} | " in page, each.name
+    table = page.partition("\n## Parameters\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RANGES.keys()
+    assert set(re.findall(r"`(\w+)`", table.partition("\n| ")[0])) == IGNORED | {"distribution", "parameters"}
 
 
 @pytest.mark.parametrize(("key", "value"), TAKEN)
