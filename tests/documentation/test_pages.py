@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import re
 import shlex
@@ -73,6 +74,17 @@ def test_every_file_that_a_walk_names_exists(root: Path) -> None:
     paths = {word for word in words if not re.search(r"[A-Z]{3,}", Path(word).stem.replace("README", ""))}
     assert len(paths) > 9
     assert {path for path in paths if not (root / path).exists()} == set()
+
+
+def test_the_page_on_what_a_script_is_given_has_every_default_of_mpirun(root: Path) -> None:
+    page = (root / "docs" / "environment.md").read_text("utf-8").partition("\n## The command line of mpirun\n")[2]
+    plans = [json.loads(path.read_text("utf-8")) for path in sorted((root / "tests/golden/launch").glob("*.json"))]
+    reasons = [
+        each for plan in plans if plan["ranks_by"] == "mpirun" for each in plan["why"] if each["origin"] != "user"
+    ]
+    given = {each["subject"].split()[-1] for each in reasons if each["subject"].startswith("--")}
+    assert len(given) > 12
+    assert {name for name in given if not re.search(rf"`{name}\b", page)} == set()
 
 
 def rows(path: Path, heading: str) -> dict[str, str]:
