@@ -113,6 +113,14 @@ def test_the_page_refers_to_nothing_but_itself(facts: Facts) -> None:
     assert not re.search(r"url\(|@import", style)
 
 
+def test_a_job_names_an_image_by_digest_as_push_prints_it(facts: Facts) -> None:
+    """A push writes dated tags and not the engine's own, so that tag would be in no registry."""
+    entry = next(entry for entry in catalogue_of(facts) if entry.name == CPU)
+    text = render_catalogue((entry,), facts.templates[TEMPLATE])
+    uris = re.findall(r'image_uri="([^"]*)"', text)
+    assert uris == ["ACCOUNT.dkr.ecr.REGION.amazonaws.com/pytorch-training@sha256:..."]
+
+
 def test_facts_are_text_and_never_markup(facts: Facts) -> None:
     entry = catalogue_of(facts)[0]
     evil = "</script><script>window.evil=1</script>"
