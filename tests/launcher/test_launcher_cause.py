@@ -14,7 +14,8 @@ from test_launcher_logs import ranks
 
 from ports import free_port
 from trainworks_launcher.contract.values import Json
-from trainworks_launcher.supervise.outcome.cause import Said, after_early_end, failure_text, last_words
+from trainworks_launcher.supervise.control.messages import read_suspect, suspect_fields
+from trainworks_launcher.supervise.outcome.cause import Said, after_early_end, failure_of, last_words
 from trainworks_launcher.supervise.outcome.outcome import EARLIER, FAILED, SUCCEEDED, Outcome, Suspect, with_status
 from trainworks_launcher.supervise.outcome.starters import Report, report_of
 
@@ -201,7 +202,7 @@ def test_what_is_printed_in_between_shows_that_a_process_went_on(
 @pytest.mark.parametrize(("code", "status"), [(-9, "killed by SIGKILL"), (1, "exit status 1"), (None, "it failed")])
 def test_the_kernels_counter_comes_first(code: int | None, status: str) -> None:
     said = Said(FIRST.encode(), FIRST.encode())
-    text = failure_text(what="x.py", host="a", mode="none", returncode=code, said=said, oom_kills=2)
+    text = failure_of(what="x.py", host="a", mode="none", returncode=code, said=said, oom_kills=2).text
     lines = text.splitlines()
     assert lines[0] == "out of memory: the kernel killed 2 process(es) of host a"
     assert status in lines[1]
@@ -211,15 +212,24 @@ def test_the_kernels_counter_comes_first(code: int | None, status: str) -> None:
 def test_the_end_that_another_host_knows_is_weighed_like_any_other() -> None:
     """mpirun knows the signal, the rank's own host knows what it printed."""
     said = Said(FIRST.encode(), FIRST.encode())
-    text = failure_text(what="x.py", host="b", mode="mpi", returncode=None, said=said, rank=3)
-    told = Outcome(FAILED, 0, "b", text, text.partition("\n")[0], 3)
+    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=said, rank=3)
     segv, one = with_status(told, -11), with_status(told, 1)
     place = "x.py on host b, rank 3 (mode mpi): "
     assert segv.text.splitlines()[:2] == [f"{place}killed by SIGSEGV (exit status 139)", f"{EARLIER}ValueError: first"]
     assert one.text.splitlines()[:2] == ["ValueError: first", f"{place}exit status 1"]
-    assert (segv.cause, one.cause) == (segv.text.splitlines()[0], "ValueError: first")
-    bare = failure_text(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3)
-    assert "SIGBUS" in with_status(Outcome(FAILED, 0, "b", bare, bare, 3), -7).cause
+    assert (segv.cause, one.cause) == ("", "ValueError: first")
+    bare = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3)
+    assert "SIGBUS" in with_status(bare, -7).text
+
+
+@pytest.mark.parametrize("words", ["it failed", "killed by SIGKILL (exit status 137)"])
+def test_a_users_own_words_are_kept_where_another_host_knows_the_end(words: str) -> None:
+    errors = FIRST.replace("ValueError: first", f"RuntimeError: forward(x): {words}").encode()
+    said = Said(errors, errors)
+    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=said, rank=3)
+    lines = [f"RuntimeError: forward(x): {words}", "x.py on host b, rank 3 (mode mpi): exit status 1"]
+    assert with_status(told, 1).text.splitlines()[:2] == lines
+    assert read_suspect(suspect_fields(Suspect(1.0, told, certain=True), 1.0), "b", 1.0).outcome == told
 
 
 # --------------------------------------------------------------------------------------- a rank that ended too early
@@ -253,20 +263,20 @@ thus causing the job to be terminated. The first process to do so was:
 
 
 def test_mpiruns_help_is_no_ranks_last_word() -> None:
-    text = failure_text(
+    text = failure_of(
         what="x.py", host="a", mode="mpi", returncode=42, said=Said(f"step 1\n{MPIRUN}".encode()), rank=1, reported=True
-    )
+    ).text
     assert text == "x.py on host a, rank 1 (mode mpi): exit status 42\nstep 1"
 
 
 def ended(rank: int, at: float, code: int, text: str) -> Suspect:
-    return Suspect(at, Outcome(FAILED if code else SUCCEEDED, code, "a", text, text, rank), bool(code))
+    return Suspect(at, Outcome(FAILED if code else SUCCEEDED, code, "a", text, rank), bool(code))
 
 
 def unknown(rank: int, at: float) -> Suspect:
     """A rank whose status its starter took first."""
-    text = failure_text(what="x.py", host="a", mode="mpi", returncode=None, said=Said(b"step 1"), rank=rank)
-    return Suspect(at, Outcome(FAILED, 0, "a", text, text.partition("\n")[0], rank), certain=False)
+    found = failure_of(what="x.py", host="a", mode="mpi", returncode=None, said=Said(b"step 1"), rank=rank)
+    return Suspect(at, found, certain=False)
 
 
 BROKEN = "RuntimeError: [pair.cc:534] Connection closed by peer"
@@ -288,10 +298,9 @@ BROKEN = "RuntimeError: [pair.cc:534] Connection closed by peer"
 def test_a_rank_that_ended_before_the_others_missed_it_is_the_cause(
     text: str, suspects: list[Suspect], rank: int
 ) -> None:
-    judged = after_early_end(Outcome(FAILED, 1, "a", text, text, 2), suspects)
+    judged = after_early_end(Outcome(FAILED, 1, "a", text, 2), suspects)
     assert (judged.rank, judged.status, judged.kind) == (rank, 1, FAILED)
     assert text in judged.text
-    assert judged.cause == judged.text.partition("\n")[0]
 
 
 EARLY = """

@@ -455,7 +455,7 @@ def test_a_stopped_job_has_the_status_of_the_first_program_that_failed(statuses:
         it.say({"type": "ready", "ssh_port": 0})
         role.stopping()
         role.ended(Outcome(STOPPED, statuses[0], LEADER, "of the leader"))
-        it.say({"type": "ended", "outcome": STOPPED, "status": statuses[1], "text": "of the worker"})
+        it.say({"type": "ended", "outcome": STOPPED, "status": statuses[1], "cause": "of the worker"})
         until(loop, lambda: heard.outcomes)
         assert (heard.outcomes[0].kind, heard.outcomes[0].status) == (STOPPED, statuses[0] or statuses[1])
 
@@ -469,10 +469,10 @@ def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
     said = "\x1b[2J\x1b]0;owned\x07real\x9b31m \x1b[31mred\x1b[0m\u202e\r\nnext\x00"
     with leader_on_a_loop() as (loop, control, role, heard), joined(loop, control) as it:
         role.ready(0)
-        it.say({"type": "ended", "outcome": FAILED, "status": 3, "host": "\x1b[2Jx\ny", "text": said, "cause": said})
+        it.say({"type": "ended", "outcome": FAILED, "status": 3, "host": "\x1b[2Jx\ny", "cause": said})
         until(loop, lambda: heard.outcomes)
         (outcome,) = heard.outcomes
-        assert (outcome.host, outcome.text, outcome.cause) == ("x y", "real 31m red \nnext ", "real 31m red \nnext ")
+        assert (outcome.host, outcome.text) == ("x y", "real 31m red \nnext ")
 
 
 # ------------------------------------------------------------------------------------------------------------ a worker
@@ -831,7 +831,7 @@ GARBAGE = (
     b'{"type":"join","host":{"a":[]},"digest":1e999,"ssh_host_key":null}\n',
     b"[]\n" * 9,
     b"[" * 4000 + b"\n",
-    b'{"type":"finish","outcome":"failed","status":9,"host":"x","text":"evil"}\n{"type":"go"}\n',
+    b'{"type":"finish","outcome":"failed","status":9,"host":"x","cause":"evil"}\n{"type":"go"}\n',
     json.dumps({"type": "join", "host": WORKER, "digest": "0"}).encode() + b"\n",
     b"",
 )

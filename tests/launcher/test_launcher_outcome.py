@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from launcher_support import environment, plan
 
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
-from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_text, last_words
+from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_of, last_words
 from trainworks_launcher.supervise.outcome.outcome import (
     FAILED,
     STOPPED,
@@ -95,7 +96,7 @@ def test_frames_of_the_runner_are_left_out() -> None:
 
 
 def test_the_cause_stands_first() -> None:
-    text = failure_text(what="train.py", host="algo-2", mode="mpi", returncode=3, said=Said(FIRST.encode()))
+    text = failure_of(what="train.py", host="algo-2", mode="mpi", returncode=3, said=Said(FIRST.encode())).text
     assert text.splitlines()[:2] == ["ValueError: first", "train.py on host algo-2 (mode mpi): exit status 3"]
 
 
@@ -115,11 +116,11 @@ def test_the_cause_stands_first() -> None:
 def test_a_script_of_smp_that_asks_for_cuda_is_told_how_to_do_without(message: str) -> None:
     tail = FIRST.replace("ValueError: first", message).encode()
     for mode, told in (("smdistributed.modelparallel", True), ("smdistributed.dataparallel", True), ("mpi", False)):
-        lines = failure_text(what="train.py", host="a", mode=mode, returncode=1, said=Said(tail)).splitlines()
+        lines = failure_of(what="train.py", host="a", mode=mode, returncode=1, said=Said(tail)).text.splitlines()
         assert lines[0] == message
         assert ("SMP_CPU_EMULATION=1" in lines[2]) is told
     below = tail.replace(b'File "a.py"', b'File "/v/site-packages/smdistributed/modelparallel/torch/step.py"')
-    text = failure_text(what="train.py", host="a", mode="mpi", returncode=1, said=Said(below))
+    text = failure_of(what="train.py", host="a", mode="mpi", returncode=1, said=Said(below)).text
     assert "SMP_CPU_EMULATION=1" in text
 
 
@@ -147,10 +148,10 @@ CUDA = FIRST.replace("ValueError: first", "torch.AcceleratorError: CUDA error: d
 def test_the_whole_message_is_kept_and_nothing_after_it(errors: str, kept: list[str], dropped: list[str]) -> None:
     """Python writes what the script printed after the traceback: its own buffer is written at the end."""
     tail = f"{errors}loss 0.5\n"
-    text = failure_text(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), errors.encode()))
+    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), errors.encode())).text
     assert all(words in text for words in kept)
     assert not any(words in text for words in (*dropped, "loss 0.5"))
-    of_many = failure_text(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), processes=2))
+    of_many = failure_of(what="x.py", host="a", mode="none", returncode=1, said=Said(tail.encode(), processes=2)).text
     assert "loss 0.5" not in of_many
     assert of_many.splitlines()[0] == text.splitlines()[0]
 
@@ -160,7 +161,7 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
     lines = "".join(f'  File "a.py", line {number}, in f\n    f()\n' for number in range(frames))
     words = " ".join(f"word{number}" for number in range(message // 7))
     errors = f"Traceback (most recent call last):\n{lines}ValueError: the cause\n{words}\n".encode()
-    text = failure_text(what="x.py", host="a", mode="none", returncode=1, said=Said(errors, errors))
+    text = failure_of(what="x.py", host="a", mode="none", returncode=1, said=Said(errors, errors)).text
     assert len(text) <= 1024
     assert text.startswith("ValueError: the cause\nx.py on host a")
     assert f"line {frames - 1}, in f" in text  # the innermost frame
@@ -169,15 +170,15 @@ def test_of_a_long_text_the_frames_are_cut_before_the_message(frames: int, messa
 
 
 def test_what_a_terminal_obeys_is_not_in_the_text() -> None:
-    text = failure_text(
+    text = failure_of(
         what="x.py", host="a", mode="none", returncode=1, said=Said(FIRST.replace("f", "\x1b[1mf").encode())
-    )
+    ).text
     assert "\x1b" not in text
     assert text.startswith("ValueError: first\n")
 
 
 def test_without_a_traceback_the_last_lines_are_shown() -> None:
-    text = failure_text(what="run.sh", host="a", mode="none", returncode=2, said=Said(b"one\n\xff\n\ntwo\n"))
+    text = failure_of(what="run.sh", host="a", mode="none", returncode=2, said=Said(b"one\n\xff\n\ntwo\n")).text
     assert text == "run.sh on host a (mode none): exit status 2\none\n\ufffd\ntwo"
 
 
@@ -268,7 +269,7 @@ def test_mpiruns_words_name_the_host_of_a_daemon_that_is_gone(words: str, host: 
 
 
 def suspect(at: float, host: str, rank: int, *, certain: bool = True, status: int = 0) -> Suspect:
-    return Suspect(at, Outcome(FAILED, status, host, f"rank {rank}", f"rank {rank}", rank), certain)
+    return Suspect(at, Outcome(FAILED, status, host, f"rank {rank}", rank), certain)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def suspect(at: float, host: str, rank: int, *, certain: bool = True, status: in
 def test_the_rank_that_failed_first_is_the_cause_whoever_reports_first(
     suspects: list[Suspect], host: str, status: int
 ) -> None:
-    judged = earlier_failure(Outcome(FAILED, 1, "a", "rank 0", "rank 0", 0), suspects)
+    judged = earlier_failure(Outcome(FAILED, 1, "a", "rank 0", 0), suspects)
     assert (judged.host, judged.status, judged.kind) == (host, status, FAILED)
 
 
@@ -298,8 +299,8 @@ def test_what_is_known_of_a_rank_is_of_the_process_that_had_it_last() -> None:
 
 
 def test_a_status_that_only_another_host_knows_is_put_into_the_text() -> None:
-    text = failure_text(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1)
-    made = with_status(Outcome(FAILED, 0, "b", text, rank=3), -9)
+    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=Said(b""), rank=3, oom_kills=1)
+    made = with_status(told, -9)
     assert made.status == 137
     assert made.text == (
         "out of memory: the kernel killed 1 process(es) of host b\n"
@@ -382,8 +383,16 @@ def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
     assert read_outcome(outcome_fields(outcome), "algo-9") == outcome._replace(host=outcome.host or "algo-9")
 
 
+def test_the_longest_failure_fits_into_a_message() -> None:
+    line = "\U0001f525" * 3000
+    errors = f'Traceback (most recent call last):\n  File "{line}", line 1, in f\nValueError: {line}\n{line}\n'.encode()
+    told = failure_of(what="x.py", host="b", mode="mpi", returncode=None, said=Said(errors, errors), rank=3)
+    assert len(json.dumps(outcome_fields(with_status(told, -9)))) < MESSAGE_LIMIT
+    assert len(told.text) <= 1024
+
+
 @pytest.mark.parametrize(
-    "message", [{}, {"outcome": FAILED, "status": 256}, {"outcome": 7, "text": [], "rank": 1 << 70}]
+    "message", [{}, {"outcome": FAILED, "status": 256}, {"outcome": 7, "cause": [], "rank": 1 << 70}]
 )
 def test_an_unreadable_outcome_is_a_failure_that_names_its_host(message: dict[str, Json]) -> None:
     found = read_outcome(message, "algo-3")

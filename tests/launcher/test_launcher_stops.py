@@ -124,7 +124,7 @@ def test_a_stop_without_a_checkpoint_is_said(tmp_path: Path, saves: bool, status
 
 
 def test_the_last_host_to_end_does_not_hide_that_the_leader_saved_nothing(tmp_path: Path) -> None:
-    stopped = Outcome("stopped", 143, "algo-2", "stopped by SIGTERM\nTraceback of algo-2")
+    stopped = Outcome("stopped", 143, "algo-2", "Traceback of algo-2", stopped="stopped by SIGTERM")
     directory = tmp_path / "checkpoints"
     directory.mkdir()
     made = environment(hosts=("algo-1", "algo-2"), checkpoint_directory=str(directory))

@@ -193,9 +193,10 @@ class _Supervisor:
     def _broken(self, trace: str) -> None:
         """A defect of the launcher: an outcome of its own kind, with the traceback for the report."""
         self._log(trace)
-        text = f"{trace.splitlines()[-1]}\nthe launcher itself failed; please report this\n{trace}"
         self._phase = max(self._phase, Phase.ENDING)
-        self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, self._plan.host, shorten(text))
+        told, cause = ("the launcher itself failed; please report this",), trace.splitlines()[-1]
+        host = self._plan.host
+        self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, host, cause, notes=told, message=shorten(trace))
         outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
 
     def _guard(self, action: Callable[[], None]) -> None:

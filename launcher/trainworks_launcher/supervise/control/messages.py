@@ -6,7 +6,7 @@ import math
 from typing import Mapping
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.values import Json, decode, number, printable, text
+from trainworks_launcher.contract.values import Json, decode, number, printable, text, texts
 from trainworks_launcher.supervise.control.seal import SEAL_BYTES, Seal
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome, Suspect
 
@@ -81,26 +81,32 @@ def outcome_fields(outcome: Outcome) -> dict[str, Json]:
         "status": outcome.status,
         "host": outcome.host,
         "rank": outcome.rank,
-        "cause": outcome.cause,
-        "text": outcome.text,
+        "notes": list(outcome.notes),
+        **{name: getattr(outcome, name) for name in _TEXTS},
     }
+
+
+_TEXTS = ("cause", "memory", "place", "end", "frames", "message", "own", "stopped", "unsaved")
 
 
 def read_outcome(message: Message, sender: str) -> Outcome:
     """Return the outcome in a message of the host ``sender``; an unreadable one is a failure, and names that host."""
     kind = text(message.get("outcome"))
     status = number(message.get("status")) & 0xFF
-    said, host = words(message.get("text")), one_line(message.get("host")) or sender
+    host, otherwise = one_line(message.get("host")) or sender, ""
     if kind not in (SUCCEEDED, FAILED, STOPPED):
         kind, status = FAILED, status or names.EXIT_HOSTS
-        said = said or f"host {sender} sent an outcome that cannot be read"
+        otherwise = f"host {sender} sent an outcome that cannot be read"
     elif kind == FAILED and not status:
         status = names.EXIT_HOSTS
-    if kind != SUCCEEDED and not said.strip() and status:
-        said = f"host {host} says that it {kind} with exit status {status}, and not why"
+    if kind != SUCCEEDED and status:
+        otherwise = otherwise or f"host {host} says that it {kind} with exit status {status}, and not why"
     rank = message.get("rank")
     rank = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _RANKS else -1
-    return Outcome(kind, status, host, said, words(message.get("cause")), rank)
+    notes = tuple(words(note) for note in texts(message.get("notes")))
+    said = {name: words(message.get(name)) for name in _TEXTS}
+    outcome = Outcome(kind, status, host, rank=rank, notes=notes, **said)
+    return outcome if outcome.text.strip() else outcome._replace(cause=otherwise)
 
 
 _RANKS = 1 << 31

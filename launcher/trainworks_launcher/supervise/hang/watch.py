@@ -215,15 +215,15 @@ class Watch:
         if self._around.fails:
             row = verdict.odd[0] if verdict.odd else None
             where = f"stacks of the ranks of each host: {written}" if written else ""
-            full = self._around.mask("\n".join(filter(None, (verdict.cause, where, *verdict.text.splitlines()[1:]))))
+            more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:])))
             self._around.end(
                 Outcome(
                     FAILED,
                     names.EXIT_HANG,
                     row.host if row is not None else self._around.host,
-                    shorten(full),
-                    full.partition("\n")[0],
+                    self._around.mask(verdict.cause),
                     row.rank if row is not None else -1,
+                    message=shorten(self._around.mask(more)),
                 )
             )
 

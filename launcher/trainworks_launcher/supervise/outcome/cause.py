@@ -1,4 +1,4 @@
-"""What a failure is about: the evidence is weighed, and the text is made of it. Pure.
+"""What a failure is about: the evidence is weighed, and the outcome says it. Pure.
 
 In this order: the kernel's count of the processes that it killed for lack of memory, the signal, the last words of the
 process that died first. A traceback is the last words only if nothing shows that the process went on after it; else it
@@ -13,18 +13,20 @@ from collections import Counter
 from itertools import takewhile
 from typing import NamedTuple, Sequence
 
-from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import printable
 from trainworks_launcher.supervise.outcome.outcome import (
     EARLIER,
     EARLY_END,
+    FAILED,
     SUCCEEDED,
     UNKNOWN_END,
     Outcome,
     Suspect,
     describe_status,
+    exit_status,
     first_suspect,
     lack_of_memory,
+    place_of,
     shorten,
     signal_of,
 )
@@ -284,9 +286,15 @@ def after_early_end(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
     if early is None:
         return failure
     where = f"rank {failure.rank} on host {failure.host}" if failure.rank >= 0 else f"host {failure.host}"
-    cause = early.outcome.cause.replace(f"): {UNKNOWN_END}", f"): {EARLY_END}")
-    text = shorten(f"{cause}\n{where} failed after that: {failure.text}")
-    return failure._replace(host=early.outcome.host, rank=early.outcome.rank, text=text, cause=cause)
+    return Outcome(
+        failure.kind,
+        failure.status,
+        early.outcome.host,
+        rank=early.outcome.rank,
+        place=early.outcome.place,
+        end=EARLY_END,
+        notes=(f"{where} failed after that: {failure.text}",),
+    )
 
 
 def _ended_well(suspect: Suspect, failed: Suspect | None) -> bool:
@@ -297,15 +305,15 @@ def _ended_well(suspect: Suspect, failed: Suspect | None) -> bool:
     """
     if suspect.outcome.kind == SUCCEEDED:
         return failed is None or suspect.at <= failed.at + _SEEN_LATER_SECONDS
-    unknown = not suspect.certain and suspect.outcome.cause.endswith(f"): {UNKNOWN_END}")
-    return unknown and failed is not None and suspect.at <= failed.at
+    silent = not (suspect.certain or suspect.outcome.memory or suspect.outcome.cause)
+    return silent and suspect.outcome.end == UNKNOWN_END and failed is not None and suspect.at <= failed.at
 
 
 _SEEN_LATER_SECONDS = 1.0
 """How much later than its effect the end of a rank may be seen."""
 
 
-# ------------------------------------------------------------------------------------------------------------- the text
+# ---------------------------------------------------------------------------------------------------------- the failure
 EMULATE = (
     "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
 )
@@ -318,7 +326,7 @@ _NO_GPU = re.compile(
 """What torch says where a script asks for a GPU: built without CUDA, and built with it on a host without a driver."""
 
 
-def failure_text(
+def failure_of(
     *,
     what: str,
     host: str,
@@ -330,8 +338,8 @@ def failure_text(
     cause: str = "",
     note: str = "",
     reported: bool = False,
-) -> str:
-    """Return the text of a program that failed: its cause, where it happened, then as much context as fits.
+) -> Outcome:
+    """Return the failure of a program: its cause, where it happened, and context, each no longer than a text may be.
 
     Args:
         what: The program as a person calls it.
@@ -346,23 +354,31 @@ def failure_text(
         reported: ``rank`` and ``returncode`` come from a starter in whose output the ranks' own words are.
     """
     words = _of_reported(said, rank, returncode) if reported else last_words(said, returncode)
-    end = UNKNOWN_END if returncode is None else describe_status(returncode, oom_kills)
-    place = f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode}): {end}{note}"
     number = signal_of(returncode or 0)
     killed = bool(oom_kills) or number not in (0, signal.SIGABRT)
-    line = lack_of_memory(oom_kills, host) if oom_kills else "" if killed else cause or words.line
+    line = "" if killed else cause or words.line
     found = words.died_of
     cause = found.cause if found is not None else line
     library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in "".join(found.frames))
-    remedy = EMULATE if library and _NO_GPU.search(cause) else ""
+    made = Outcome(
+        FAILED,
+        exit_status(returncode or 0),
+        host,
+        "" if killed else shorten(cause),
+        rank,
+        lack_of_memory(oom_kills, host) if oom_kills else "",
+        place_of(what, host, mode, rank),
+        UNKNOWN_END if returncode is None else f"{describe_status(returncode, oom_kills)}{note}",
+        (EMULATE,) if library and _NO_GPU.search(cause) else (),
+    )
     if found is not None and not killed:
-        return _fit("\n".join(filter(None, (cause, place, remedy))), found)
+        return made._replace(frames=shorten("\n".join(found.frames)), message=shorten("\n".join(found.exception)))
     earlier = words.earlier or (found.cause if found is not None else "")
     last = _shown(_text(said.output))
     if line and len(last) == 1 and last[0].strip().startswith(line[:_LINE_LIMIT]):
         last = []  # it is the cause itself
-    parts = [line, place, remedy, f"{EARLIER}{earlier}" if earlier else "", *last]
-    return shorten("\n".join(part for part in parts if part))
+    notes = (*made.notes, shorten(f"{EARLIER}{earlier}")) if earlier else made.notes
+    return made._replace(notes=notes, message=shorten("\n".join(last)))
 
 
 def _of_reported(said: Said, rank: int, returncode: int | None) -> LastWords:
@@ -403,17 +419,3 @@ def _shown(output: str) -> list[str]:
     lines = without_help(everything) or everything
     fault = next((at for at, line in enumerate(lines) if _FAULT.match(line)), None)
     return lines[-_LINES_BACK:] if fault is None else lines[fault : fault + _LINES_BACK]
-
-
-_FRAMES_LEAST = 200
-"""Characters that the innermost frames get in any case, where the message of the exception is long."""
-
-
-def _fit(head: str, found: Traceback) -> str:
-    """Put a failure text together: of what is too long the frames are cut first, then the message."""
-    frames, message = "\n".join(found.frames), "\n".join(found.exception)
-    room = names.FAILURE_TEXT_LIMIT - len(head) - 2
-    if len(frames) + len(message) > room:
-        message = shorten(message, max(room - min(len(frames), _FRAMES_LEAST), _FRAMES_LEAST))
-        frames = shorten(frames, max(room - len(message), _FRAMES_LEAST // 2))
-    return shorten("\n".join(part for part in (head, frames, message) if part))

@@ -1,4 +1,4 @@
-"""How a job ended: one value for every host, and the text that a person reads. Pure."""
+"""How a job ended: one record for every host, of which the text that a person reads is made at the end. Pure."""
 
 from __future__ import annotations
 
@@ -12,23 +12,66 @@ SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 
 
 class Outcome(NamedTuple):
-    """How a job ended.
+    """How a job ended. What is learned later is put into its field; the text is made where it is written.
 
     Attributes:
         kind: SUCCEEDED, FAILED or STOPPED.
         status: Exit status of every host.
         host: Host where it happened.
-        text: The failure text, cause first; ``""`` for a success.
-        cause: First line of the failure text that the launcher made, also where ``text`` is the user's own.
+        cause: Why; ``""`` if nothing but the end of the program says it.
         rank: Process that failed first; -1 if that is not known.
+        memory: What the kernel's counter says, before any cause; ``""`` if it says nothing.
+        place: The program that ended, its host, rank and mode; ``""`` if the end is not that of a program.
+        end: How that program ended; UNKNOWN_END until its status is known.
+        notes: Lines about the cause and the end.
+        frames: Where an exception was raised.
+        message: The whole message of the exception, or the last lines that were printed.
+        own: The user's own failure text, which stands for all of the above.
+        stopped: By what the job was stopped; ``""`` if a failure says it all.
+        unsaved: What a stopped job did not save; it ends the first line.
     """
 
     kind: str
     status: int = 0
     host: str = ""
-    text: str = ""
     cause: str = ""
     rank: int = -1
+    memory: str = ""
+    place: str = ""
+    end: str = ""
+    notes: Sequence[str] = ()
+    frames: str = ""
+    message: str = ""
+    own: str = ""
+    stopped: str = ""
+    unsaved: str = ""
+
+    @property
+    def account(self) -> str:
+        """What the launcher says of it: of what is too long the frames are cut first, then the message."""
+        end = f"{self.place}: {self.end}" if self.place else ""
+        head = "\n".join(filter(None, (self.memory, self.cause, end, *self.notes)))
+        frames, message = self.frames, self.message
+        room = names.FAILURE_TEXT_LIMIT - len(head) - 2
+        if frames and len(frames) + len(message) > room:
+            message = shorten(message, max(room - min(len(frames), _FRAMES_LEAST), _FRAMES_LEAST))
+            frames = shorten(frames, max(room - len(message), _FRAMES_LEAST // 2))
+        text = "\n".join(filter(None, (head, frames, message)))
+        return shorten(text) if self.place else text
+
+    @property
+    def text(self) -> str:
+        """The failure text, cause first; ``""`` for a success."""
+        lines = (self.own or self.account).split("\n")
+        if self.stopped:
+            lines.insert(0, self.stopped)
+        if self.unsaved:
+            lines[0] += f"; {self.unsaved}"
+        return "\n".join(lines)
+
+
+_FRAMES_LEAST = 200
+"""Characters that the innermost frames get in any case, where the message of the exception is long."""
 
 
 def exit_status(wait_status: int) -> int:
@@ -67,13 +110,9 @@ def signal_of(returncode: int) -> int:
 _SIGNALS = frozenset(signal.Signals)
 
 
-LACK_OF_MEMORY = "out of memory: "
-"""How the sentence about the kernel's counter begins."""
-
-
 def lack_of_memory(oom_kills: int, host: str) -> str:
     """Return the sentence about the processes that the kernel killed."""
-    return f"{LACK_OF_MEMORY}the kernel killed {oom_kills} process(es) of host {host}"
+    return f"out of memory: the kernel killed {oom_kills} process(es) of host {host}"
 
 
 class Suspect(NamedTuple):
@@ -81,7 +120,7 @@ class Suspect(NamedTuple):
 
     Attributes:
         at: When the trouble began, in seconds of the leader's monotonic clock.
-        outcome: What its host knows: rank, status (0: not known) and the failure text from its own output.
+        outcome: What its host knows: rank, status (0: not known) and what its own output says.
         certain: It failed on its own account, by its traceback or its status.
     """
 
@@ -113,19 +152,18 @@ def earlier_failure(failure: Outcome, suspects: Sequence[Suspect]) -> Outcome:
 
 
 EARLY_END = "ended with exit status 0 while other ranks went on"
-"""The end of the sentence about a rank that ended too early for the others."""
-
-
-def early_end(what: str, host: str, mode: str, rank: int) -> str:
-    """Return the sentence about a rank that ended too early for the others."""
-    return f"{what} on host {host}, rank {rank} (mode {mode}): {EARLY_END}"
-
+"""The end of a rank that ended too early for the others."""
 
 UNKNOWN_END = "it failed"
-"""Where the status of a program is not known; ``with_status`` puts it there later."""
+"""The end of a program whose status is not known; ``with_status`` puts it there later."""
 
 EARLIER = "earlier it had printed: "
 """What stands before the cause of a traceback that the process did not die of."""
+
+
+def place_of(what: str, host: str, mode: str, rank: int = -1) -> str:
+    """Return the place of an end."""
+    return f"{what} on host {host}{f', rank {rank}' if rank >= 0 else ''} (mode {mode})"
 
 
 def with_status(outcome: Outcome, returncode: int) -> Outcome:
@@ -133,12 +171,13 @@ def with_status(outcome: Outcome, returncode: int) -> Outcome:
 
     A process that a signal ended did not die of the exception that its host took for the cause.
     """
-    lines = outcome.text.replace(f"): {UNKNOWN_END}", f"): {describe_status(returncode, 0)}", 1).splitlines()
-    place = next((at for at, line in enumerate(lines[:2]) if "): killed by " in line), 0)
-    if place and signal_of(returncode) != signal.SIGABRT and not lines[0].startswith(LACK_OF_MEMORY):
-        lines[:2] = [lines[1], f"{EARLIER}{lines[0]}"]
-    text = shorten("\n".join(lines))
-    return outcome._replace(status=exit_status(returncode), text=text, cause=text.partition("\n")[0])
+    outcome = outcome._replace(status=exit_status(returncode))
+    if outcome.end != UNKNOWN_END:
+        return outcome
+    outcome = outcome._replace(end=describe_status(returncode, 0))
+    if not outcome.cause or signal_of(returncode) in (0, signal.SIGABRT):
+        return outcome
+    return outcome._replace(cause="", notes=(f"{EARLIER}{outcome.cause}", *outcome.notes))
 
 
 def shorten(text: str, limit: int = names.FAILURE_TEXT_LIMIT) -> str:

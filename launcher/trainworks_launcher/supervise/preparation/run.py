@@ -117,9 +117,7 @@ class Preparation:
         outcome = self._verdict.of_command(step.what, code, tail, stopped)
         reason = "" if stopped else self._masker.text(reason_of(tail.read(), kept(self._plan)))
         if reason:
-            # A text that begins otherwise begins with the end of a traceback, of a build that pip started.
-            rest = outcome.text if outcome.text.startswith(step.what) else outcome.text.partition("\n")[2]
-            outcome = outcome._replace(text=shorten(f"{reason}\n{rest}"), cause=reason)
+            outcome = outcome._replace(memory="", cause=reason)  # before, it may be of a build that pip started
         status = 128 + stopped if stopped else step.status
         self._report(outcome._replace(kind=STOPPED if stopped else FAILED, status=status))
 
@@ -135,8 +133,8 @@ class Preparation:
 
     def _check_failed(self, failed: Sequence[str]) -> None:
         if failed:
-            text = "\n".join((f"a check of host {self._plan.host} failed: {failed[0]}", *failed[1:]))
-            self._report(Outcome(FAILED, names.EXIT_CHECK, self._plan.host, shorten(text)))
+            cause, more = f"a check of host {self._plan.host} failed: {failed[0]}", shorten("\n".join(failed[1:]))
+            self._report(Outcome(FAILED, names.EXIT_CHECK, self._plan.host, cause, message=more))
 
     def _code_is_here(self) -> None:
         """The code is on this host. If it was fetched, plan again with what it is: what refuses a local archive at the

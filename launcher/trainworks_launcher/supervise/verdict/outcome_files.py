@@ -70,7 +70,7 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
             "mode": mode,
             "host": outcome.host,
             "rank": outcome.rank if outcome.rank >= 0 else None,
-            "cause": outcome.cause or outcome.text.partition("\n")[0],
+            "cause": outcome.account.partition("\n")[0],
             "text": text,
         }
         # First the one by which a launcher of another job knows that the other is not its script's.

@@ -15,6 +15,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.plan.plan import NodePlan
 from trainworks_launcher.supervise.outcome.outcome import (
+    EARLY_END,
     FAILED,
     STOPPED,
     SUCCEEDED,
@@ -22,9 +23,9 @@ from trainworks_launcher.supervise.outcome.outcome import (
     Suspect,
     describe_status,
     earlier_failure,
-    early_end,
     exit_status,
     first_suspect,
+    place_of,
     signal_of,
     with_status,
 )
@@ -44,7 +45,7 @@ OWN_STARTER_SECONDS = 5.0
 
 
 class Verdict:
-    """Gathers what is known, and words it.
+    """Gathers what is known.
 
     Attributes:
         ranks: Ranks of this host; None where there are none.
@@ -74,11 +75,10 @@ class Verdict:
         if rank.status == 0:
             return Suspect(rank.ended_at, self._early_end(self._plan.host, rank.number), certain=False)
         certain = rank.status is not None or rank.has_traceback()
-        code = rank.status or 0
         found = self._failure(rank.status, rank.said(), rank.number)
         # The end of the rank that broke the connection may be seen a little later: its host may be busy.
         later = OTHER_HOST_SECONDS if self.died_of_a_peer(rank.number) else 0.0
-        return Suspect(rank.began_to_fail() + later, found._replace(status=exit_status(code)), certain)
+        return Suspect(rank.began_to_fail() + later, found, certain)
 
     def died_of_a_peer(self, rank: int) -> bool:
         """Return whether a rank of this host died of a connection that another rank broke.
@@ -141,11 +141,12 @@ class Verdict:
         else:
             found = self._of_program(what, code, tail)
             code = found.status
-        text = outcome_files.users_own_failure(self._base, self._masker) or found.text
+        own = outcome_files.users_own_failure(self._base, self._masker)
+        if own:
+            found = found._replace(own=own, frames="", message="")
         if stop_signal:
-            text = f"stopped by {signal.Signals(stop_signal).name}\n{text}"
-        kind = STOPPED if stop_signal else FAILED
-        return found._replace(kind=kind, status=exit_status(code), text=text)
+            found = found._replace(stopped=f"stopped by {signal.Signals(stop_signal).name}")
+        return found._replace(kind=STOPPED if stop_signal else FAILED, status=exit_status(code))
 
     def _of_starter(self, what: str, code: int, tail: Tail, report: Report) -> Outcome:
         """Return the failure of a rank whose words are somewhere in the output of its starter."""
@@ -186,8 +187,8 @@ class Verdict:
 
     def _early_end(self, host: str, rank: int, why: str = "") -> Outcome:
         """Return what is known of a rank that ended with status 0."""
-        cause = early_end(name_of_program(self._plan), host, self._plan.mode, rank)
-        return Outcome(SUCCEEDED, 0, host, "\n".join(filter(None, (cause, why))), cause, rank)
+        place = place_of(name_of_program(self._plan), host, self._plan.mode, rank)
+        return Outcome(SUCCEEDED, 0, host, rank=rank, place=place, end=EARLY_END, notes=(why,) if why else ())
 
     def another_host_knows(self, outcome: Outcome) -> bool:
         """Return whether a failure is only that another host's rank has gone, and that host may say why."""
@@ -214,9 +215,7 @@ class Verdict:
             return outcome
         if _has_younger(directory, self.started_at):
             return outcome
-        first, newline, rest = outcome.text.partition("\n")
-        note = f"no checkpoint was written: no file in {directory} is younger than the job"
-        return outcome._replace(text=f"{first}; {note}{newline}{rest}")
+        return outcome._replace(unsaved=f"no checkpoint was written: no file in {directory} is younger than the job")
 
     def lost_daemon(self, tail: Tail) -> str:
         """Return the host whose daemon mpirun lost; "" if that is not what it says. It may end with status 0 then."""
@@ -237,14 +236,14 @@ class Verdict:
         *,
         reported: bool = False,
     ) -> Outcome:
-        from trainworks_launcher.supervise.outcome.cause import failure_text  # only a failure needs it
+        from trainworks_launcher.supervise.outcome.cause import failure_of  # only a failure needs it
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
 
         now = memory.oom_kills()
         host = self._plan.host
         if self._plan.shell is not None and self._plan.shell.mounted:  # no launcher is there to tell of it
             host = mpirun_host(said.output) or host
-        text = failure_text(
+        return failure_of(
             what=what or name_of_program(self._plan),
             host=host,
             mode=self._plan.mode,
@@ -256,7 +255,6 @@ class Verdict:
             oom_kills=None if now is None or self._oom_kills is None else now - self._oom_kills,
             reported=reported,
         )
-        return Outcome(FAILED, exit_status(code or 0), host, text, text.partition("\n")[0], rank)
 
 
 _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
