@@ -8,7 +8,8 @@ import pytest
 
 from engine.helpers import LOGS, events_of, log_of
 from trainworks.engine.failures import Failure, explain, host_in, shorten
-from trainworks.engine.progress import FailedStep
+from trainworks.engine.progress import FailedStep, StepLog
+from trainworks.engine.protocol import StepEvent
 from trainworks.errors import BuildError, EngineError, EngineUnavailableError, OutputError, TrainworksError
 
 COMPONENTS = {"first": "python", "second": "metis"}
@@ -84,6 +85,25 @@ def test_a_failing_step_is_shown_with_status_and_last_lines(engine: str) -> None
         "    exit code: 3",
         "    unfinishederr",
     ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "  /tmp/build/csrc/softmax.cu:21:10: fatal error: cuda_profiler_api.h: No such file or directory",
+        '  kernel.cu(7): error: identifier "blockDimm" is undefined',
+        "csrc/x.cpp:3:1: error: expected unqualified-id before 'return'",
+    ],
+)
+def test_a_compilers_error_is_shown_before_the_traceback_of_what_started_it(said: str) -> None:
+    log = StepLog()
+    for text in (said, *(f"  File x.py, line {number}, in build_ext" for number in range(100))):
+        log.add(StepEvent(component="apex", step="RUN x", state="output", text=text))
+    log.add(StepEvent(component="apex", step="RUN x", state="failed", text="x: exit code: 1"))
+    made = Failure(target="wheels", engine="docker", status=1, step=log.failed, lines=(), daemon=True)
+    text = str(explain(made, alive=str, space=lambda: SPACE))
+    assert f"  the compiler's first errors:\n    {said.strip()}\n  its last lines:\n" in text
+    assert "line 99, in build_ext" in text
 
 
 def failure(*, lines: tuple[str, ...] = (), reason: str = "x: exit code: 1", engine: str = "docker") -> Failure:

@@ -248,6 +248,8 @@ def _paragraph(failure: Failure, headline: str) -> str:
     else:
         end = step.reason.strip() or f"{failure.engine} ended with status {failure.status}"
     last = f"\n  its last lines:{_indented(step.lines)}" if step.lines else "\n  it printed nothing"
+    if step.errors:
+        last = f"\n  the compiler's first errors:{_indented(tuple(map(str.strip, step.errors)))}{last}"
     return f"{first}\n  step: {shorten(step.step)}\n  end: {end}{last}"
 
 

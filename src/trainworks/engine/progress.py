@@ -218,14 +218,25 @@ def _one_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
+COMPILER_ERROR: Final = re.compile(r"(?:^|\s)\S+(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal |catastrophic )?error\b")
+"""A line of gcc 12 (``x.cpp:21:10: fatal error: ...``) or nvcc 13 (``x.cu(21): error: ...``)."""
+
+MOST_ERRORS: Final = 3
+
+
 @dataclass(frozen=True, kw_only=True)
 class FailedStep:
-    """The first step that failed: whose it is, the instruction, the engine's words, and its last lines."""
+    """The first step that failed: whose it is, the instruction, the engine's words, and its last lines.
+
+    Attributes:
+        errors: The first errors of a compiler that are not among the last lines, a traceback of its caller perhaps.
+    """
 
     component: str
     step: str
     reason: str
     lines: tuple[str, ...]
+    errors: tuple[str, ...] = ()
 
     @property
     def status(self) -> int | None:
@@ -247,6 +258,7 @@ class StepLog:
     failed: FailedStep | None = None
     running: StepEvent | None = None
     _tails: dict[tuple[str, str], deque[str]] = field(default_factory=dict)
+    _errors: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def add(self, event: StepEvent) -> None:
         """Take one event."""
@@ -255,16 +267,13 @@ class StepLog:
             case "output":
                 self.running = event
                 self._tails.setdefault(key, deque(maxlen=TAIL)).append(event.text)
+                if COMPILER_ERROR.search(event.text) and len(said := self._errors.setdefault(key, [])) < MOST_ERRORS:
+                    said.append(event.text)
             case "started":
                 self.running = event
             case "failed":
                 if self.failed is None:
-                    self.failed = FailedStep(
-                        component=event.component,
-                        step=event.step,
-                        reason=event.text,
-                        lines=tuple(self._tails.get(key, ())),
-                    )
+                    self.failed = self._failed(event.component, event.step, event.text)
             case _:
                 # Kept after the end too: buildah tells of a failure after it has begun a step of another stage.
                 pass
@@ -273,9 +282,12 @@ class StepLog:
         """Return the failed step, or the one that was running when the engine ended for a reason of its own."""
         if self.failed is not None or self.running is None:
             return self.failed
-        component, step = self.running.component, self.running.step
+        return self._failed(self.running.component, self.running.step, reason)
+
+    def _failed(self, component: str, step: str, reason: str) -> FailedStep:
         lines = tuple(self._tails.get((component, step), ()))
-        return FailedStep(component=component, step=step, reason=reason, lines=lines)
+        errors = tuple(line for line in self._errors.get((component, step), ()) if line not in lines)
+        return FailedStep(component=component, step=step, reason=reason, lines=lines, errors=errors)
 
 
 class StepTally:
