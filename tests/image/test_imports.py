@@ -58,6 +58,14 @@ def test_everything_can_be_imported(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
+    """As `amp_C` of apex: the loader finds libc10.so where torch has loaded it."""
+    linked = "import sys\nif 'torch' not in sys.modules: raise ImportError('libc10.so: cannot open shared object file')"
+    assert ask(tmp_path, kernels=linked, torch="").stdout == ""
+    missing = "raise ImportError('libcuda_of_another.so.1: cannot open shared object file')"
+    assert "libcuda_of_another" in ask(tmp_path, other=missing).stdout
+
+
 def test_every_failure_is_named(tmp_path: Path) -> None:
     sources = {"first": "import nowhere", "second": "raise SystemExit('no')", "third": "x = 1"}
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

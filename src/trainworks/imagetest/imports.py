@@ -82,6 +82,17 @@ def failure(name: str, reason: str, *, module: str = "", library: str = "") -> I
     return {"name": name, "version": version, "reason": reason, "module": module, "library": library}
 
 
+def import_as_scripts_do(module: str) -> None:
+    """Import a module; after torch if it is linked with torch's libraries, which only torch knows where to find."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        if not re.match(r"lib(c10|torch)\w*\.so", str(error)):
+            raise
+        importlib.import_module("torch")
+        importlib.import_module(module)
+
+
 def failure_of(name: str) -> ImportFailure | None:
     """Import what a distribution has installed, and return why that fails; ``None`` where it does not."""
     try:
@@ -91,7 +102,7 @@ def failure_of(name: str) -> ImportFailure | None:
     modules = modules_of(distribution.files or ())
     for module in modules:
         try:
-            importlib.import_module(module)
+            import_as_scripts_do(module)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
             missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
             if is_plugin_without_host(distribution, missing) or any(library in str(error) for library in DRIVER):
