@@ -203,14 +203,20 @@ def without_builds(path: Path, builds: Mapping[str, str], directory: Path) -> Pa
     return copy
 
 
-def losing() -> dict[str, str]:
-    """Return the distributions that lack what they require, in the version that they accept: name to the first one."""
-    from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
-
+def distributions() -> dict[str, metadata.Distribution]:
+    """Return the distributions that this Python has, by name; of two of one name the first is imported."""
     found: dict[str, metadata.Distribution] = {}
     for each in metadata.distributions():
         if each.metadata["Name"]:
             found.setdefault(_normalised(each.metadata["Name"]), each)
+    return found
+
+
+def losing() -> dict[str, str]:
+    """Return the distributions that lack what they require, in the version that they accept: name to the first one."""
+    from pip._vendor.packaging.requirements import Requirement  # type: ignore[import-not-found, unused-ignore]
+
+    found = distributions()
     lacking: dict[str, str] = {}
     for name, each in found.items():
         for text in each.requires or ():
@@ -225,13 +231,6 @@ def losing() -> dict[str, str]:
             if not fits:
                 lacking.setdefault(name, f"{wanted.name}{wanted.specifier}")
     return lacking
-
-
-def installed() -> dict[str, str]:
-    """Return the version of each distribution that this Python has, by name."""
-    return {
-        _normalised(each.metadata["Name"]): each.version for each in metadata.distributions() if each.metadata["Name"]
-    }
 
 
 def mend(pip: Sequence[str], before: Mapping[str, str], kept: Mapping[str, str], brought: Path) -> str:
@@ -416,11 +415,13 @@ def main(arguments: Sequence[str]) -> int:
         constraints = Path(directory, "constraints.txt")
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()), encoding="utf-8")
         pip += ["--constraint", str(constraints)]
-        lacking, there = losing(), installed()
+        lacking = losing()
+        there = {name: each.version for name, each in distributions().items()}
         status = subprocess.run(pip, check=False).returncode
         if status != 0:
             return status
-        new = [f"{name}=={version}\n" for name, version in installed().items() if there.get(name) != version]
+        now = {name: each.version for name, each in distributions().items()}
+        new = [f"{name}=={version}\n" for name, version in now.items() if there.get(name) != version]
         brought = Path(directory, "brought.txt")
         brought.write_text("".join(new), encoding="utf-8")
         wrong = mend(pip, lacking, kept, brought)

@@ -252,12 +252,20 @@ class _Search:
         pip takes the newest release of what is not installed, and moves what is installed if that release asks for it.
         uv stays with what it prefers, and takes an older newcomer.
         """
-        newcomers = {name: Version(version) for name, version in versions.items() if name not in self._installed}
+        newcomers = {
+            name: Version(version)
+            for name, version in versions.items()
+            if name not in self._installed and _is_version(version)
+        }
         try:
             newest = self._versions(self._lines, preferring=False)[0]
         except LockError:
             return {}
-        raised = {name: text for name, text in newest.items() if name in newcomers and Version(text) > newcomers[name]}
+        raised = {
+            name: version
+            for name, version in newest.items()
+            if name in newcomers and _is_version(version) and Version(version) > newcomers[name]
+        }
         if not raised or self._is_possible(self._lines, raised):
             return raised
         floors: dict[str, str] = {}
