@@ -78,6 +78,18 @@ def test_a_second_build_runs_no_step(image: BuiltByCommand) -> None:
     assert json.loads(done.stdout)["identifier"] == image.report["identifier"]
 
 
+def test_checks_that_an_unchanged_image_has_passed_are_not_asked_again(image: BuiltByCommand) -> None:
+    done = subprocess.run(build_command(image.engine.name), capture_output=True, text=True, check=True, timeout=300)
+    again = json.loads(done.stdout)
+    assert (again["identifier"], again["checks"], again["tested"]) == (
+        image.report["identifier"],
+        image.report["checks"],
+        image.report["tested"],
+    )
+    assert f"{len(again['checks'])} checks passed on {again['tested']}, nothing changed since" in done.stderr
+    assert not any(line.startswith("ok  ") for line in done.stderr.splitlines())
+
+
 def test_a_change_of_the_launcher_rebuilds_only_the_last_layers(image: BuiltByCommand, tmp_path: Path) -> None:
     copied_checkout(tmp_path)
     changed = tmp_path / "launcher" / "trainworks_launcher" / "contract" / "names.py"

@@ -15,6 +15,7 @@ from pathlib import Path
 from trainworks.build.base import ensure_base
 from trainworks.build.context import context_folder, replace_output, write_context
 from trainworks.build.order import BuildOptions
+from trainworks.build.tested import CheckMemory, PassedChecks
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.errors import ImageTestError
@@ -72,6 +73,7 @@ class ImageResult:
         base_seconds: How long the base image took.
         unchanged: Whether the engine had an image of the same inputs, and nothing was built.
         checks: One result for each check; ``None`` where the image was not tested.
+        tested: When they were asked (UTC, ISO 8601); ``""`` where the image was not tested.
         looked_at: Whether the image was there, and nothing was to be built.
     """
 
@@ -81,6 +83,7 @@ class ImageResult:
     base_seconds: float = 0
     unchanged: bool = False
     checks: tuple[CheckResult, ...] | None = None
+    tested: str = ""
     looked_at: bool = False
 
     @property
@@ -107,7 +110,9 @@ class ImageResult:
             "base_seconds": round(self.base_seconds, 2),
             "engine": asdict(self.engine.probe()),
         }
-        return values if self.checks is None else {**values, "checks": [asdict(each) for each in self.checks]}
+        if self.checks is None:
+            return values
+        return {**values, "tested": self.tested, "checks": [asdict(each) for each in self.checks]}
 
 
 def build_image(
@@ -115,7 +120,8 @@ def build_image(
 ) -> ImageResult:
     """Build an image and test it, as far as ``options.until`` says.
 
-    Where the engine has an image of this name that was built from the very same inputs, that one is the result.
+    Where the engine has an image of this name that was built from the very same inputs, that one is the result. Checks
+    that this image has passed are not asked again (``build.tested``), unless ``options.test_again``.
 
     Args:
         spec: What to build.
@@ -139,13 +145,18 @@ def build_image(
     grown = f", {megabytes(image.size - spec.extends.size)} more than its base" if spec.extends else ""
     how = "nothing changed since this image was built" if unchanged else f"built in {seconds:.1f} s with {engine.name}"
     say(f"{spec.tags[0]}  {image.identifier}  {megabytes(image.size)}{grown}  {how}")
+    checked = None
+    if options.until == "test":
+        checked = None if options.test_again else _passed_before(spec, image, engine)
+        checked = checked or test_image(spec, image, engine, junit=options.junit, every_line=options.verbose)
     return ImageResult(
         image=image,
         engine=engine,
         seconds=seconds,
         base_seconds=based - started,
         unchanged=unchanged,
-        checks=test_image(spec, image, engine, options.junit) if options.until == "test" else None,
+        checks=checked.results if checked else None,
+        tested=checked.when if checked else "",
     )
 
 
@@ -194,8 +205,28 @@ def fill_context(spec: ImageSpec, folder: Path) -> None:
         say(f"  from this machine's own folders: {', '.join(found)}")
 
 
-def test_image(spec: ImageSpec, image: BuiltImage, engine: Engine, junit: Path | None) -> tuple[CheckResult, ...]:
-    """Run each check on an image: one line for each as soon as it is known, and a line that sums up."""
+def _passed_before(spec: ImageSpec, image: BuiltImage, engine: Engine) -> PassedChecks | None:
+    before = _check_memory(spec, image, engine).passed()
+    if before is not None:
+        say(
+            f"{len(before.results)} checks passed on {before.when}, nothing changed since: "
+            f"`python build.py check --image {spec.tags[0]}` asks them again"
+        )
+    return before
+
+
+def test_image(
+    spec: ImageSpec, image: BuiltImage, engine: Engine, *, junit: Path | None, every_line: bool
+) -> PassedChecks:
+    """Run each check on an image: one line for each as soon as it is known, and a line that sums up.
+
+    Args:
+        spec: What the image should be.
+        image: The image.
+        engine: The engine that has it.
+        junit: File that gets the results as JUnit XML; ``None`` for no file.
+        every_line: Whether a terminal keeps the lines of checks that pass, as a log always does.
+    """
     # Only here: pytest takes a while to load, and a build that stops earlier does not need it.
     from trainworks.imagetest.run import run_checks
 
@@ -203,7 +234,9 @@ def test_image(spec: ImageSpec, image: BuiltImage, engine: Engine, junit: Path |
     with DISPLAY.task("checking", len(set(spec.checks)), "checks", log=False) as task:
 
         def report(outcome: CheckResult) -> None:
-            say(line(outcome, width=width))
+            if every_line or not outcome.passed or not DISPLAY.live:
+                say(line(outcome, width=width))
+            task.note = outcome.component
             task.advance()
 
         results = run_checks(
@@ -211,4 +244,8 @@ def test_image(spec: ImageSpec, image: BuiltImage, engine: Engine, junit: Path |
         )
     failed = sum(not outcome.passed for outcome in results)
     say(f"{len(results) - failed} checks passed, {failed} failed")
-    return results
+    return _check_memory(spec, image, engine).remember(results)
+
+
+def _check_memory(spec: ImageSpec, image: BuiltImage, engine: Engine) -> CheckMemory:
+    return CheckMemory(image, engine, spec.checks, forbidden=spec.forbidden, base=spec.extends, environment=os.environ)

@@ -61,6 +61,7 @@ def check_image(name: str, session: BuildSession, *, engine_name: str | None, ju
     if image.labels.get(INPUTS_LABEL) != rendering.digest:
         say(f"{reference} was not built from this checkout as it is now: what changed since may fail")
     spec = image_spec(plan, rendering, session)
+    checked = test_image(spec, image, engine, junit=junit, every_line=True)
     return ImageResult(
-        image=image, engine=engine, checks=test_image(spec, image, engine, junit), seconds=0, looked_at=True
+        image=image, engine=engine, checks=checked.results, tested=checked.when, seconds=0, looked_at=True
     )

@@ -19,7 +19,8 @@ class BuildOptions:
         output: Folder that gets the build context and keeps it; ``None``: a private one that is removed.
         junit: File that gets the results of the image tests as JUnit XML; ``None`` for no file.
         no_cache: Whether every step is built again.
-        verbose: Whether every line that the build prints is shown.
+        verbose: Whether every line that the build prints is shown, and on a terminal every check that passes.
+        test_again: Whether an image that has passed its checks is asked again.
     """
 
     until: Stage = "test"
@@ -28,6 +29,7 @@ class BuildOptions:
     junit: Path | None = None
     no_cache: bool = False
     verbose: bool = False
+    test_again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

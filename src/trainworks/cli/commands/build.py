@@ -276,6 +276,7 @@ def _order(options: Namespace) -> BuildOrder:
         junit=options.junit,
         no_cache=options.no_cache,
         verbose=options.verbose,
+        test_again=options.record or options.junit is not None,
         mirror=options.mirror,
         offline=options.offline,
         strict=options.strict,

@@ -156,6 +156,7 @@ def run(options: Namespace, root: Path) -> int:
         junit=options.junit,
         no_cache=options.no_cache,
         verbose=options.verbose,
+        test_again=options.junit is not None,
     )
     done = extend(request, root, os.environ)
     put_result(options.format, done.report, done.text)

@@ -1,0 +1,81 @@
+"""Which images have passed their checks on this machine, so that an image that is there is not asked twice.
+
+An engine's identifier is the digest of an image's configuration, which holds the digests of its layers: the same
+identifier is the same image. The results count while all else that decides them is the same too: the checks, the texts
+that must not be inside, the base, the engine, and every line of this package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import trainworks
+from trainworks.engine.protocol import BuiltImage, Engine
+from trainworks.host.cache import cache_folder, write_cached
+from trainworks.imagetest.results import CheckResult
+from trainworks.plan.checks import Check
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedChecks:
+    """The results of an image that passed every check, and when that was (UTC, ISO 8601, to the second)."""
+
+    results: tuple[CheckResult, ...]
+    when: str
+
+
+class CheckMemory:
+    """What one image was asked before, in this user's cache (``host.cache``)."""
+
+    def __init__(
+        self,
+        image: BuiltImage,
+        engine: Engine,
+        checks: tuple[Check, ...],
+        *,
+        forbidden: tuple[str, ...],
+        base: BuiltImage | None,
+        environment: Mapping[str, str],
+    ) -> None:
+        """Find the place of the results; arguments as of ``imagetest.run.run_checks``."""
+        probe = engine.probe()
+        decides = (
+            *(image.identifier, base.identifier if base else "", probe.name, probe.version),
+            *(repr(check) for check in checks),
+            *sorted(forbidden),
+            _own_code(),
+        )
+        name = hashlib.sha256("\0".join(decides).encode()).hexdigest()
+        self._path = cache_folder(environment, "tested", f"{name}.json")
+
+    def passed(self) -> PassedChecks | None:
+        """Return what passed before; ``None`` where nothing is known, or the file cannot be read."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads(self._path.read_bytes())
+            return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
+        return None
+
+    def remember(self, results: tuple[CheckResult, ...]) -> PassedChecks:
+        """Keep results that all passed; a cache that cannot be written keeps nothing."""
+        now = PassedChecks(results=results, when=datetime.now(UTC).isoformat(timespec="seconds"))
+        if results and all(each.passed for each in results):
+            with suppress(OSError):
+                write_cached(self._path, json.dumps(asdict(now)).encode())
+        return now
+
+
+@cache
+def _own_code() -> str:
+    """Return the digest of this package's source."""
+    package = Path(trainworks.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()

@@ -1,0 +1,91 @@
+"""What is remembered of an image that passed its checks, and what makes that worth nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from trainworks.build.tested import CheckMemory
+from trainworks.engine.protocol import BuiltImage, Engine, EngineInformation
+from trainworks.imagetest.results import CheckResult
+from trainworks.plan.checks import Check, ImportCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+IMAGE = BuiltImage(reference="name:1", identifier="sha256:1", size=1, labels={}, environment={})
+CHECKS = (ImportCheck(component="pytorch", module="torch"), ImportCheck(component="mpi4py", module="mpi4py"))
+PASSED = tuple(
+    CheckResult(component=check.component, title=f"import {check.module} succeeds", passed=True, detail="", seconds=0.5)
+    for check in CHECKS
+)
+
+
+@dataclass
+class Probed:
+    """The one thing that is asked of an engine."""
+
+    version: str = "1.0"
+
+    def probe(self) -> EngineInformation:
+        return EngineInformation(name="docker", version=self.version, program="/usr/bin/docker")
+
+
+def memory(
+    cache: Path,
+    *,
+    image: BuiltImage = IMAGE,
+    engine: object = None,
+    checks: tuple[Check, ...] = CHECKS,
+    forbidden: tuple[str, ...] = ("a-proxy", "an-index"),
+    base: BuiltImage | None = None,
+) -> CheckMemory:
+    environment: Mapping[str, str] = {"XDG_CACHE_HOME": str(cache)}
+    probed = cast("Engine", engine or Probed())
+    return CheckMemory(image, probed, checks, forbidden=forbidden, base=base, environment=environment)
+
+
+def test_what_passed_is_known_with_its_time(tmp_path: Path) -> None:
+    assert memory(tmp_path).passed() is None
+    kept = memory(tmp_path).remember(PASSED)
+    assert memory(tmp_path, forbidden=("an-index", "a-proxy")).passed() == kept
+    assert kept.results == PASSED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"image": replace(IMAGE, identifier="sha256:2")},
+        {"engine": Probed(version="1.1")},
+        {"checks": CHECKS[:1]},
+        {"checks": (*CHECKS[:1], replace(CHECKS[1], module="mpi4py.MPI"))},
+        {"forbidden": ("another-proxy",)},
+        {"base": IMAGE},
+    ],
+)
+def test_anything_that_decides_a_result_makes_it_unknown(tmp_path: Path, other: dict[str, object]) -> None:
+    memory(tmp_path).remember(PASSED)
+    assert memory(tmp_path, **other).passed() is None  # type: ignore[arg-type]
+
+
+def test_a_failure_or_nothing_is_not_kept(tmp_path: Path) -> None:
+    memory(tmp_path).remember(())
+    memory(tmp_path).remember((PASSED[0], replace(PASSED[1], passed=False, detail="why")))
+    assert memory(tmp_path).passed() is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"results": [{}], "when": ""}', '{"results": []}'])
+def test_a_broken_file_is_as_none(tmp_path: Path, content: str) -> None:
+    memory(tmp_path).remember(PASSED)
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(content, encoding="utf-8")
+    assert memory(tmp_path).passed() is None
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / "trainworks").write_text("a file in the place of the folder", encoding="utf-8")
+    assert memory(tmp_path).remember(PASSED).results == PASSED
+    assert memory(tmp_path).passed() is None
