@@ -27,26 +27,16 @@ from trainworks_launcher.given.environment import PROGRAMS, Devices, Environment
 from trainworks_launcher.given.manifest import Instance, Manifest
 from trainworks_launcher.job.job import Job, make_job
 from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
-from trainworks_launcher.job.placement import version_of
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import NodePlan
-from trainworks_preflight.advice import CUDA_COMPONENTS, Advice, Data, Situation, advise
-from trainworks_preflight.distribution import Group, Translation, translate
+from trainworks_preflight.advice import CUDA_COMPONENTS, SMP_MODE, Advice, Data, Situation, advise
+from trainworks_preflight.distribution import Group, Translation, is_trainers, translate
 from trainworks_preflight.facts import Facts, InstanceFacts
 from trainworks_preflight.inputs import Inputs
-from trainworks_preflight.script import (
-    Finding,
-    check_compiler,
-    check_devices,
-    check_operators,
-    check_script,
-    read_script,
-)
+from trainworks_preflight.script import Finding, check_devices, check_model_parallel, check_script, read_script
+from trainworks_preflight.sdk import Case, ask
 
 _COMPONENT_OF: Mapping[str, str] = MappingProxyType({"pytorch": "torch", "tensorflow": "tensorflow", "mxnet": "mxnet"})
-_LOADS_BACKENDS = (2, 5)
-"""From this PyTorch on, ``import torch`` loads the backends that are installed (PyTorch's release notes)."""
-
 _COMPILER = "compiler"  # the image manifest's name of that component
 _TAKEN_TO_BE_THERE = ("cuda", "torch_xla", "mpi4py", names.OPEN_MPI, "smp", "smddp")
 
@@ -96,12 +86,15 @@ def check(parsed: Parsed) -> Result:
         inputs.problems.append(Problem("is not a dict", "option --hyperparameters", 'for example {"epochs": 3}'))
         user = {}
     framework = value_of(parsed, "--framework", "pytorch")
-    translation = translate(inputs.distribution(), groups, inputs.facts, entry, framework)
+    distribution = inputs.distribution()
+    translation = translate(distribution, groups, framework)
     data = inputs.data()
     usable = not inputs.problems and bool(groups)
-    problems = [*inputs.problems, *translation.refused, *translation.problems]
+    problems = [*inputs.problems, *translation.problems]
     if not usable:
         return Result(problems=tuple(problems), warnings=(*dict.fromkeys(inputs.warnings), *translation.warnings))
+    translation, assumed = _by_the_sdk(parsed, distribution, groups, entry, translation)
+    problems = [*inputs.problems, *translation.problems]
     sent = {**user, **translation.hyperparameters}
     environment = _environment(parsed, inputs.facts, groups, sent, folder, entry)
     problems += _other_processors(environment.manifest, groups, inputs.facts)
@@ -111,8 +104,27 @@ def check(parsed: Parsed) -> Result:
         problems=(*problems, *result.problems),
         warnings=tuple(dict.fromkeys((*inputs.warnings, *_sizes(sent), *result.warnings))),
         hyperparameters=sent,
-        assumptions=_assumptions(parsed, environment, inputs.facts),
+        assumptions=(*_assumptions(parsed, environment, inputs.facts), *assumed),
     )
+
+
+def _by_the_sdk(
+    parsed: Parsed, distribution: Json, groups: Sequence[Group], entry: str, ours: Translation
+) -> tuple[Translation, tuple[str, ...]]:
+    """Return what the SDK itself sends or refuses; our translation, and an assumption, where it cannot be asked."""
+    if not isinstance(distribution, dict) or not distribution or is_trainers(distribution):
+        return ours, ()
+    framework, version = value_of(parsed, "--framework", "pytorch"), value_of(parsed, "--framework-version")
+    unknown = framework == "tensorflow" and not version
+    answers = None if unknown else ask((Case(distribution, groups, entry, framework, version),))
+    if not answers:
+        why = "it needs --framework-version" if unknown else "version 2 of sagemaker is not installed here"
+        return ours, (f"the SDK was not asked whether it takes the distribution: {why}",)
+    (answer,) = answers
+    if answer.refused:
+        problem = Problem(f"the SDK refuses it: {answer.refused}", "distribution", "")
+        return replace(ours, problems=(*ours.problems, problem)), ()
+    return replace(ours, hyperparameters=answer.sent), ()
 
 
 def _sizes(sent: Mapping[str, Json]) -> tuple[str, ...]:
@@ -167,29 +179,38 @@ def _plan(
     )
     findings: tuple[Finding, ...] = ()
     if script.suffix == ".py":
-        torchrun = placement.mode == "torch_distributed"
         parsed = read_script(script.read_text(encoding="utf-8", errors="replace"))
-        findings = check_script(
-            parsed,
-            placement.mode,
-            placement.instance_type,
-            row.smp_loader_workers or situation.open_library,
-            torchrun,
-            tuple(user),
-            backend_known=situation.open_library and version_of(environment, "torch") >= _LOADS_BACKENDS,
-        )
+        findings = check_script(parsed, arguments=tuple(user), compiled=_not_compiled(environment.manifest))
+        if placement.mode == SMP_MODE:  # torchrun starts the library's second version, which is another one
+            findings += check_model_parallel(
+                parsed,
+                placement.instance_type,
+                gpus=bool(row.instance.gpus),
+                loader_workers=row.smp_loader_workers or situation.open_library,
+                installs=any(plan.requirements for plan in plans),
+            )
         if placement.mode.startswith("smdistributed.") and not row.instance.gpus:
             findings += check_devices(parsed, placement.instance_type)
-        for missing in environment.manifest.missing:
-            if missing.component == _COMPILER:
-                findings += check_compiler(parsed, missing.cost)
-        findings += check_operators(parsed, environment.manifest.compiled_by)
     return Result(
         warnings=(*translation.warnings, *dict.fromkeys(text for plan in plans for text in plan.warnings)),
         job=job,
         plans=plans,
         advice=advise(situation, facts, findings),
     )
+
+
+def _not_compiled(manifest: Manifest) -> dict[str, str]:
+    """Return what a script may call that compiles code while the job runs -> why this image cannot."""
+    found = {
+        name: f"the image has no compiler: {missing.cost}"
+        for missing in manifest.missing
+        if missing.component == _COMPILER
+        for name in ("torch.compile", "triton")
+    }
+    for name, component in manifest.compiled_by.items():
+        why = "it may compile code for GPUs when it is first used, and the image has no"
+        found[name.replace("-", "_")] = f"{why} {component}: take one that was built --with {component}"
+    return found
 
 
 def _host_names(groups: Sequence[Group]) -> tuple[tuple[str, ...], ...]:

@@ -1,14 +1,15 @@
-"""What a training script gives away without being run: its calls, its options, its data loaders. Pure.
+"""What a training script gives away without being run: steps of smp that it misses, and its options. Pure.
 
-The script is parsed (``ast``), never executed or imported. What is found becomes advice for the mode that is to start
-it; a script that does not parse is advice as well, because it would fail after the cluster has started.
+The script is parsed (``ast``), never executed or imported. The rules are those of AWS's page on PyTorch scripts for smp
+(SageMaker developer guide), and what costs paid time and no other tool says: a hyperparameter that argparse refuses,
+code that this image cannot compile. A script that does not parse is advice as well: it would fail on every host.
 """
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Iterator, Mapping
+from typing import Iterable, Iterator, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,21 @@ class Finding:
 
 @dataclass(frozen=True)
 class Call:
-    """A call by its whole dotted name ("torch.utils.data.DataLoader"), with the keywords it is given."""
+    """A call by its whole dotted name ("torch.utils.data.DataLoader").
+
+    Attributes:
+        name: The name; empty parts stand for what is not a name, as in ``scale(loss).backward``.
+        line: Its line.
+        keywords: Keyword -> value; "**" stands for keywords that cannot be seen.
+        arguments: The values without a keyword.
+        in_step: It is in a function that ``smp.step`` decorates.
+    """
 
     name: str
     line: int
     keywords: Mapping[str, ast.expr]
     arguments: tuple[ast.expr, ...] = ()
+    in_step: bool = False
 
     @property
     def last(self) -> str:
@@ -45,6 +55,12 @@ class Call:
         value = self.keywords.get(keyword)
         return value.value if isinstance(value, ast.Constant) else None
 
+    def words(self) -> tuple[str, ...]:
+        """Return the texts among its values."""
+        values = (*self.arguments, *self.keywords.values())
+        found = (value.value for value in values if isinstance(value, ast.Constant))
+        return tuple(value for value in found if isinstance(value, str))
+
 
 @dataclass(frozen=True)
 class Script:
@@ -53,16 +69,18 @@ class Script:
     Attributes:
         modules: Whole name of each import -> line.
         calls: Calls and decorators, in the order of the file.
+        wrapped: Names that a ``DistributedModel`` is assigned to.
         problem: Why it could not be parsed, else None.
     """
 
     modules: Mapping[str, int]
     calls: tuple[Call, ...]
+    wrapped: frozenset[str] = frozenset()
     problem: Finding | None = None
 
-    def imports(self, module: str) -> bool:
-        """Return whether a module, or something in it, is imported."""
-        return any(name == module or name.startswith(f"{module}.") for name in self.modules)
+    def imports(self, module: str) -> tuple[int, ...]:
+        """Return the lines on which a module, or something in it, is imported."""
+        return tuple(line for name, line in self.modules.items() if f"{name}.".startswith(f"{module}."))
 
     def called(self, last: str) -> tuple[Call, ...]:
         """Return the calls whose dotted name ends with ``last``, as ``torch.save`` with ``save``."""
@@ -76,22 +94,39 @@ def read_script(text: str) -> Script:
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 0) or 0
         reason = getattr(error, "msg", str(error))
-        return Script({}, (), Finding(f"this Python cannot parse it: {reason}", "it would fail on every host", line))
+        problem = Finding(f"this Python cannot parse it: {reason}", "it would fail on every host", line)
+        return Script({}, (), problem=problem)
     names = dict(_imported(tree))
     modules: dict[str, int] = {}
     for whole, line in names.values():
         modules.setdefault(whole, line)
+    nodes = tuple(ast.walk(tree))
     calls: list[Call] = []
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            plain = [each for each in node.decorator_list if not isinstance(each, ast.Call)]
-            calls += [Call(_whole_name(each, names), each.lineno, {}) for each in plain]
+    in_step: set[ast.AST] = set()
+    for node in nodes:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        for each in node.decorator_list:
+            name = _whole_name(each.func if isinstance(each, ast.Call) else each, names)
+            if name == f"{_SMP}.step":
+                in_step.update(ast.walk(node))
+            if not isinstance(each, ast.Call):
+                calls.append(Call(name, each.lineno, {}))
+    for node in nodes:
         if isinstance(node, ast.Call):
-            keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-            if any(keyword.arg is None for keyword in node.keywords):
-                keywords["**"] = node.func  # unknown keywords: none can be said to be missing
-            calls.append(Call(_whole_name(node.func, names), node.lineno, keywords, tuple(node.args)))
-    return Script(modules, tuple(sorted(calls, key=lambda call: call.line)))
+            keywords = {keyword.arg or "**": keyword.value for keyword in node.keywords}
+            name = _whole_name(node.func, names)
+            calls.append(Call(name, node.lineno, keywords, tuple(node.args), node in in_step))
+    return Script(modules, tuple(sorted(calls, key=lambda call: call.line)), frozenset(_wrapped(nodes, names)))
+
+
+def _wrapped(nodes: Iterable[ast.AST], names: Mapping[str, tuple[str, int]]) -> Iterator[str]:
+    for node in nodes:
+        if (
+            isinstance(node, ast.Assign)
+            and _whole_name(getattr(node.value, "func", node.value), names) == f"{_SMP}.DistributedModel"
+        ):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -121,59 +156,27 @@ def _whole_name(node: ast.expr, names: Mapping[str, tuple[str, int]]) -> str:
     return ".".join(reversed(parts))
 
 
-_FRAMEWORKS = (
-    "accelerate",
-    "deepspeed",
-    "lightning",
-    "pytorch_lightning",
-    "transformers",
-    "composer",
-    "ray",
-    "fairscale",
-)
-"""Packages that set the process group and the libraries up by themselves."""
-
-
-def _sets_up_itself(script: Script) -> bool:
-    """Return whether the script must do it itself: it uses torch, and no package that does it."""
-    return script.imports("torch") and not any(script.imports(name) for name in _FRAMEWORKS)
-
-
 _SMP = "smdistributed.modelparallel.torch"
-_SMDDP = "smdistributed.dataparallel.torch"
 
 
 def check_script(
-    script: Script,
-    mode: str,
-    instance_type: str,
-    loader_workers: bool,
-    torchrun: bool,
-    arguments: tuple[str, ...],
-    *,
-    backend_known: bool = False,
+    script: Script, *, arguments: Sequence[str] = (), compiled: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
-    """Find advice for one mode.
+    """Find what would fail in any mode.
 
     Args:
         script: The training script.
-        mode: A name of ``registry.MODES``.
-        instance_type: Instance type of the hosts.
-        loader_workers: Data loaders may have worker processes under smp on this instance type.
-        torchrun: torchrun starts it.
         arguments: Names of the hyperparameters that it gets as options.
-        backend_known: ``import torch`` of the image registers smddp's backend.
+        compiled: Module or function that compiles code while the job runs -> why this image cannot.
     """
     if script.problem:
         return (script.problem,)
-    found: list[Finding] = []
-    if mode == "smdistributed.modelparallel":
-        found += _model_parallel(script, instance_type, loader_workers, torchrun)
-    elif mode in ("smdistributed.dataparallel", "pytorchddp"):
-        found += _data_parallel(script, backend_known)
-    elif torchrun:
-        found += _torch_distributed(script)
-    found += _undeclared(script, arguments)
+    found = [*_undeclared(script, arguments)]
+    for name, why in (compiled or {}).items():
+        called = tuple(call.line for call in script.called(name))
+        found += [Finding(name, why, line) for line in called or script.imports(name)[:1]]
+    why = "it is smp's second version, which only images of AWS have: use FSDP2 of PyTorch, by torch_distributed"
+    found += [Finding("torch.sagemaker", why, line) for line in script.imports("torch.sagemaker")[:1]]
     return tuple(sorted(found, key=lambda finding: finding.line))
 
 
@@ -194,128 +197,95 @@ def _asks_for_cuda(call: Call) -> bool:
     owner, _, last = call.name.rpartition(".")
     if last == "cuda" or (owner.endswith("cuda") and last in _OF_CUDA):
         return True
-    words = [value.value for value in (*call.arguments, *call.keywords.values()) if isinstance(value, ast.Constant)]
     if last == "init_process_group":
-        return "nccl" in words
-    return last in _TO_DEVICE and any(isinstance(word, str) and word.partition(":")[0] == "cuda" for word in words)
+        return "nccl" in call.words()
+    return last in _TO_DEVICE and any(word.partition(":")[0] == "cuda" for word in call.words())
 
 
 _OF_CUDA = ("Event", "Stream", "current_device", "get_device_name", "get_device_properties", "set_device")
 _TO_DEVICE = ("device", "empty", "full", "ones", "rand", "randn", "tensor", "to", "zeros")
 
 
-def check_compiler(script: Script, cost: str) -> tuple[Finding, ...]:
-    """Find what calls a C compiler while the job runs, for an image without one.
+def check_model_parallel(
+    script: Script, instance_type: str, *, gpus: bool, loader_workers: bool, installs: bool
+) -> tuple[Finding, ...]:
+    """Find which steps of AWS's page on smp scripts are missing, and what the page says smp does not work with.
 
     Args:
-        script: The training script.
-        cost: What does not work without a compiler, as the image manifest says it.
+        script: The training script of the library's first version.
+        instance_type: Instance type of the hosts.
+        gpus: They have GPUs.
+        loader_workers: Data loaders may have worker processes under smp on this instance type.
+        installs: The job installs requirements of its own.
     """
-    why = f"the image has no compiler: {cost}"
-    found = [Finding("torch.compile", why, call.line) for call in script.calls if call.name == "torch.compile"]
-    lines = [line for name, line in script.modules.items() if name.partition(".")[0] == "triton"]
-    return (*found, *(Finding("triton", why, line) for line in lines[:1]))
+    found = [*_steps(script, gpus=gpus), *_unsupported(script), *_loaders(script, instance_type, loader_workers)]
+    if not installs:
+        why = "it is in no image: name it in a requirements.txt beside the script"
+        found += [Finding("torchnet", why, line) for line in script.imports("torchnet")[:1]]
+    return tuple(sorted(found, key=lambda finding: finding.line))
 
 
-def check_operators(script: Script, compiled_by: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Find what compiles code for GPUs, for an image without the compiler.
-
-    Args:
-        script: The training script.
-        compiled_by: Distribution to the component that it needs, as the image manifest has it.
-    """
-    lines = {name.partition(".")[0]: line for name, line in reversed(list(script.modules.items()))}
-    return tuple(
-        Finding(
-            module,
-            f"it may compile code for GPUs when it is first used, and the image has no {component}: take one that was"
-            f" built --with {component}",
-            lines[module],
-        )
-        for name, component in compiled_by.items()
-        if (module := name.replace("-", "_")) in lines
-    )
-
-
-def _model_parallel(script: Script, instance_type: str, loader_workers: bool, torchrun: bool) -> Iterator[Finding]:
-    """Find what smp needs, and what it does not work with."""
-    started = script.called("smp.init") or script.called(f"{_SMP}.init")
-    if not started and _sets_up_itself(script):
-        why = "unless an import does it, the library does not start: smp.init() after the imports"
-        yield Finding("no smp.init() in this file", why)
-    if not torchrun:  # the library's second line wraps the model in FSDP itself
-        for call in script.called("DistributedDataParallel"):
-            yield Finding(
-                "DistributedDataParallel", "not supported around an smp model: use smp.DistributedModel", call.line
+def _steps(script: Script, *, gpus: bool) -> Iterator[Finding]:
+    """Find the steps of the page that this file, which imports smp, does in another way, or not."""
+    if not script.imports(_SMP):
+        return
+    if not script.called(f"{_SMP}.init"):
+        yield Finding("no smp.init() in this file", "without it the library does not start: call it after the imports")
+    for call in script.called("backward"):
+        if call.in_step and not call.arguments:
+            why = "smp does not see it: call model.backward(loss), of the DistributedModel"
+            yield Finding("backward() of the loss, in a function of smp.step", why, call.line)
+    if not script.called("DistributedOptimizer"):
+        for call in script.calls:
+            if call.name.startswith("torch.optim.") and call.name.count(".") == 2 and call.last[:1].isupper():
+                why = "smp does not keep its state: optimizer = smp.DistributedOptimizer(optimizer)"
+                yield Finding(f"{call.name} without smp.DistributedOptimizer", why, call.line)
+    steps = script.called(f"{_SMP}.step")
+    moves = (*script.called("to"), *script.called("cuda"))
+    if gpus and steps and all(call.name.rpartition(".")[0] in script.wrapped for call in moves):
+        why = "a model on GPUs takes no inputs of the CPU: data.to(torch.device('cuda', smp.local_rank()))"
+        yield Finding("no input is moved to a GPU in this file", why, steps[0].line)
+    device = min((call.line for call in script.called("cuda.set_device")), default=0)
+    for call in script.called("cuda.synchronize"):
+        if call.line < device:
+            why = (
+                "it takes memory of the first GPU in every process: call torch.cuda.set_device(smp.local_rank()) before"
             )
-    for name, line in script.modules.items():
-        if name == "apex.amp" or name.startswith("apex.amp."):
-            yield Finding("apex.amp", "not supported under smp: use PyTorch's own automatic mixed precision", line)
-        if name == "apex.optimizers" or name.startswith("apex.optimizers."):
-            yield Finding(
-                "apex.optimizers", "apex's fused optimizers are not supported under smp: use torch.optim", line
-            )
-    for call in script.called("ScriptModule"):
-        yield Finding("torch.jit.ScriptModule", "not supported under smp: keep the model a plain module", call.line)
-    for call in script.called("jit.script"):
-        yield Finding("torch.jit.script", "it makes a ScriptModule, which smp does not support", call.line)
-    for call in script.called("torch.compile"):
-        yield Finding("torch.compile", "not supported around an smp model: leave it out", call.line)
+            yield Finding("torch.cuda.synchronize before set_device", why, call.line)
+    for call in script.calls:
+        owner = call.name.rpartition(".")[0]
+        if owner in script.wrapped and (call.last == "cpu" or (call.last == "to" and "cpu" in call.words())):
+            why = "smp places the model's parts itself: leave it where it is, and save its state_dict()"
+            yield Finding(f"{owner}.{call.last} moves the DistributedModel", why, call.line)
+
+
+def _unsupported(script: Script) -> Iterator[Finding]:
+    """Find what the page says that smp does not work with."""
+    for module, why in (
+        ("apex.amp", "not supported under smp: use PyTorch's own automatic mixed precision"),
+        ("apex.optimizers", "apex's fused optimizers are not supported under smp: use torch.optim"),
+    ):
+        yield from (Finding(module, why, line) for line in script.imports(module))
+    for name, why in (
+        ("DistributedDataParallel", "not supported around an smp model: use smp.DistributedModel"),
+        ("jit.ScriptModule", "not supported under smp: keep the model a plain module"),
+        ("jit.script", "it makes a ScriptModule, which smp does not support"),
+    ):
+        yield from (Finding(name, why, call.line) for call in script.called(name))
+
+
+def _loaders(script: Script, instance_type: str, workers_allowed: bool) -> Iterator[Finding]:
     for call in script.called("DataLoader"):
         if "**" not in call.keywords and call.constant("drop_last") is not True and "drop_last" not in call.keywords:
             why = "the last, smaller batch does not split into microbatches: give drop_last=True"
             yield Finding("DataLoader without drop_last", why, call.line)
         workers = call.constant("num_workers")
-        if not loader_workers and workers not in (None, 0):
+        if not workers_allowed and workers not in (None, 0):
             why = f"on {instance_type} worker processes of data loaders do not go with smp: give num_workers=0"
             yield Finding(f"DataLoader with num_workers={workers}", why, call.line)
 
 
-def _data_parallel(script: Script, backend_known: bool) -> Iterator[Finding]:
-    """smddp is a backend of torch.distributed."""
-    backends = [(call, _backend(call)) for call in script.called("init_process_group")]
-    if not backends and not script.imports("smdistributed.dataparallel") and _sets_up_itself(script):
-        why = 'unless an import does it, every process trains alone: dist.init_process_group(backend="smddp")'
-        yield Finding("no init_process_group in this file", why)
-    if not script.imports(_SMDDP) and not backend_known:
-        why = f"it registers the backend: import {_SMDDP}.torch_smddp"
-        if any(backend == "smddp" for _, backend in backends):
-            yield Finding("the smddp module is not imported", why)
-    for call, backend in backends:
-        if isinstance(backend, str) and backend != "smddp":
-            why = 'the job is started for smddp, and this does not use it: backend="smddp"'
-            yield Finding(f"backend {backend!r}", why, call.line)
-
-
-def _backend(call: Call) -> object:
-    """Return the backend of init_process_group: its first argument or keyword; None if it is not a literal."""
-    if call.arguments:
-        first = call.arguments[0]
-        return first.value if isinstance(first, ast.Constant) else None
-    return call.constant("backend")
-
-
-def _torch_distributed(script: Script) -> Iterator[Finding]:
-    """Yield every process joins a group at its start and leaves it at its end.
-
-    Source of the abort: gloo's threads still run when the interpreter ends; of 25 runs of four
-    processes 4 ended so, and none of 25 that left their group (torch 2.13, Linux).
-    """
-    joined = script.called("init_process_group")
-    if joined and not script.called("destroy_process_group"):
-        why = (
-            "a process that ends inside its group may abort at its very end (SIGABRT): end with destroy_process_group()"
-        )
-        yield Finding("no destroy_process_group in this file", why, joined[0].line)
-    if joined or script.called("init_device_mesh"):
-        return
-    if not _sets_up_itself(script) or script.imports("torch_xla") or script.imports(_SMP):
-        return
-    why = "unless an import does it, every process trains alone: torch.distributed.init_process_group()"
-    yield Finding("no init_process_group in this file", why)
-
-
-def _undeclared(script: Script, arguments: tuple[str, ...]) -> Iterator[Finding]:
+def _undeclared(script: Script, arguments: Sequence[str]) -> Iterator[Finding]:
     """Hyperparameters that argparse would refuse: only where the script's parser is plainly all there is."""
     parsers = script.called("argparse.ArgumentParser")
     strict = [call for call in script.calls if call.last == "parse_args"]

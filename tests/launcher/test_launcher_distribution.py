@@ -1,4 +1,4 @@
-"""What the SDK makes of a ``distribution``: by a table, and beside the real SDK."""
+"""What the SDK makes of a ``distribution``: by a table, and beside the real SDK, which is asked where it is there."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT
 
 from trainworks_launcher.contract.values import Json
 from trainworks_preflight.distribution import Group, translate
-from trainworks_preflight.facts import FILE, parse_facts
+from trainworks_preflight.sdk import Case, ask
 
-FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 P4D = "ml.p4d.24xlarge"
 PEER = REPOSITORY / ".cache" / "peers" / "sdk-v2" / "bin" / "python"
 SMP: Json = {"enabled": True, "parameters": {"pipeline_parallel_degree": 2}}
@@ -78,8 +76,8 @@ def cluster(instance_type: str = P4D, count: int = 2) -> tuple[Group, ...]:
     ],
 )
 def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[str, Json]) -> None:
-    made = translate(distribution, cluster(), FACTS, "train.py")
-    assert (dict(made.hyperparameters), made.refused, made.problems) == (expected, (), ())
+    made = translate(distribution, cluster())
+    assert (dict(made.hyperparameters), made.problems) == (expected, ())
 
 
 @pytest.mark.parametrize(
@@ -92,51 +90,19 @@ def test_hyperparameters_of_a_distribution(distribution: Json, expected: dict[st
         ({"mpi": {"processes_per_host": 8}}, "'enabled' is missing, and the SDK takes that for False"),
         ({"mpi": {"enabled": "True"}}, "'enabled' is 'True', not True or False"),
         ({"mpi": {"enabled": True, "process_per_host": 8}}, "did you mean 'processes_per_host'?"),
-        ({"mpi": {"enabled": True, "processes_per_host": 0}}, "'processes_per_host' is 0, and the SDK leaves it out"),
-        ({"smdistributed": {"dataparallel": {"enabled": True}, "modelparallel": SMP}}, "one job cannot have both"),
         ({"smdistributed": {"datparallel": {"enabled": True}}}, "did you mean 'dataparallel'?"),
+        ({"mpi": {"enabled": True, "processes_per_host": 0}}, "'processes_per_host' is 0, and the SDK leaves it out"),
         ({"smdistributed": {"modelparallel": SMP}}, "model parallelism goes with mpi, which is not on"),
         ({"smdistributed": {"modelparallel": {"enabled": True}}, "mpi": MPI}, "'parameters' is missing or empty"),
-        (
-            {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"optimize": "sped"}}}, "mpi": MPI},
-            "'optimize' is 'sped' (distribution['smdistributed']['modelparallel']['parameters']); did you mean 'speed'",
-        ),
         ({"torch_distributed": {"enabled": True}, "mpi": MPI}, "the SDK sends torch_distributed only"),
-        ({"pytorchddp": {"enabled": True}, "smdistributed": {}}, "pytorchddp and smdistributed are both given"),
-        ({"multi_worker_mirrored_strategy": {"enabled": True}}, "is for TensorFlow, and this is pytorch"),
-        ({"instance_groups": ["a"], "mpi": MPI}, "the cluster has no instance groups"),
         ({"torchrun": {"processes": 4}}, "torchrun has no field 'processes'"),
         ({"torchrun": {}, "mpi": {}}, "ModelTrainer takes one of them"),
         ({"mpi": {"mpi_additional_options": "-x A=1"}}, "give a list of texts"),
     ],
 )
 def test_mistakes_are_named_with_what_to_do(distribution: Json, said: str) -> None:
-    made = translate(distribution, cluster(), FACTS, "train.py")
-    texts = [str(problem) for problem in (*made.refused, *made.problems)]
+    texts = [str(problem) for problem in translate(distribution, cluster()).problems]
     assert any(said in text for text in texts), texts
-
-
-def test_all_mistakes_are_said_at_once() -> None:
-    parameters: dict[str, Json] = {"pipeline": "x", "microbatches": 0, "ddp_port": -1, "memory_weight": 2}
-    wrong: Json = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {}}
-    made = translate(wrong, cluster(), FACTS)
-    assert len(made.refused) == 5
-    assert len(made.problems) == 2
-
-
-def test_an_instance_type_without_mpi_for_smdistributed_and_one_with_neuron_cores() -> None:
-    smddp: Json = {"smdistributed": {"dataparallel": {"enabled": True}}}
-    assert "add 'torch_distributed'" in str(translate(smddp, cluster("ml.p5.48xlarge"), FACTS).refused[0])
-    assert "use torch_distributed there" in str(translate({"mpi": MPI}, cluster("ml.trn1.32xlarge"), FACTS).refused[0])
-
-
-class Case(NamedTuple):
-    """One call of the SDK; a group is (name, instance type, count)."""
-
-    distribution: dict[str, Json]
-    instance_type: str
-    groups: tuple[tuple[str, str, int], ...]
-    entry_point: str
 
 
 def random_cases(count: int) -> list[Case]:
@@ -198,38 +164,54 @@ def random_cases(count: int) -> list[Case]:
 
     def case() -> Case:
         types = (P4D, "ml.g4dn.xlarge", "ml.p5.48xlarge", "ml.trn1.32xlarge", "ml.m5.large")
-        groups = (("a", source.choice(types), 1), ("b", source.choice(types), 2))
+        groups = (Group("a", source.choice(types), 1), Group("b", source.choice(types), 2))
         cut = source.choice((0, 0, 1, 2))
         script = source.choice(("train.py", "train.py", "run.sh"))
-        return Case(distribution(), source.choice(types), groups[:cut], script)
+        return Case(distribution(), groups[:cut] or cluster(source.choice(types)), script)
 
     return [case() for _ in range(count)]
 
 
 @pytest.mark.engine
-def test_the_same_hyperparameters_and_refusals_as_the_real_sdk(tmp_path: Path) -> None:
+def test_the_same_hyperparameters_as_the_real_sdk() -> None:
     if not PEER.exists():
         pytest.skip("the SageMaker SDK is not there; run: tools/set-up-peers sdk-v2")
     cases = random_cases(1500)
-    done = subprocess.run(
-        (str(PEER), "-W", "ignore", str(Path(__file__).with_name("peer_sdk_distribution.py"))),
-        input=json.dumps([case._asdict() for case in cases]),
-        stdout=subprocess.PIPE,
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SAGEMAKER_SUPPRESS_V2_WARNING": "1"},
-        timeout=300,
-        check=True,
-        text=True,
-    )
-    answers = json.loads(done.stdout.splitlines()[-1])
-    assert sum("sent" in answer for answer in answers) > 200, "too few cases are right ones"
-    assert sum("refused" in answer for answer in answers) > 200, "too few cases are wrong ones"
+    answers = ask(cases, str(PEER))
+    assert answers is not None
+    taken = [(case, answer) for case, answer in zip(cases, answers, strict=True) if not answer.refused]
+    assert 200 < len(taken) < 1300, "both kinds of cases"
     different = []
-    for case, answer in zip(cases, answers, strict=True):
-        groups = tuple(Group(*group) for group in case.groups) or cluster(case.instance_type)
-        made = translate(case.distribution, groups, FACTS, case.entry_point)
-        if made.refused and "is True, not a dict" in str(made.refused[0]):
+    for case, answer in taken:
+        made = translate(dict(case.distribution), case.groups)
+        if any("is True, not a dict" in str(problem) for problem in made.problems):
             continue  # the SDK may never look at it; we always do
-        ours = {"refused": ""} if made.refused else {"sent": dict(made.hyperparameters)}
-        if ours.keys() != answer.keys() or ("sent" in answer and ours != answer):
-            different.append((case, answer, [str(problem) for problem in made.refused] or made.hyperparameters))
+        if dict(made.hyperparameters) != answer.sent:
+            different.append((case, answer, made))
     assert different == []
+
+
+@pytest.mark.engine
+def test_where_the_sdk_is_installed_its_refusal_is_a_problem_and_nothing_is_assumed(tmp_path: Path) -> None:
+    if not PEER.exists():
+        pytest.skip("the SageMaker SDK is not there; run: tools/set-up-peers sdk-v2")
+    (tmp_path / "train.py").write_text("print(1)\n", encoding="utf-8")
+
+    def preflight(distribution: Json, *more: str) -> str:
+        (tmp_path / "d.json").write_text(json.dumps(distribution), encoding="utf-8")
+        files = ("--distribution", "d.json", "--entry-point", "train.py", "--instance-type", P4D)
+        argv = (str(PEER), "-m", "trainworks_preflight", *files, *more)
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(LAUNCHER), "COLUMNS": "300"}
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=env, capture_output=True, timeout=TIME_OUT, check=False, text=True
+        )
+        assert done.stderr == ""
+        return done.stdout
+
+    text = preflight({"smdistributed": {"dataparallel": {"enabled": True}, "modelparallel": SMP}, "mpi": MPI})
+    assert "the SDK refuses it: ValueError: Cannot use more than 1 smdistributed strategy" in text
+    text = preflight({"torch_distributed": {"enabled": True}})
+    assert "was not asked" not in text
+    assert text.endswith("ready: the job would start\n")
+    text = preflight({"parameter_server": {"enabled": True}}, "--framework", "tensorflow")
+    assert "(the SDK was not asked whether it takes the distribution: it needs --framework-version)" in text

@@ -21,7 +21,7 @@ from trainworks_preflight.advice import Data, describe_size, epoch_seconds, step
 from trainworks_preflight.check import Result, check, preflight
 from trainworks_preflight.cli import COMMAND
 from trainworks_preflight.facts import FILE, parse_facts
-from trainworks_preflight.script import check_script, read_script
+from trainworks_preflight.script import check_model_parallel, check_script, read_script
 
 FACTS = parse_facts((LAUNCHER / "trainworks_preflight" / FILE).read_text(encoding="utf-8"))
 SCRIPT = "import torch.distributed as dist\ndist.init_process_group()\ndist.destroy_process_group()\n"
@@ -30,6 +30,7 @@ SMP: Json = {
     "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"pipeline_parallel_degree": 2, "ddp": True}}},
     "mpi": {"enabled": True, "processes_per_host": 8},
 }
+MPI: Json = {"enabled": True, "processes_per_host": 8}
 TORCH: Json = {"torch_distributed": {"enabled": True}}
 
 
@@ -154,6 +155,11 @@ def test_model_parallel_parameters_may_stand_in_a_file(tmp_path: Path) -> None:
         (SMP | {"mpi": {"enabled": True}}, (), "needs the processes per host"),  # type: ignore[operator]
         ({"mpi": {"enabled": True, "custom_mpi_options": "-x A=1 -x A=2"}}, (), "given as '1' and as '2'"),
         (SMDDP | {"mpi": {"enabled": True}}, (), "are both switched on"),  # type: ignore[operator]
+        (
+            {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"optimize": "sped"}}}, "mpi": MPI},
+            (),
+            "did you mean 'speed'",
+        ),
         (TORCH, ("--framework-version", "1.12"), "torch_distributed needs torch 1.13 or later"),
         ({"mpi": {"processes_per_host": 8}}, (), "'enabled' is missing"),
         (TORCH, ("--data-gb", "100"), "advice on storage needs both"),
@@ -233,8 +239,6 @@ def test_instance_groups(tmp_path: Path) -> None:
         ("algo-3", True),
     ]
     assert made.plans[2].env["SM_CURRENT_INSTANCE_TYPE"] == "ml.c5.xlarge"
-    missing = run(words(tmp_path, {"mpi": {"enabled": True}}, *groups, kind=""))
-    assert "name exactly one of gpu, cpu" in str(missing.problems[0])
 
 
 @pytest.mark.parametrize(
@@ -280,9 +284,9 @@ def test_what_compiles_at_run_time_is_told_for_an_image_without_a_compiler(tmp_p
 
     why = "the image has no compiler: Triton fails"
     assert told([{"component": "compiler", "cost": "Triton fails"}]) == [
+        f"2 triton: {why}",
         f"3 torch.compile: {why}",
         f"5 torch.compile: {why}",
-        f"2 triton: {why}",
     ]
     assert told([]) == []
 
@@ -362,15 +366,6 @@ def test_a_script_of_smp_for_gpus_is_told_how_to_run_without(
     script = f"import torch\n{smp}\nsmp.init()\n{call}"
     found = run(words(tmp_path, SMP, *open_library(tmp_path), script=script, kind=kind)).advice
     assert any("set SMP_CPU_EMULATION=1" in f"{row}" for row in found) is told
-
-
-@pytest.mark.parametrize(("torch", "told"), [("2.4.1", True), ("2.5.0", False)])
-def test_the_backend_is_known_where_torch_loads_backends(tmp_path: Path, torch: str, told: bool) -> None:
-    open_image = open_library(tmp_path)
-    script = "import torch.distributed as d\nd.init_process_group('smddp')"
-    line = words(tmp_path, SMDDP, *open_image, "--framework-version", torch, script=script)
-    found = [row.text for row in run(line).advice if row.subject == "script"]
-    assert (found == ["the smddp module is not imported"]) is told
 
 
 def test_batch_and_learning_rate_follow_the_number_of_replicas(tmp_path: Path) -> None:
@@ -455,8 +450,17 @@ GOOD_SMP = """
 import torch
 import smdistributed.modelparallel.torch as smp
 smp.init()
+torch.cuda.set_device(smp.local_rank())
+torch.cuda.synchronize()
 loader = torch.utils.data.DataLoader(data, drop_last=True, num_workers=0)
-model = smp.DistributedModel(net)
+model = smp.DistributedModel(net.cpu())
+optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+@smp.step
+def step(model, data):
+    loss = model(data.to("cuda"))
+    model.backward(loss)
+    return loss.detach().to("cpu")
 """
 BAD_SMP = """
 import torch, smdistributed.modelparallel.torch as smp
@@ -465,6 +469,21 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 loader = torch.utils.data.DataLoader(data, num_workers=8)
 model = DDP(torch.jit.ScriptModule())
 raise SystemExit("never executed")
+"""
+BAD_STEPS = """
+import torch, torchnet
+import smdistributed.modelparallel.torch as smp
+smp.init()
+torch.cuda.synchronize()
+torch.cuda.set_device(smp.local_rank())
+model = smp.DistributedModel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@smp.step
+def step(model, data):
+    model(data).backward()
+step(model, data)
+loss.backward()
+model.to("cpu")
 """
 OPTIONS = """
 import argparse
@@ -476,61 +495,74 @@ arguments = parser.parse_args()
 
 
 @pytest.mark.parametrize(
-    ("text", "mode", "arguments", "expected"),
+    ("text", "arguments", "expected"),
     [
-        (GOOD_SMP, "smdistributed.modelparallel", (), []),
+        ("def f(:\n", (), [(1, "this Python cannot parse it: invalid syntax")]),
+        ("import torch.sagemaker as tsm\ntsm.init()", (), [(1, "torch.sagemaker")]),
+        (SCRIPT, (), []),
+        (OPTIONS, ("epochs", "e", "learning"), []),
+        (OPTIONS, ("epochs", "lr"), [(6, "hyperparameter 'lr' is not declared")]),
+        (OPTIONS.replace("parse_args", "parse_known_args"), ("lr",), []),
+        (OPTIONS + "for name in names: parser.add_argument(name)", ("lr",), []),
+        (OPTIONS.replace("ArgumentParser()", "ArgumentParser(parents=[base])"), ("lr",), []),
+    ],
+)
+def test_what_a_script_gives_away(text: str, arguments: tuple[str, ...], expected: list[tuple[int, str]]) -> None:
+    found = check_script(read_script(text), arguments=arguments)
+    assert [(finding.line, finding.what) for finding in found] == expected
+    assert all(finding.why for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD_SMP, []),
+        ("import torch\nimport lightning\n", []),
         (
             BAD_SMP,
-            "smdistributed.modelparallel",
-            (),
             [
                 (0, "no smp.init() in this file"),
                 (3, "apex.amp"),
-                (5, "DataLoader with num_workers=8"),
                 (5, "DataLoader without drop_last"),
+                (5, "DataLoader with num_workers=8"),
                 (6, "DistributedDataParallel"),
-                (6, "torch.jit.ScriptModule"),
+                (6, "jit.ScriptModule"),
             ],
         ),
-        ("import smdistributed.modelparallel.tensorflow as smp\nsmp.init()", "smdistributed.modelparallel", (), []),
-        ("import torch, lightning\n", "smdistributed.dataparallel", (), []),
-        ("import model\nmodel.train()", "torch_distributed", (), []),
-        ("import torch\n", "torch_distributed", (), [(0, "no init_process_group in this file")]),
         (
-            "import torch.distributed as d\nd.init_process_group()",
-            "torch_distributed",
-            (),
-            [(2, "no destroy_process_group in this file")],
+            BAD_STEPS,
+            [
+                (2, "torchnet"),
+                (5, "torch.cuda.synchronize before set_device"),
+                (8, "torch.optim.SGD without smp.DistributedOptimizer"),
+                (9, "no input is moved to a GPU in this file"),
+                (11, "backward() of the loss, in a function of smp.step"),
+                (14, "model.to moves the DistributedModel"),
+            ],
         ),
-        ("import torch\nfrom accelerate import Accelerator\n", "torch_distributed", (), []),
-        (SCRIPT, "torch_distributed", (), []),
-        ("import torch.distributed as d\nd.init_process_group('nccl')", "pytorchddp", (), [(2, "backend 'nccl'")]),
-        (
-            "import torch.distributed as d\nd.init_process_group(backend='smddp')",
-            "smdistributed.dataparallel",
-            (),
-            [(0, "the smddp module is not imported")],
-        ),
-        (
-            "from smdistributed.dataparallel.torch import torch_smddp\ninit_process_group('smddp')",
-            "smdistributed.dataparallel",
-            (),
-            [],
-        ),
-        ("def f(:\n", "none", (), [(1, "this Python cannot parse it: invalid syntax")]),
-        (OPTIONS, "none", ("epochs", "e", "learning"), []),
-        (OPTIONS, "none", ("epochs", "lr"), [(6, "hyperparameter 'lr' is not declared")]),
-        (OPTIONS.replace("parse_args", "parse_known_args"), "none", ("lr",), []),
-        (OPTIONS + "for name in names: parser.add_argument(name)", "none", ("lr",), []),
-        (OPTIONS.replace("ArgumentParser()", "ArgumentParser(parents=[base])"), "none", ("lr",), []),
     ],
 )
-def test_what_a_script_gives_away(
-    text: str, mode: str, arguments: tuple[str, ...], expected: list[tuple[int, str]]
-) -> None:
-    found = check_script(read_script(text), mode, "ml.p4d.24xlarge", False, mode == "torch_distributed", arguments)
-    assert sorted((finding.line, finding.what) for finding in found) == expected
+def test_the_steps_of_the_page_on_scripts_for_smp(text: str, expected: list[tuple[int, str]]) -> None:
+    found = check_model_parallel(read_script(text), "ml.p4d.24xlarge", gpus=True, loader_workers=False, installs=False)
+    assert [(finding.line, finding.what) for finding in found] == expected
     assert all(finding.why for finding in found)
+
+
+def test_a_script_that_needs_torchnet_is_told_only_where_nothing_is_installed(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    line = words(tmp_path, SMP, "--source-dir", f"{tmp_path}/src", script=BAD_STEPS)
+    (tmp_path / "src" / "train.py").write_text(BAD_STEPS, encoding="utf-8")
+    line[line.index("--entry-point") + 1] = "train.py"
+    assert "script, line 2: torchnet" in report(line)[1]
+    (tmp_path / "src" / "requirements.txt").write_text("torchnet\n", encoding="utf-8")
+    assert "torchnet" not in report(line)[1]
+
+
+def test_where_the_sdk_is_not_installed_the_report_says_that_it_was_not_asked(tmp_path: Path) -> None:
+    _, text = report(words(tmp_path), 200)
+    said = "(the SDK was not asked whether it takes the distribution: version 2 of sagemaker is not installed here)"
+    assert " ".join(said.split()) in " ".join(text.split())
+    assert "the SDK was not asked" not in report(words(tmp_path, {"torchrun": {}}))[1]
 
 
 def test_the_scripts_advice_has_its_line(tmp_path: Path) -> None:
@@ -574,4 +606,6 @@ def test_any_dict_gets_an_answer_and_never_a_traceback(
 
 @given(text=st.text(max_size=200))
 def test_any_text_is_a_script_that_can_be_read(text: str) -> None:
-    check_script(read_script(text), "smdistributed.modelparallel", "ml.p4d.24xlarge", False, False, ("epochs",))
+    script = read_script(text)
+    check_script(script, arguments=("epochs",))
+    check_model_parallel(script, "ml.p4d.24xlarge", gpus=True, loader_workers=False, installs=False)
