@@ -163,12 +163,31 @@ def validate() -> Callable[[Any, Any], None]:
     return jsonschema.validate
 
 
+COMPARED: set[Path] = set()
+"""Golden files that this run has compared."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail ``pytest -k golden``, which is the gate, if there are golden files that no test of it has compared."""
+    config = session.config
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    parallel = "PYTEST_XDIST_WORKER" in os.environ or bool(config.getoption("numprocesses", None))
+    if config.getoption("keyword") != "golden" or not whole or parallel:
+        return
+    files = {path for path in (ROOT / "tests" / "golden").rglob("*") if path.is_file()}
+    if not session.testsfailed and (left := files - COMPARED):
+        named = ", ".join(sorted(str(path.relative_to(ROOT)) for path in left))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        sys.stderr.write(f"\nno test compares these golden files; delete them, or mend the test: {named}\n")
+
+
 @pytest.fixture(scope="session")
 def golden() -> Callable[[str, str], None]:
     """Give a comparison with a file below ``tests/golden``, byte for byte; ``UPDATE`` writes the file instead."""
 
     def compare(name: str, text: str) -> None:
         path = ROOT / "tests" / "golden" / name
+        COMPARED.add(path)
         if os.environ.get(UPDATE):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(text.encode())

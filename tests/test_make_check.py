@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,13 +23,18 @@ def checked(root: Path, tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
         for name in names:
             program = tmp_path / folder / name
-            program.write_text(f'#!/bin/sh\n[ ! -e "{tmp_path}/refuse" ]\n', encoding="utf-8")
+            text = f'#!/bin/sh\n[ ! -e "{tmp_path}/refuse" ] && [ -z "$TRAINWORKS_UPDATE_GOLDEN" ]\n'
+            program.write_text(text, encoding="utf-8")
             program.chmod(0o755)
     return tmp_path
 
 
 def run(checked: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([checked / "tools" / "check"], capture_output=True, text=True, check=False, timeout=300)
+    # With it, tests would write golden files instead of comparing them.
+    env = {**os.environ, "TRAINWORKS_UPDATE_GOLDEN": "1"}
+    return subprocess.run(
+        [checked / "tools" / "check"], capture_output=True, text=True, check=False, timeout=300, env=env
+    )
 
 
 def test_every_refusal_says_what_to_run(checked: Path) -> None:
@@ -49,6 +56,38 @@ def test_every_refusal_says_what_to_run(checked: Path) -> None:
 def test_what_finds_nothing_says_nothing(checked: Path) -> None:
     done = run(checked)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+COMPARES = """
+def test_golden(golden):
+    golden("one.txt", "same")
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "status", "said"),
+    [
+        (COMPARES, 0, ""),
+        (
+            "def test_golden(): ...",
+            1,
+            "no test compares these golden files; delete them, or mend the test: tests/golden/",
+        ),
+        ("def test_other(): ...", 1, "no test compares these golden files"),
+    ],
+    ids=["compared", "not-compared", "no-test"],  # by their names none of these is one of the gate
+)
+def test_a_gate_that_has_compared_nothing_fails(root: Path, tmp_path: Path, test: str, status: int, said: str) -> None:
+    (tmp_path / "tests" / "golden").mkdir(parents=True)
+    (tmp_path / "tests" / "golden" / "one.txt").write_text("same", encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n", encoding="utf-8")
+    (tmp_path / "tests" / "test_one.py").write_text(test, encoding="utf-8")
+    shutil.copy(root / "tests" / "conftest.py", tmp_path / "tests" / "conftest.py")
+    argv = (sys.executable, "-m", "pytest", "--quiet", "-k", "golden", "-p", "no:cacheprovider")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRAINWORKS_"))}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, (root / "tests", root / "src", root / "launcher")))
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stdout + done.stderr
 
 
 def test_every_target_that_is_advised_is_one_of_make(root: Path) -> None:

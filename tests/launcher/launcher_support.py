@@ -28,7 +28,6 @@ from trainworks_launcher.plan.plan import NodePlan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHER = REPOSITORY / "launcher"
-GOLDEN = REPOSITORY / "tests" / "golden" / "launch"
 TIME_OUT = PATIENCE
 
 PROGRAMS = {
