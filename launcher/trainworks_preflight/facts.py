@@ -78,16 +78,6 @@ class Facts:
             return InstanceFacts(Instance())
         return self.instances.get(instance_type)
 
-    def is_neuron(self, instance_type: str) -> bool:
-        """Return whether its accelerators are Neuron devices."""
-        row = self.instances.get(instance_type)
-        return bool(row and row.instance.neuron_cores)
-
-    def torchrun_only(self, instance_type: str) -> bool:
-        """Return whether smdistributed needs torch_distributed there."""
-        row = self.instances.get(instance_type)
-        return bool(row and row.torchrun_only)
-
 
 def parse_facts(document: str) -> Facts:
     """Read the data file. Raises ValueError if it is not JSON: it is ours, so that is a defect."""

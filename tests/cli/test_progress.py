@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cli.terminal import Terminal
 from engine.helpers import LOGS
-from trainworks.terminal.progress import BYTES, LOG_SECONDS, Display, counted
+from trainworks.terminal.progress import BYTES, LOG_SECONDS, Display
 from trainworks.terminal.words import clock
 
 # The numbers.
@@ -88,13 +88,6 @@ def test_a_line_of_a_log_says_all_of_it() -> None:
         ticks.now += 35
         task.reach(312_000_000)
     assert stream.getvalue() == "  pushing: 312 MB of about 1.10 GB, 0:35, about 1:28 left, 9 MB/s\n"
-
-
-def test_a_file_tells_how_much_of_it_was_read() -> None:
-    told: list[int] = []
-    file = counted(io.BytesIO(b"12345"), told.append)
-    assert (file.read(2), file.read(), file.read()) == (b"12", b"345", b"")
-    assert told == [2, 5, 5]
 
 
 # On a terminal.

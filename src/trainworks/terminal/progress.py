@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import IO, TYPE_CHECKING, Final, TextIO, cast
+from typing import TYPE_CHECKING, Final, TextIO
 
 from trainworks.terminal.words import amount, clock
 
@@ -242,21 +242,3 @@ def _uninterrupted() -> AbstractContextManager[None]:
     from trainworks.engine.processes import uninterrupted
 
     return uninterrupted()
-
-
-def counted(file: IO[bytes], told: Callable[[int], None]) -> IO[bytes]:
-    """Return an open file, for reading only, that reports after each read how many bytes were read in all."""
-    return cast("IO[bytes]", _Counted(file, told))
-
-
-class _Counted:
-    def __init__(self, file: IO[bytes], told: Callable[[int], None]) -> None:
-        self._file = file
-        self._told = told
-        self._size = 0
-
-    def read(self, size: int = -1) -> bytes:
-        content = self._file.read(size)
-        self._size += len(content)
-        self._told(self._size)
-        return content

@@ -18,7 +18,17 @@ from .training.gradient_norm import total_norm
 Tensor = torch.Tensor
 
 
-class FusedLAMB(torch.optim.Optimizer):
+class _Fused(torch.optim.Optimizer):
+    """What the two have in common."""
+
+    set_grad_none: bool
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clear the gradients."""
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+
+class FusedLAMB(_Fused):
     """LAMB: Adam whose step of each tensor is as long as the tensor's norm allows.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2.
@@ -72,10 +82,6 @@ class FusedLAMB(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clear the gradients."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters."""
@@ -113,7 +119,7 @@ class FusedLAMB(torch.optim.Optimizer):
         return loss
 
 
-class FusedNovoGrad(torch.optim.Optimizer):
+class FusedNovoGrad(_Fused):
     """NovoGrad: the first moment of gradients that are divided by a running norm, one number for each tensor.
 
     Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training of Deep
@@ -169,10 +175,6 @@ class FusedNovoGrad(torch.optim.Optimizer):
             "init_zero": init_zero,
         }
         super().__init__(params, defaults)
-
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Clear the gradients."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
