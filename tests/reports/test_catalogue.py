@@ -17,7 +17,7 @@ from reports.browser import Browser, browser
 from trainworks.cli import main
 from trainworks.cli.commands import build
 from trainworks.facts.rows import Built, Facts
-from trainworks.inspect.catalogue import catalogue_of, features_of, render_catalogue
+from trainworks.inspect.catalogue import Part, catalogue_of, features_of, render_catalogue
 from trainworks.plan.model import Missing, Request
 from trainworks.plan.resolve import make_plan
 from trainworks.render.builds import current_builds, inputs_of_target
@@ -57,6 +57,20 @@ def test_what_is_said_of_an_image_is_its_plan(facts: Facts) -> None:
     assert sum(entry.checks.values()) == len(plan.checks)
     assert (entry.tag, entry.budget, entry.missing) == (plan.tags[0], plan.budget_megabytes, plan.missing)
     assert (entry.built is not None, bool(entry.older)) == (CPU in current_builds(facts), entry.built is None)
+
+
+def test_what_a_build_downloads_is_a_bar_of_components(facts: Facts, root: Path) -> None:
+    (entry,) = [entry for entry in catalogue_of(facts) if entry.name == CPU]
+    sizes = (7_000_000, 2_000_000, 600_000, 300_000, 90_000, 8_000, 2_000)
+    parts = tuple(Part(name=f"p{n}", version="", summary="", wheels=size) for n, size in enumerate(sizes))
+    page = render_catalogue((replace(entry, parts=parts),), (root / "templates" / TEMPLATE).read_text("utf-8"))
+    text = re.sub(r"<[^>]+>", " ", page.partition("<p>A build downloads")[2].partition("</div>\n<p class")[2])
+    assert "A build downloads 10 MB of Python packages:" in page
+    assert text.split("\n")[0].split() == [
+        *('="legend">', "p0", "7", "MB", "p1", "2", "MB", "p2", "600", "kB", "p3", "300", "kB", "p4", "90", "kB"),
+        *("others", "10", "kB"),
+    ]
+    assert re.findall(r"flex:(\d+);opacity:(\d+)%", page)[::5] == [("7000000", "100"), ("10000", "20")]
 
 
 def test_built_targets_come_first(facts: Facts) -> None:

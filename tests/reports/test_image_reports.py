@@ -139,6 +139,20 @@ def test_files_belong_to_the_component_that_their_package_came_with(facts: Facts
     assert "450 MB  python torch 2.13.0 (torch)" in text
 
 
+def test_the_sizes_of_components_make_one_bar(facts: Facts) -> None:
+    sizes = {"torch": (500_000_000, "python torch"), "networkx": (200_000_000, "python networkx")}
+    files = {f"{PACKAGES}/{name}/all.so": size for name, size in sizes.items()}
+    shown = image({**files, "/srv/mine": (1_000_000, "")}, layers=99_000_000, torch="2.13.0")
+    lines = size_text(size_report(shown, None, facts), None).splitlines()[2:5]
+    assert (
+        "\n".join(lines)
+        == """\
+  other Python distributions              700 MB   87.5%       2 files  ###################################
+  other files                               1 MB    0.1%       1 files                                     .
+  replaced or removed by a later layer     99 MB                                                           #####"""
+    )
+
+
 def test_of_a_foreign_image_packages_are_known_and_no_budget(facts: Facts) -> None:
     assert plan_of_target("somebody-elses", facts) is None
     report = size_report(BEFORE, None, facts)

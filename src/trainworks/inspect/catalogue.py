@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
@@ -19,15 +19,24 @@ from trainworks.plan.resolve import plan_row
 from trainworks.plan.select import request_for, sorted_rows, version_key
 from trainworks.plan.target import context_of
 from trainworks.render.builds import current_builds
+from trainworks.terminal.words import amount
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A component of an image; ``version`` is ``""`` if it has none of its own."""
+    """A component of an image.
+
+    Attributes:
+        name: Its name.
+        version: ``""`` if it has none of its own.
+        summary: What it is.
+        wheels: Bytes of the Python packages that it brings, as they are downloaded.
+    """
 
     name: str
     version: str
     summary: str
+    wheels: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +128,15 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
         base=row.base,
         sources=sources,
         tag=plan.tags[0] if plan else "",
-        parts=tuple(Part(name=step.component, version=step.version, summary=step.summary) for step in steps),
+        parts=tuple(
+            Part(
+                name=step.component,
+                version=step.version,
+                summary=step.summary,
+                wheels=sum(file.size for file in step.python),
+            )
+            for step in steps
+        ),
         optional=tuple(
             Part(name=each.name, version="", summary=each.summary)
             for each in possible
@@ -172,7 +189,8 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
         for entry in entries
     ]
     return environment.from_string(template).render(
-        entries=[asdict(entry) for entry in entries],
+        entries=[asdict(entry) | {"wheels": largest_wheels(entry.parts)} for entry in entries],
+        amount=amount,
         facets=facets,
         features=features_of(entries),
         summaries={part.name: part.summary for entry in entries for part in entry.parts},
@@ -180,6 +198,17 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
         built=sum(entry.built is not None for entry in entries),
         older=sum(bool(entry.older) for entry in entries),
     )
+
+
+def largest_wheels(parts: Sequence[Part]) -> list[tuple[str, int]]:
+    """Return the components whose Python packages are the most, largest first, and what the others have together."""
+    sizes = sorted(((part.wheels, part.name) for part in parts if part.wheels), reverse=True)
+    rest = sum(size for size, _ in sizes[SHOWN:])
+    return [*((name, size) for size, name in sizes[:SHOWN]), *((("others", rest),) if rest else ())]
+
+
+SHOWN = 5
+"""How many components the page's bar of sizes shows by name."""
 
 
 def _order(value: str) -> tuple[object, ...]:

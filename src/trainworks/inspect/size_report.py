@@ -12,10 +12,13 @@ from trainworks.imagetest.inventory import pattern_of
 from trainworks.inspect.inspected_image import ImageFile, InspectedImage
 from trainworks.plan.model import ImagePlan
 from trainworks.render.dockerfile import Rendering, render
-from trainworks.terminal.words import amount, megabytes, readable, signed
+from trainworks.terminal.words import amount, megabytes, readable, signed, stacked
 
 SHOWN = 10
 """How many of the largest packages and files the text shows."""
+
+BAR = 40
+"""Characters of the bar that the components make together."""
 
 MENTIONED_BYTES = 100_000
 """Smaller changes of a component are not mentioned."""
@@ -179,10 +182,12 @@ def as_text(report: SizeReport, before: SizeReport | None) -> str:
     of_budget = f", {report.size / report.budget:.0%} of its {megabytes(report.budget)}" if report.budget else ""
     lines = [f"{report.reference}: {megabytes(report.size)}{of_budget}", ""]
     width = max(len(OVERWRITTEN), *(len(part.component) for part in report.parts))
-    for part in report.parts:
+    *bars, hidden = stacked([*(part.size for part in report.parts), report.overwritten], BAR)
+    for part, bar in zip(report.parts, bars, strict=True):
         share = part.size / report.size if report.size else 0
-        lines.append(f"  {part.component:<{width}}  {amount(part.size):>8}  {share:>6.1%}  {part.files:>6} files")
-    lines.append(f"  {OVERWRITTEN:<{width}}  {amount(report.overwritten):>8}")
+        figures = f"{amount(part.size):>8}  {share:>6.1%}  {part.files:>6} files"
+        lines.append(f"  {part.component:<{width}}  {figures}  {bar}")
+    lines.append(f"  {OVERWRITTEN:<{width}}  {amount(report.overwritten):>8}{'':24}{hidden}")
     lines += ["", "largest packages"]
     weights = [
         (weight, owner, version, part.component)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from trainworks.errors import TrainworksError
 
@@ -15,6 +17,18 @@ def megabytes(size: int) -> str:
 def amount(size: int) -> str:
     """Return a size as ``megabytes`` does, and what is less than one of them in kB."""
     return megabytes(size) if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def stacked(sizes: Sequence[int], width: int) -> list[str]:
+    """Return one bar in as many lines as it has parts: each part begins where the one above it ends.
+
+    Args:
+        sizes: The parts, none negative.
+        width: Characters of the whole; what is too small for one of them is a dot.
+    """
+    whole = sum(sizes) or 1
+    ends = [round(width * end / whole) for end in accumulate(sizes)]
+    return [" " * min(start, width - 1) + ("#" * (end - start) or ".") for start, end in pairwise((0, *ends))]
 
 
 def signed(size: int) -> str:
