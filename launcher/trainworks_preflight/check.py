@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from trainworks_launcher.command.options import Parsed, value_of
+from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import split_reserved
@@ -372,6 +373,8 @@ def _as_text(result: Result, masker: Masker | None, width: int) -> str:
     lines: list[str] = []
     if result.job is not None:
         lines += _wrapped(_headline(result.job), width)
+        ranks = rank_map(result.job.placement, result.job.environment.devices)
+        lines += ["", *ranks] if ranks else []
     for heading, texts in (
         ("Problems", [hidden(str(problem)) for problem in result.problems]),
         ("Warnings", [hidden(warning) for warning in result.warnings]),

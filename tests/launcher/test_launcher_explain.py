@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from launcher_support import Launcher, environment, plan, write_inputs
-from test_launcher_plan import SCENARIOS
+from test_launcher_plan import EIGHT_GPUS, SCENARIOS, TORCH, TWO_GROUPS
 
 from trainworks_launcher.command.explain import explain, to_json, to_table
 from trainworks_launcher.command.options import COMMANDS, UsageError, find_command, parse
+from trainworks_launcher.command.rank_map import rank_map
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import SWITCHES
 from trainworks_launcher.contract.values import Json
-from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.given.environment import Devices, Environment
 from trainworks_launcher.job.job import make_job
 from trainworks_launcher.plan.modes import plan_host
 from trainworks_launcher.plan.plan import first_lines
@@ -74,6 +76,58 @@ def test_a_command_line_is_shown_whole() -> None:
     long = made._replace(requirements=(*made.requirements, *(f"word-{number}" for number in range(99))))
     assert "word-0 word-1" in " ".join(to_table(long, explain(long, {}), 80).split())
     assert "word-98" in to_table(long, explain(long, {}), 80)
+
+
+MAPS: dict[str, tuple[Environment, str]] = {
+    "gpus": (
+        environment(TORCH, hosts=TWO, instance_type="ml.fast.xlarge", devices=EIGHT_GPUS),
+        """\
+Ranks, 2 hosts x 8 (* is this host):
+  GPU        0  1  2  3  4  5  6  7
+  algo-1 *   0  1  2  3  4  5  6  7
+  algo-2     8  9 10 11 12 13 14 15""",
+    ),
+    "no gpus": (
+        environment(MPI, hosts=TWO),
+        """\
+Ranks, 2 hosts x 2 (* is this host):
+  local      0  1
+  algo-1 *   0  1
+  algo-2     2  3""",
+    ),
+    "idle gpus": (
+        environment(MPI, devices=Devices(gpus=3, cpus=4)),
+        """\
+Ranks, 1 host x 2 (* is this host, 1 GPU of each idle):
+  GPU        0  1  2
+  algo-1 *   0  1  -""",
+    ),
+    "many hosts": (
+        environment(
+            {**MPI, "sagemaker_mpi_num_of_processes_per_host": "64"}, hosts=[f"algo-{n}" for n in range(1, 42)]
+        ),
+        "Ranks, 41 hosts x 64 (* is this host):\n  algo-1 *  0-63\n"
+        + "".join(f"  algo-{n:<4} {64 * n - 64}-{64 * n - 1}\n" for n in range(2, 12))
+        + "  and 29 more hosts, up to\n  algo-41   2560-2623",
+    ),
+    "a group": (
+        environment(
+            {**MPI, "sagemaker_distribution_instance_groups": '["train"]'}, resource_config=MappingProxyType(TWO_GROUPS)
+        ),
+        """\
+Ranks, 2 hosts x 2 (* is this host):
+  local    0  1
+  algo-2   0  1
+  algo-3   2  3""",
+    ),
+    "no ranks": (environment({"epochs": "3"}, hosts=TWO), ""),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_says_which_rank_is_where(name: str) -> None:
+    made, shown = MAPS[name]
+    assert "\n".join(rank_map(make_job(made).placement, made.devices)) == shown
 
 
 def test_the_table_as_json_says_the_same() -> None:

@@ -26,6 +26,7 @@ from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.supervise.hang import naming, stacks
+from trainworks_launcher.supervise.hang.grid import grid
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
 from trainworks_launcher.supervise.hang.progress import Look, Process, Seen, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
@@ -159,6 +160,38 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     text = name_the_odd(rows(WAITS, WAITS, (LOADER, "S", "", "")), ("algo-9",), 600).text
     assert "rank 2 on algo-2:\n  get (queues.py:113)\n  _next_data (dataloader.py:732)\n  train (train.py:38)" in text
     assert "algo-9 did not answer" in text
+
+
+def test_a_hang_is_a_grid_of_ranks_and_places() -> None:
+    made = rows(WAITS, WAITS, (LOADER, "S", "", ""), WAITS, (BARRIER, "S", "", ""), WAITS)
+    assert (
+        grid(made, made[2:3], ("algo-9",))
+        == """\
+ranks, a letter for the place of each:
+  algo-1  0-1        aa
+  algo-2  2-3        Ba
+  algo-3  4-5        ca
+  algo-9: no answer
+  B = 1 is in DataLoader (train.py:38) (differs)
+  a = 4 wait in all_reduce (train.py:41)
+  c = 1 waits in barrier (train.py:52)"""
+    )
+
+
+def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
+    made = rows(*[WAITS] * 400, (LOADER, "S", "", ""))
+    lines = grid(made, made[400:]).splitlines()
+    assert lines[1] == "  algo-201  400        B"
+    assert lines[21:] == [
+        "  and 181 more hosts",
+        "  B = 1 is in DataLoader (train.py:38) (differs)",
+        "  a = 400 wait in all_reduce (train.py:41)",
+    ]
+    assert grid(made[:1], ()) == ""
+    alone = [Row(-1, f"algo-{number}", "code", "main", "train.py:1") for number in (1, 2)]
+    assert grid(alone, ()).splitlines()[1] == "  algo-1  -          a"
+    wide = [Row(number, "h" * 160, "code", f"f{number}", "x" * 160) for number in range(999)]
+    assert len(grid(wide, wide)) < 4096
 
 
 def test_rows_survive_the_way_to_the_leader() -> None:

@@ -203,6 +203,7 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     """Print the plan of a host (``--plan``) or the reasons for it (``explain``)."""
     from trainworks_launcher.command import explain
     from trainworks_launcher.command.options import value_of
+    from trainworks_launcher.command.rank_map import rank_map
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
     from trainworks_launcher.given.environment import read_environment
@@ -213,7 +214,8 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     masker = Masker(environment.variables, environment.hyperparameters)
     secrets = "--show-secrets" in parsed
     try:
-        plan = plan_host(make_job(environment, value_of(parsed, "--host")))
+        job = make_job(environment, value_of(parsed, "--host"))
+        plan = plan_host(job)
     except RefusalError as refusal:
         sys.stderr.write(f"trainworks: {refusal if secrets else masker.text(str(refusal))}\n")
         return refusal.status
@@ -225,7 +227,7 @@ def _show(what: str, parsed: Parsed, asked: Invocation) -> int:
     if value_of(parsed, "--format", "table") == "json":
         sys.stdout.write(explain.to_json(plan, rows))
     else:
-        sys.stdout.write(explain.to_table(plan, rows, _columns()))
+        sys.stdout.write(explain.to_table(plan, rows, _columns(), rank_map(job.placement, environment.devices)))
     return 0
 
 
@@ -302,10 +304,12 @@ def _run(stops: EarlyStops, asked: Invocation | None) -> int:
         output.log(masker.text(line))
     if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):
         from trainworks_launcher.command import explain
+        from trainworks_launcher.command.rank_map import rank_map
 
         shown = plan.masked(masker)
         rows = explain.explain(shown, environment.variables)
-        for line in explain.to_table(shown, rows, _columns()).splitlines():
+        ranks = rank_map(job.placement, environment.devices)
+        for line in explain.to_table(shown, rows, _columns(), ranks).splitlines():
             output.log(line)
     stops.hold()
     return run_plan(plan, environment, stopped=stops.numbers)

@@ -186,14 +186,20 @@ _HEADINGS = (
 )
 
 
-def to_table(plan: NodePlan, rows: Sequence[Row], width: int) -> str:
+def to_table(plan: NodePlan, rows: Sequence[Row], width: int, ranks: Sequence[str] = ()) -> str:
     """Return an explanation as a table of ``width`` columns; long values are shortened, long texts wrapped.
 
     No word is broken, so that all can be copied: a name or a value with a word longer than its column has lines of its
     own, and a word longer than the table makes its line longer.
+
+    Args:
+        plan: What is explained.
+        rows: The explanation.
+        width: Columns of the terminal.
+        ranks: Lines that say which rank is where.
     """
     width = min(max(width, _NARROWEST), _WIDEST)
-    lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})"]
+    lines = [f"mode {plan.mode}, host {plan.host} ({plan.role})", *(["", *ranks] if ranks else [])]
     name_width = min(max((len(row.name) for row in rows), default=0), width * 3 // 10)
     origin_width = max((len(row.origin) for row in rows), default=0)
     rest = width - name_width - origin_width - 8  # two spaces before each of the four columns

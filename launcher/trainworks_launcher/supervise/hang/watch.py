@@ -26,6 +26,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
+from trainworks_launcher.supervise.hang.grid import grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents
 from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
@@ -209,9 +210,11 @@ class Watch:
             return
         self._asking, self._reported = False, True
         rows = [row for host_rows in self._rows.values() for row in host_rows]
-        verdict = name_the_odd(rows, sorted(set(self._all()) - set(self._rows)), self._around.limit)
-        self._around.tell({"what": "verdict", "text": verdict.text})
-        written = self._report(verdict.text)
+        silent = sorted(set(self._all()) - set(self._rows))
+        verdict = name_the_odd(rows, silent, self._around.limit)
+        shown = "\n".join(filter(None, (verdict.text, grid(rows, verdict.odd, silent))))
+        self._around.tell({"what": "verdict", "text": shown})
+        written = self._report(shown)
         if self._around.fails:
             row = verdict.odd[0] if verdict.odd else None
             where = f"stacks of the ranks of each host: {written}" if written else ""

@@ -1,0 +1,56 @@
+"""Which rank is where: hosts below each other, GPUs beside each other. Pure."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Sequence
+
+from trainworks_launcher.contract.registry import MODES
+from trainworks_launcher.given.environment import Devices
+from trainworks_launcher.job.placement import Placement
+
+_HOSTS = 12
+_COLUMNS = 16
+
+
+def rank_map(placement: Placement, devices: Devices) -> tuple[str, ...]:
+    """Return the map of a job's ranks as lines; ``()`` for a job of one process, or one that has no ranks.
+
+    A rank has the GPU of its local rank, which is how scripts choose it. GPUs are this host's: of another type of host
+    nothing is known here.
+
+    Args:
+        placement: Where the job runs.
+        devices: What this host has.
+    """
+    mode, hosts, slots = MODES[placement.mode], placement.distribution_hosts, placement.slots
+    if mode.one_per_host or placement.tasks is not None or sum(slots) < 2:
+        return ()
+    device, number = ("GPU", devices.gpus) if devices.gpus else ("local", 0)
+    columns = max(*slots, number, 1)
+    starts = [0, *accumulate(slots)]
+    names = [f"{host} *" if host == placement.host else host for host in hosts]
+    shown = list(range(len(hosts)))
+    if len(hosts) > _HOSTS:
+        shown = [*range(_HOSTS - 1), len(hosts) - 1]
+    width = max(len(names[index]) for index in shown)
+    cell = max(len(str(starts[-1] - 1)), 2) + 1
+    idle = number - max(slots)
+    lines = [_title(hosts, slots, idle, device)]
+    if columns <= _COLUMNS:
+        lines.append(f"  {device:<{width}} {''.join(f'{column:>{cell}}' for column in range(columns))}")
+    for index in shown:
+        ranks: Sequence[int] = range(starts[index], starts[index + 1])
+        cells = [str(rank) for rank in ranks] + ["-"] * (number - len(ranks))
+        row = "".join(f"{text:>{cell}}" for text in cells) if columns <= _COLUMNS else f" {ranks[0]}-{ranks[-1]}"
+        if index == len(hosts) - 1 and len(shown) < len(hosts):
+            lines.append(f"  and {len(hosts) - len(shown)} more hosts, up to")
+        lines.append(f"  {names[index]:<{width}} {row}")
+    return tuple(lines)
+
+
+def _title(hosts: Sequence[str], slots: Sequence[int], idle: int, device: str) -> str:
+    count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    each = f" x {slots[0]}" if len(set(slots)) == 1 else ""
+    unused = f", {idle} {device}{'s' if idle > 1 else ''} of each idle" if idle > 0 else ""
+    return f"Ranks, {count}{each} (* is this host{unused}):"
