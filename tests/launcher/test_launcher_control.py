@@ -12,14 +12,29 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from launcher_control import (
+    JOB,
+    LEADER,
+    THIRD,
+    WORKER,
+    FakeLeader,
+    Heard,
+    encode,
+    in_turns,
+    join,
+    joined,
+    leader_on_a_loop,
+    receive,
+    send,
+    until,
+)
 from launcher_support import TIME_OUT, Launcher, environment, manifest, plan, write_inputs, write_manifest
 
 from ports import free_port
@@ -32,7 +47,7 @@ from trainworks_launcher.given.invocation import Invocation
 from trainworks_launcher.given.platforms import Description
 from trainworks_launcher.job.network import Limits
 from trainworks_launcher.plan.plan import Control
-from trainworks_launcher.supervise.control import Events, Role, identity, proof
+from trainworks_launcher.supervise.control import Role, identity, proof
 from trainworks_launcher.supervise.control.leader import Leader
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, read_outcome, read_suspect
 from trainworks_launcher.supervise.control.seal import LEADER as LEADERS
@@ -43,9 +58,7 @@ from trainworks_launcher.supervise.control.worker import Worker
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, STOPPED, SUCCEEDED, Outcome
 
-LEADER, WORKER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 SECRET = "0123456789abcdef-a-long-one"
-JOB: Mapping[str, Json] = {"job name": "0", "mode": "1"}
 WAIT = "import signal; print('ready', flush=True); signal.pause()"
 
 
@@ -118,10 +131,6 @@ MESSAGES = st.builds(
 )
 
 
-def encode(messages: list[dict[str, Json]]) -> bytes:
-    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.lists(MESSAGES, max_size=5), st.data())
 def test_messages_survive_any_division_into_pieces(messages: list[dict[str, Json]], data: st.DataObject) -> None:
@@ -176,120 +185,6 @@ def test_the_secret_is_in_no_plan_and_in_no_text_of_the_environment(tmp_path: Pa
 
 
 # ------------------------------------------------------------------------------------- roles in this process, on a loop
-@dataclass
-class Heard:
-    """What a role told its supervisor."""
-
-    said: list[str] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    told: list[tuple[str, str, dict[str, Json]]] = field(default_factory=list)
-
-    def events(self) -> Events:
-        return Events(
-            welcome=lambda *_: self.said.append("welcome"),
-            peers=lambda _: self.said.append("peers"),
-            go=lambda: self.said.append("go"),
-            stop=lambda: self.said.append("stop"),
-            restart=lambda: self.said.append("restart"),
-            suspect=lambda suspect: self.said.append(f"suspect {suspect.outcome.rank}"),
-            judge=lambda outcome: outcome,
-            finish=self.outcomes.append,
-            left=lambda: self.said.append("left"),
-            told=lambda host, kind, message: self.told.append((host, kind, dict(message))),
-            log=self.log.append,
-        )
-
-
-def in_turns(loop: Loop, seconds: float = 0.01) -> None:
-    """Let the loop run for a moment."""
-    made = Loop.run
-    loop.after(seconds, loop.stop)
-    made(loop)
-    loop._stopped = False
-
-
-@contextlib.contextmanager
-def leader_on_a_loop(
-    secret: str = "", minimum_hosts: int = 0, limits: Limits | None = None
-) -> Iterator[tuple[Loop, Control, Leader, Heard]]:
-    loop, heard = Loop(), Heard()
-    control = Control(LEADER, (LEADER, WORKER), free_port(), minimum_hosts)
-    role = Leader(loop, control, limits or Limits(), JOB, "", secret, heard.events())
-    try:
-        role.begin()
-        yield loop, control, role, heard
-    finally:
-        role.close()
-        loop.close()
-
-
-def send(opened: socket.socket, data: bytes) -> None:
-    """Send what the other end still takes."""
-    with contextlib.suppress(OSError):
-        opened.sendall(data)
-
-
-def join(**changes: Json) -> bytes:
-    message: dict[str, Json] = {"type": "join", "host": WORKER, "job": dict(JOB), "ssh_host_key": "", "nonce": "c" * 64}
-    return encode([{**message, **changes}])
-
-
-class Peer:
-    """The other end of a connection, in the hands of a test: a host that has joined, and may say what it wants."""
-
-    def __init__(self, loop: Loop, opened: socket.socket, seal: Seal) -> None:
-        self.loop, self.opened, self.seal = loop, opened, seal
-        self.decoder = Decoder()
-        self.decoder.seal = seal
-        self.first: Mapping[str, Json] = {}
-
-    def lines(self, messages: list[dict[str, Json]]) -> list[bytes]:
-        return [self.seal.closed(json.dumps(message).encode()) + b"\n" for message in messages]
-
-    def say(self, *messages: dict[str, Json]) -> None:
-        send(self.opened, b"".join(self.lines(list(messages))))
-        in_turns(self.loop)
-
-    def hear(self) -> list[Mapping[str, Json]]:
-        """What came; waits for something."""
-        return self.decoder.feed(receive(self.loop, self.opened))
-
-
-def receive(loop: Loop, opened: socket.socket) -> bytes:
-    """What the other end, on this loop, sends next; b"" if it closed."""
-    opened.setblocking(False)
-    deadline = time.monotonic() + TIME_OUT
-    while time.monotonic() < deadline:
-        in_turns(loop)
-        with contextlib.suppress(BlockingIOError):
-            return opened.recv(65536)
-    raise AssertionError("nothing came")
-
-
-def until(loop: Loop, condition: Callable[[], object]) -> None:
-    """Let the loop run until a condition holds."""
-    deadline = time.monotonic() + TIME_OUT
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        in_turns(loop)
-
-
-@contextlib.contextmanager
-def joined(loop: Loop, control: Control, secret: str = "", **changes: Json) -> Iterator[Peer]:
-    """A host that joins the leader."""
-    with socket.create_connection((LEADER, control.port)) as opened:
-        nonce = proof.make_nonce()
-        send(opened, join(nonce=nonce, secret=bool(secret), **changes))
-        (challenge,) = Decoder().feed(receive(loop, opened))
-        said = proof.Transcript(identity.as_text(JOB), WORKER, nonce, str(challenge["nonce"]), "", "")
-        assert proof.is_proof(secret, LEADERS, said, challenge["proof"])
-        send(opened, encode([{"type": "answer", "proof": proof.make_proof(secret, WORKERS, said)}]))
-        made = Peer(loop, opened, Seal(proof.make_key(secret, said), WORKERS))
-        made.first = made.hear()[0]
-        yield made
-
-
 NETWORK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -476,43 +371,6 @@ def test_what_another_host_says_does_nothing_to_a_terminal() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ a worker
-class FakeLeader:
-    """A leader in the hands of a test, and the worker that looks for it; both on one loop."""
-
-    def __init__(self, stack: contextlib.ExitStack, secret: str = "", limits: Limits | None = None) -> None:
-        self.loop, self.heard, self.secret = Loop(), Heard(), secret
-        self.server = stack.enter_context(socket.create_server((LEADER, 0)))
-        self.control = Control(LEADER, (LEADER, WORKER), self.server.getsockname()[1])
-        self.role = Worker(self.loop, self.control, limits or Limits(), JOB, WORKER, "", secret, self.heard.events())
-        stack.callback(self.loop.close)
-        stack.callback(self.role.close)
-        self.role.begin()
-
-    def accept(self, stack: contextlib.ExitStack) -> socket.socket:
-        self.server.setblocking(False)
-        found: list[socket.socket] = []
-
-        def try_it() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                found.append(stack.enter_context(self.server.accept()[0]))
-            return bool(found)
-
-        until(self.loop, try_it)
-        return found[0]
-
-    def let_in(self, stack: contextlib.ExitStack) -> Peer:
-        opened = self.accept(stack)
-        (asked,) = Decoder().feed(receive(self.loop, opened))
-        said = proof.Transcript(identity.as_text(JOB), WORKER, str(asked["nonce"]), proof.make_nonce(), "", "")
-        shown = proof.make_proof(self.secret, LEADERS, said)
-        challenge = {"type": "challenge", "nonce": said.leader_nonce, "public_key": "", "proof": shown}
-        send(opened, encode([{**challenge, "secret": bool(self.secret)}]))
-        assert b'"answer"' in receive(self.loop, opened)
-        peer = Peer(self.loop, opened, Seal(proof.make_key(self.secret, said), LEADERS))
-        peer.say({"type": "welcome"})
-        return peer
-
-
 def test_a_worker_starts_once_and_not_before_it_is_prepared() -> None:
     with contextlib.ExitStack() as stack:
         made = FakeLeader(stack)
@@ -888,11 +746,12 @@ def test_garbage_and_stolen_names_change_nothing_but_one_line(tmp_path: Path) ->
 
 
 def test_a_second_host_of_the_same_name_changes_nothing(tmp_path: Path) -> None:
-    variables = {"TRAINWORKS_CONTROL_PORT": str(free_port()), "TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}
+    variables = {"TRAINWORKS_CONTROL_PORT": str(free_port())}
+    short = {**variables, "TRAINWORKS_JOIN_LIMIT_SECONDS": "1"}
     with hosts(tmp_path / "job", WAIT, variables=variables) as (leader, worker):
         worker.read_until("ready")
         leader.read_until("ready")
-        with hosts(tmp_path / "double", WAIT, started=(WORKER,), variables=variables) as (double,):
+        with hosts(tmp_path / "double", WAIT, started=(WORKER,), variables=short) as (double,):
             assert double.wait() == 66
         assert "it has already joined" in double.failure
         assert leader.process.poll() is worker.process.poll() is None

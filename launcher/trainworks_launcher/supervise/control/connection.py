@@ -71,6 +71,13 @@ class Connection:
         self.host = host
         self._decoder.limit = MESSAGE_LIMIT
 
+    def hand_over(
+        self, on_message: Callable[[Connection, Message], None], on_lost: Callable[[Connection, str], None]
+    ) -> None:
+        """The other end has joined: what it says, and its loss, go elsewhere from now on."""
+        self._on_message = on_message
+        self._on_lost = on_lost
+
     def send(self, kind: str, **fields: Json) -> None:
         """Queue a message and write what the kernel takes now."""
         if self.open:

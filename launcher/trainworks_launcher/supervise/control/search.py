@@ -1,0 +1,265 @@
+"""A worker's search for the leader: connect, prove to each other that both are of the job, be let in.
+
+The leader may not be up yet, may still start, or may be another program for a while: every try that fails is followed
+by the next one, until a deadline.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Callable, Mapping, NamedTuple
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.contract.values import Json, text
+from trainworks_launcher.plan.plan import Control
+from trainworks_launcher.supervise.control import identity, proof
+from trainworks_launcher.supervise.control.connection import Attempt, Connection
+from trainworks_launcher.supervise.control.messages import Message, one_line, read_outcome
+from trainworks_launcher.supervise.control.phases import SEARCH, Phases, SearchPhase
+from trainworks_launcher.supervise.control.seal import LEADER, WORKER, Seal
+from trainworks_launcher.supervise.loop import Loop
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 15.0
+"""From the connection to the welcome; a leader that is busy with many hosts may take some of it."""
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 1.0
+_LOGGED_REASONS = 5
+
+
+class Own(NamedTuple):
+    """What this host says of itself, and proves.
+
+    Attributes:
+        host: Its name.
+        job: The identity of its job.
+        host_key: Its fresh ssh host key; ``""`` without ssh.
+        secret: Of the job; ``""`` if it has none.
+    """
+
+    host: str
+    job: Mapping[str, Json]
+    host_key: str
+    secret: str
+
+
+class Found(NamedTuple):
+    """The leader that let this host in.
+
+    Attributes:
+        connection: It has to be handed over.
+        public_key: The leader's ssh key.
+        has_no_secret: This host has a secret, and the leader has none: all that may be done is to tell it.
+    """
+
+    connection: Connection
+    public_key: str
+    has_no_secret: bool
+
+
+class Search:
+    """One search; begins at once."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        control: Control,
+        own: Own,
+        limit: float,
+        found: Callable[[Found], None],
+        over: Callable[[Outcome], None],
+        log: Callable[[str], None],
+        lost: str = "",
+    ) -> None:
+        """Begin.
+
+        Args:
+            loop: The loop of the run.
+            control: Where the leader is.
+            own: What this host says of itself.
+            limit: Seconds after which the leader counts as missing.
+            found: The leader has let this host in.
+            over: The outcome of the job, for this host: no leader lets it in.
+            log: Prints a line.
+            lost: Why the leader that had let this host in is gone; ``""`` if none had.
+        """
+        self._loop = loop
+        self._control = control
+        self._own = own
+        self._found = found
+        self._over = over
+        self._reasons = _Reasons(control, limit, lost, log)
+        self._phases = Phases(SEARCH)
+        self._deadline = time.monotonic() + limit
+        self._connection: Connection | None = None
+        self._attempt: Attempt | None = None
+        self._leader_has_no_secret = False
+        self._refused = ""  # in the words of the one who answers now
+        self._tries = 0
+        self._pause = _FIRST_PAUSE
+        if lost:
+            self._again(lost)
+        else:
+            self._try()
+
+    def end(self) -> None:
+        """Look no more, and close what is not the leader's connection yet."""
+        if self._phases.take("end"):
+            if self._attempt is not None:
+                self._attempt.cancel()
+            if self._connection is not None:
+                self._connection.close()
+
+    # ------------------------------------------------------------------------------------------------------ connecting
+    def _try(self) -> None:
+        """One try to connect, without waiting for it (except for the name's resolution)."""
+        if self._phases.now is not SearchPhase.CONNECTING:
+            return
+        if time.monotonic() >= self._deadline:
+            self._over(Outcome(FAILED, names.EXIT_HOSTS, self._own.host, self._reasons.text()))
+            return
+        name = self._control.address or self._control.leader
+        try:
+            found = socket.getaddrinfo(name, self._control.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            # The names of pods appear after the pods.
+            why = f"cannot resolve the name {name}: {error.strerror or error}"
+            self._reasons.note(why)
+            self._again(why)
+            return
+        # A name may have several addresses, and only one that answers: the next one, each time.
+        family, _, _, _, address = found[self._tries % len(found)]
+        self._tries += 1
+        self._attempt = Attempt(self._loop, family, address, _CONNECT_SECONDS, self._connected)
+
+    def _again(self, why: str) -> None:
+        """A try has failed: the next one."""
+        if self._phases.take("failed"):
+            self._reasons.last = why
+            self._loop.after(self._pause, self._try)
+            self._pause = min(self._pause * 1.5, _LONGEST_PAUSE)
+
+    def _connected(self, opened: socket.socket | None, why: str) -> None:
+        if opened is None:
+            self._again(why)
+            return
+        try:
+            connection = Connection(self._loop, opened, self._message, self._lost)
+        except OSError as error:
+            opened.close()
+            self._again(str(error))
+            return
+        self._phases.must("joined")
+        self._connection = connection
+        self._reasons.answered = True
+        self._refused = ""
+        own, nonce = self._own, proof.make_nonce()
+        connection.asked = proof.Transcript(identity.as_text(own.job), own.host, nonce, "", own.host_key, "")
+        connection.send(
+            "join",
+            host=own.host,
+            job=dict(own.job),
+            ssh_host_key=own.host_key,
+            nonce=nonce,
+            secret=bool(own.secret),
+        )
+        self._loop.after(_ANSWER_SECONDS, lambda: self._not_let_in(connection))
+
+    # --------------------------------------------------------------------------------------------------------- talking
+    def _not_let_in(self, connection: Connection) -> None:
+        if connection.open and self._phases.now is not SearchPhase.OVER:
+            self._distrust(connection, "it did not answer")
+
+    def _message(self, connection: Connection, message: Message) -> None:
+        kind, asked = text(message.get("type")), connection.asked
+        if kind not in _KINDS or asked is None or not self._phases.take(kind):
+            self._distrust(connection, "it does not speak the launcher's protocol")
+        elif kind == "refused":
+            self._refused = one_line(message.get("reason"))
+            if connection.seal is None and names.JOB_SECRET_VARIABLE in self._refused:
+                self._secrets_differ()
+        elif kind == "challenge":
+            self._answer(connection, asked, message)
+        elif kind == "welcome":
+            connection.trust(self._control.leader)
+            self._found(Found(connection, asked.public_key, self._leader_has_no_secret))
+        else:
+            connection.close()
+            self._over(read_outcome(message, self._control.leader))
+
+    def _answer(self, connection: Connection, asked: proof.Transcript, message: Message) -> None:
+        """Believe the leader if it proves that it knows the secret; then prove the same to it."""
+        theirs = proof.read_nonce(message.get("nonce"))
+        said = asked._replace(leader_nonce=theirs, public_key=text(message.get("public_key")))
+        # A leader without a secret lets every host in: this one joins to tell it, and the job ends.
+        secret = self._own.secret if message.get("secret") is True else ""
+        if theirs and proof.is_proof(secret, LEADER, said, message.get("proof")):
+            connection.asked = said
+            connection.send("answer", proof=proof.make_proof(secret, WORKER, said))
+            connection.use_seal(Seal(proof.make_key(secret, said), WORKER))
+            self._leader_has_no_secret = secret != self._own.secret
+            return
+        reason = f"it has another {names.JOB_SECRET_VARIABLE} than this host"
+        connection.send("refused", reason=reason)
+        self._secrets_differ()
+        self._distrust(connection, reason)
+
+    def _secrets_differ(self) -> None:
+        """It will not get better: bounded, because what answers there may be the leader of another job, which ends."""
+        soon = time.monotonic() + names.REFUSAL_LIMIT_SECONDS
+        if soon < self._deadline:
+            self._deadline, self._reasons.limit = soon, 0.0
+
+    def _distrust(self, connection: Connection, reason: str) -> None:
+        """What answers there is not the leader; the leader may be there later."""
+        self._refused = self._refused or reason
+        connection.close()
+        self._lost(connection, reason)
+
+    def _lost(self, _: Connection, reason: str) -> None:
+        """The leader is still starting, or refuses this host and says why."""
+        why = self._refused or f"{reason} before it let this host in"
+        self._reasons.note(why)
+        self._again(why)
+
+
+_KINDS = ("challenge", "refused", "welcome", "finish")
+
+
+class _Reasons:
+    """Why this host is not let in, for the log and for the job's outcome.
+
+    Attributes:
+        last: Of the last try.
+        answered: Something listens there.
+        limit: As of ``Search``; 0: it is not the time that is over.
+    """
+
+    def __init__(self, control: Control, limit: float, lost: str, log: Callable[[str], None]) -> None:
+        """As ``Search``."""
+        self.last = "it did not try"
+        self.answered = False
+        self.limit = limit
+        self._control = control
+        self._lost = lost
+        self._log = log
+        self._noted: dict[str, None] = {}  # in order
+
+    def note(self, why: str) -> None:
+        """Say once why this host is not let in; it may take the whole join limit."""
+        if why not in self._noted and len(self._noted) < _LOGGED_REASONS:
+            self._noted[why] = None
+            self._log(f"{self._control.leader} does not let this host in yet: {why}")
+
+    def text(self) -> str:
+        """Return what is said at the end."""
+        leader = self._control.leader
+        if self._lost:
+            return f"lost host {leader}: {self._lost}"
+        done = "let this host in" if self.answered else "answer"
+        within = f" within {self.limit:g} s" if self.limit else ""
+        said = "; ".join(dict.fromkeys([*self._noted, self.last]))
+        return f"the leader {leader} did not {done} on port {self._control.port}{within}: {said}"

@@ -1,0 +1,293 @@
+"""The phases of the control channel's two ends: what each event does in each of them, to real roles on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
+
+import pytest
+from launcher_control import (
+    LEADER,
+    THIRD,
+    WORKER,
+    FakeLeader,
+    Heard,
+    Peer,
+    encode,
+    joined,
+    leader_on_a_loop,
+    receive,
+    send,
+    until,
+)
+
+from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.control import phases
+from trainworks_launcher.supervise.control.leader import Leader
+from trainworks_launcher.supervise.control.messages import outcome_fields, suspect_fields
+from trainworks_launcher.supervise.control.phases import LeaderPhase, Phases, Table, WorkerPhase
+from trainworks_launcher.supervise.control.worker import Worker
+from trainworks_launcher.supervise.outcome.outcome import FAILED, SUCCEEDED, Outcome, Suspect
+
+WELL, BADLY = Outcome(SUCCEEDED, 0, WORKER), Outcome(FAILED, 3, WORKER, "it failed")
+SUSPECT = Suspect(0.0, BADLY._replace(rank=0), True)
+MESSAGES: Mapping[str, Mapping[str, Json]] = {
+    "ended well": {"type": "ended", **outcome_fields(WELL)},
+    "ended badly": {"type": "ended", **outcome_fields(BADLY)},
+    "suspect": {"type": "suspect", **suspect_fields(SUSPECT, 0.0)},
+    "finish": {"type": "finish", **outcome_fields(BADLY)},
+}
+"""Those that need more than their kind."""
+
+TABLES: tuple[Table[IntEnum], ...] = (phases.LEADER, phases.WORKER, phases.SEARCH)  # type: ignore[assignment]
+
+
+def read(matrix: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Yield (event, phase, next phase, what the supervisor hears) of each cell of a table; "." is left out.
+
+    A cell is the next phase, "-" if it stays, and after a "+" what is heard. "error" is an error of the program.
+    """
+    heading, *rows = (line for line in matrix.splitlines() if line.strip())
+    for row in rows:
+        event, cells = row[:16].strip(), row[16:].split()
+        for phase, cell in zip(heading.split()[1:], cells, strict=True):
+            follows, *heard = cell.split("+")
+            if cell != ".":
+                yield event, phase, phase if follows == "-" else follows, heard
+
+
+@pytest.mark.parametrize("table", TABLES, ids=["leader", "worker", "search"])
+def test_every_phase_is_reached_and_leads_to_the_last_one(table: Table[IntEnum]) -> None:
+    first, *_, last = table
+    assert list(table) == list(type(first))
+    assert not table[last]
+
+    def reached(phase: IntEnum) -> set[IntEnum]:
+        found, new = {phase}, {phase}
+        while new:
+            new = {follows for one in new for follows in table[one].values()} - found
+            found |= new
+        return found
+
+    assert reached(first) == set(table)
+    assert all(last in reached(phase) for phase in table)
+
+
+def test_what_does_not_count_changes_nothing_and_what_must_count_is_an_error() -> None:
+    made = Phases(phases.LEADER)
+    assert not made.take("leave")
+    assert made.now.name == "GATHERING"
+    with pytest.raises(RuntimeError, match="LeaderPhase: no 'leave' in phase GATHERING"):
+        made.must("leave")
+    assert made.take("stopping")
+    assert not made.take("go")
+    assert made.now.name == "STOPPING"
+
+
+# ---------------------------------------------------------------------------------------------------------- the leader
+OF_LEADER = """
+event           GATHERING       RUNNING         STOPPING        FINISHED        LINGERING       LEAVING
+ready           -               -               -               -               -               -
+suspect         -+suspect 0     -+suspect 0     -+suspect 0     -               -               -
+ended well      -               -               -               -               -               -
+ended badly     FINISHED        FINISHED        -               -               -               -
+stopping        STOPPING+stop   STOPPING+stop   -               -               -               -
+bye             -               -               -               -               -               LEFT+left
+alive           -               -               -               -               -               -
+go              -               -               -               -               -               -
+finish          -               -               -               -               -               -
+closed          -               FINISHED        -               -               -               LEFT+left
+own ready       -               -               -               -               -               -
+own suspect     -+suspect 0     -+suspect 0     -+suspect 0     -               -               -
+own well        -               -               -               -               -               -
+own badly       FINISHED        FINISHED        -               -               -               -
+own stopping    STOPPING+stop   STOPPING+stop   -               -               -               -
+own leave       error           error           error           LEAVING         error           error
+""".replace("suspect 0", "suspect_0")
+
+
+def bring_leader(phase: str, role: Leader, peer: Peer) -> None:
+    """Bring a leader of two hosts, or of a third one that never comes, to a phase."""
+    if phase == "RUNNING":
+        role.ready(0)
+        peer.say({"type": "ready", "ssh_port": 0})
+        until(peer.loop, lambda: role.phase is LeaderPhase.RUNNING)
+    elif phase == "STOPPING":
+        role.stopping()
+    elif phase != "GATHERING":
+        role.ended(BADLY)
+        if phase in ("LINGERING", "LEAVING"):
+            role.leave()
+    assert role.phase.name == phase
+
+
+def wait_for_what_was_said(peer: Peer, port: int, heard: Heard) -> None:
+    """Let a stranger come: when the leader has dropped it, it has read what the others said before."""
+    with socket.create_connection((LEADER, port)) as stranger:
+        send(stranger, b"hello\n")
+        until(peer.loop, lambda: "dropped a connection" in "".join(heard.log))
+
+
+@pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_LEADER)))
+def test_what_an_event_does_to_the_leader(event: str, phase: str, follows: str, said: list[str]) -> None:
+    hosts = (LEADER, WORKER, THIRD) if phase == "LINGERING" else (LEADER, WORKER)
+    calls: Mapping[str, Callable[[Leader], None]] = {
+        "own ready": lambda role: role.ready(0),
+        "own suspect": lambda role: role.suspect(SUSPECT),
+        "own well": lambda role: role.ended(WELL),
+        "own badly": lambda role: role.ended(BADLY),
+        "own stopping": lambda role: role.stopping(),
+        "own leave": lambda role: role.leave(),
+    }
+    with leader_on_a_loop(hosts=hosts) as (loop, control, role, heard), joined(loop, control) as peer:
+        bring_leader(phase, role, peer)
+        before = len(heard.said)
+        if follows == "error":
+            with pytest.raises(RuntimeError, match=f"no 'leave' in phase {phase}"):
+                calls[event](role)
+            return
+        if event in calls:
+            calls[event](role)
+        elif event == "closed":
+            peer.opened.close()
+        else:
+            peer.say(dict(MESSAGES.get(event, {"type": event})))
+        wait_for_what_was_said(peer, control.port, heard)
+        assert role.phase.name == follows
+        assert [one.replace(" ", "_") for one in heard.said[before:]] == said
+
+
+# ---------------------------------------------------------------------------------------------------------- the worker
+OF_WORKER = """
+event           JOINING         PREPARING       READY           BOUND           FINISHED        LEAVING
+go              .               -               BOUND+go        -               -               -
+stop            .               -+stop          -+stop          -+stop          -               -
+without         .               -+restart       -+restart       -+restart       -               -
+finish          .               FINISHED        FINISHED        FINISHED        -               -
+alive           .               -               -               -               -               -
+ready           .               -               -               -               -               -
+welcome         .               -               -               -               -               -
+closed          .               JOINING         JOINING         FINISHED        .               LEFT+left
+own ready       -               READY           -               -               -               -
+own stopping    -               BOUND           BOUND           -               -               -
+own suspect     -               -               -               -               -               -
+own well        FINISHED        BOUND           BOUND           -               -               -
+own badly       FINISHED        BOUND           BOUND           -               -               -
+own leave       error           error           error           error           LEAVING         error
+"""
+
+
+def bring_worker(phase: str, made: FakeLeader, peer: Peer | None) -> None:
+    """Bring a worker to a phase; its leader has let it in but for the first one."""
+    role = made.role
+    if peer is not None and phase != "PREPARING":
+        role.ready(0)
+    if peer is not None and phase in ("BOUND", "FINISHED", "LEAVING"):
+        say(made, peer, {"type": "go"})
+    if peer is not None and phase in ("FINISHED", "LEAVING"):
+        say(made, peer, dict(MESSAGES["finish"]))
+    if phase == "LEAVING":
+        role.leave()
+    assert role.phase.name == phase
+
+
+def say(made: FakeLeader, peer: Peer, message: dict[str, Json]) -> None:
+    """Say something to a worker, and wait until it has read it: what the channel does not know comes to `told`."""
+    told = len(made.heard.told)
+    peer.say(message, {"type": "mark"})
+    until(made.loop, lambda: any(kind == "mark" for _, kind, _ in made.heard.told[told:]))
+
+
+@pytest.mark.parametrize(("event", "phase", "follows", "said"), list(read(OF_WORKER)))
+def test_what_an_event_does_to_a_worker(event: str, phase: str, follows: str, said: list[str]) -> None:
+    calls: Mapping[str, Callable[[Worker], None]] = {
+        "own ready": lambda role: role.ready(0),
+        "own suspect": lambda role: role.suspect(SUSPECT),
+        "own well": lambda role: role.ended(WELL),
+        "own badly": lambda role: role.ended(BADLY),
+        "own stopping": lambda role: role.stopping(),
+        "own leave": lambda role: role.leave(),
+    }
+    with contextlib.ExitStack() as stack:
+        made = FakeLeader(stack)
+        peer = None
+        if phase != "JOINING":
+            peer = made.let_in(stack)
+            until(made.loop, lambda: made.heard.said == ["welcome"])
+        bring_worker(phase, made, peer)
+        before = len(made.heard.said)
+        if follows == "error":
+            with pytest.raises(RuntimeError, match=f"no 'leave' in phase {phase}"):
+                calls[event](made.role)
+            return
+        if event in calls:
+            calls[event](made.role)
+        elif peer is not None and event == "closed":
+            peer.opened.close()
+            until(made.loop, lambda: made.role.phase is WorkerPhase[follows])
+        elif peer is not None:
+            say(made, peer, dict(MESSAGES.get(event, {"type": event})))
+        assert made.role.phase.name == follows
+        assert made.heard.said[before:] == said
+
+
+# ---------------------------------------------------------------------------------------------------------- the search
+OF_SEARCH = """
+event           ASKED       ANSWERED
+challenge       dropped     dropped
+refused         kept        kept
+welcome         dropped     PREPARING
+finish          dropped     FINISHED
+go              dropped     dropped
+alive           dropped     dropped
+join            dropped     dropped
+"""
+
+
+@pytest.mark.parametrize(("event", "phase", "follows"), [cell[:3] for cell in read(OF_SEARCH)])
+def test_what_a_leader_may_say_before_it_has_let_a_worker_in(event: str, phase: str, follows: str) -> None:
+    message = dict(MESSAGES.get(event, {"type": event}))
+    with contextlib.ExitStack() as stack:
+        made = FakeLeader(stack)
+        if phase == "ASKED":
+            opened = made.accept(stack)
+            assert b'"join"' in receive(made.loop, opened)
+            send(opened, encode([message]))
+        else:
+            peer = made.prove(stack)
+            opened = peer.opened
+            peer.say(message)
+        if follows == "dropped":
+            until(made.loop, lambda: "does not let this host in yet: it" in "".join(made.heard.log))
+            made.accept(stack)  # and it tries again
+        elif follows == "kept":
+            opened.close()
+            until(made.loop, lambda: "does not let this host in yet: " in "".join(made.heard.log))
+        else:
+            until(made.loop, lambda: made.role.phase is WorkerPhase[follows])
+            return
+        assert made.role.phase is WorkerPhase.JOINING
+
+
+def test_a_worker_that_ended_without_a_leader_is_let_in_by_none() -> None:
+    """Else it would prepare a host whose part in the job is over."""
+    with contextlib.ExitStack() as stack:
+        made = FakeLeader(stack)
+        peer = made.prove(stack)
+        made.role.ended(BADLY)
+        assert made.heard.outcomes == [BADLY]
+        with contextlib.suppress(OSError):
+            peer.say({"type": "welcome"})
+        assert receive(made.loop, peer.opened) == b""
+        assert made.heard.said == []
+
+
+def test_a_worker_tells_the_leader_that_lets_it_in_what_happened_before() -> None:
+    with contextlib.ExitStack() as stack:
+        made = FakeLeader(stack)
+        made.role.stopping()
+        peer = made.let_in(stack)
+        assert peer.hear() == [{"type": "stopping"}]
+        assert made.role.phase is WorkerPhase.BOUND
