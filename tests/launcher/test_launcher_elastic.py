@@ -6,6 +6,7 @@ import pytest
 from launcher_support import environment, plan
 
 from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.job.elastic import Elastic, read_elastic
 
@@ -20,8 +21,8 @@ def read(
     mode: str = "torch_distributed",
     all_hosts: int = 3,
 ) -> tuple[Elastic, list[Problem]]:
-    problems: list[Problem] = []
-    return read_elastic(reserved, variables or {}, mode, 3, all_hosts, problems), problems
+    reader = Reader(reserved, variables or {})
+    return read_elastic(reader, mode, 3, all_hosts), reader.problems
 
 
 @pytest.mark.parametrize(

@@ -460,7 +460,8 @@ def test_the_launcher_understands_each_entry_point_as_the_builder_does(project: 
     for program in programs:
         problems: list[Problem] = []
         code = look_at_code(str(tmp_path), str(tmp_path / "code"), program, problems)
-        theirs = choose_entry_point(program, code, ("python",), problems)
+        theirs, found = choose_entry_point(program, code, ("python",), problems)
+        problems += found
         try:
             ours = find_entry_point(program, files, project=project)
         except ValueError:

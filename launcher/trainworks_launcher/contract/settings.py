@@ -16,17 +16,25 @@ LEVELS: Mapping[str, int] = MappingProxyType(
 
 
 class Reader:
-    """Reads single settings and collects what is wrong with them.
+    """Reads settings for one part of a job, and keeps what is wrong with that part.
 
     Attributes:
+        reserved: Reserved hyperparameters, by their names.
+        variables: The process's environment.
         problems: What is wrong so far.
+        warnings: Lines to print before the start.
     """
 
     def __init__(self, reserved: Mapping[str, Json], variables: Mapping[str, str]) -> None:
-        """Read from reserved hyperparameters, by their names, and from the process's environment."""
-        self._reserved = reserved
-        self._variables = variables
+        """Nothing is read yet."""
+        self.reserved = reserved
+        self.variables = variables
         self.problems: list[Problem] = []
+        self.warnings: list[str] = []
+
+    def refuse(self, what: str, where: str, advice: str = "") -> None:
+        """Note a problem, as ``Problem`` has it. The caller goes on with the nearest value, to find the others too."""
+        self.problems.append(Problem(what, where, advice))
 
     def count(self, name: str) -> int | None:
         """Read a hyperparameter that is a whole number of at least 1.
@@ -34,37 +42,37 @@ class Reader:
         Returns:
             The number; None if it is absent or empty, and if it is wrong, which is then a problem.
         """
-        value = self._reserved.get(name)
+        value = self.reserved.get(name)
         if value is None or value == "":
             return None
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             advice = "give a whole number of at least 1, or leave it out"
-            self.problems.append(Problem(f"{value!r} is not a count", f"hyperparameter {name}", advice))
+            self.refuse(f"{value!r} is not a count", f"hyperparameter {name}", advice)
             return None
         return value
 
     def port(self, name: str, default: int) -> int:
         """Read a TCP port from a variable; the default if it is absent or wrong."""
-        value = self._variables.get(name, "").strip()
+        value = self.variables.get(name, "").strip()
         if not value:
             return default
         if not value.isdecimal() or not 1 <= int(value) <= 65535:
-            self.problems.append(Problem(f"{value!r} is not a TCP port", f"variable {name}", "use 1024 to 65535"))
+            self.refuse(f"{value!r} is not a TCP port", f"variable {name}", "use 1024 to 65535")
             return default
         return int(value)
 
     def word(self, name: str, words: tuple[str, ...]) -> str:
         """Read one of a few words from a variable; the first is the default."""
-        value = self._variables.get(name, "").strip()
+        value = self.variables.get(name, "").strip()
         if value and value not in words:
-            self.problems.append(Problem(f"{value!r} is not understood", f"variable {name}", nearest(value, words)))
+            self.refuse(f"{value!r} is not understood", f"variable {name}", nearest(value, words))
         return value if value in words else words[0]
 
     def seconds(self, name: str, default: float) -> float:
         """Read a number of seconds, more than 0, from a variable; the default if it is absent or wrong."""
-        value = self._variables.get(name, "").strip()
+        value = self.variables.get(name, "").strip()
         if not value:
             return default
         try:
@@ -73,7 +81,7 @@ class Reader:
             number = -1.0
         if not 0 < number < 1e7:
             advice = f"give seconds as a number, the default is {default:g}"
-            self.problems.append(Problem(f"{value!r} is not a number of seconds", f"variable {name}", advice))
+            self.refuse(f"{value!r} is not a number of seconds", f"variable {name}", advice)
             return default
         return number
 

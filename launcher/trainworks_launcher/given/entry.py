@@ -130,32 +130,38 @@ def parse_entry_point(program: str, code: Code | None = None) -> EntryPoint:
     return EntryPoint("script" if script else "command", program)
 
 
-def choose_entry_point(program: str, code: Code, programs: Container[str], problems: list[Problem]) -> EntryPoint:
+def choose_entry_point(
+    program: str, code: Code, programs: Container[str], known: Sequence[Problem]
+) -> tuple[EntryPoint, list[Problem]]:
     """Choose the entry point and check it against the code. An archive that is not fetched yet is checked later.
 
     Args:
         program: The name asked for; ``""`` for none.
         code: The code on this host.
         programs: Programs that exist on this host.
-        problems: Gets what is wrong. If it has problems already, missing code is not reported: it may follow from them.
+        known: What is wrong with the job otherwise. Missing code is not reported beside it: it may follow from that.
+
+    Returns:
+        The entry point, and what is wrong with it.
     """
     where = f"{names.PROGRAM_VARIABLE} or hyperparameter {names.PROGRAM}"
     place = code.archive or code.directory
-    if not code.entries and not code.remote and not problems:
+    problems: list[Problem] = []
+    nothing = EntryPoint("script", "")
+    if not code.entries and not code.remote and not known:
         advice = f"put the training script there, or say where it is with {names.SUBMIT_DIRECTORY_VARIABLE}"
         problems.append(Problem("no code found", place, advice))
-    if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in problems):
-        return EntryPoint("script", "")  # the file that cannot be read may name it
+    if not program and any(problem.where.endswith(names.HYPERPARAMETERS_FILE) for problem in known):
+        return nothing, problems  # the file that cannot be read may name it
     if not program:
         scripts = [name for name in code.entries if name.endswith(".py") and "/" not in name]
         advice = f"set it to one of: {', '.join(scripts[:8])}" if scripts else "set it to the name of the script"
-        problems.append(Problem("no entry point is given", where, advice))
-        return EntryPoint("script", "")
+        return nothing, [*problems, Problem("no entry point is given", where, advice)]
     try:
         point = parse_entry_point(program, code)
     except ValueError as error:
-        problems.append(Problem(f"the entry point {error}", where, "give a path below the code directory"))
-        return EntryPoint("script", "")
+        advice = "give a path below the code directory"
+        return nothing, [*problems, Problem(f"the entry point {error}", where, advice)]
     a_file = point.kind != "module" and (point.kind != "package" or point.name.endswith(".py"))
     if a_file and code.entries and point.name not in code.entries:
         candidates = [name for name in code.entries if "/" not in name] or code.entries
@@ -164,26 +170,30 @@ def choose_entry_point(program: str, code: Code, programs: Container[str], probl
     elif point.kind == "command" and code.entries and point.name not in code.executable:
         advice = "make it executable (chmod +x), or name it .py or .sh"
         problems.append(Problem(f"the entry point {point.name!r} is not executable", where, advice))
-    if point.in_python and "python" not in programs:
-        problems.append(Problem("Python is not installed in this image", "program python", "install python3"))
-    return point
+    return point, [*problems, *_missing_python(point, programs)]
+
+
+def _missing_python(point: EntryPoint, programs: Container[str]) -> list[Problem]:
+    if not point.in_python or "python" in programs:
+        return []
+    return [Problem("Python is not installed in this image", "program python", "install python3")]
 
 
 def choose_given_program(
-    words: Sequence[str], code: Code, programs: Container[str], problems: list[Problem]
-) -> tuple[EntryPoint, tuple[str, ...]]:
+    words: Sequence[str], code: Code, programs: Container[str]
+) -> tuple[EntryPoint, tuple[str, ...], list[Problem]]:
     """Choose the entry point of a command line, which may be anywhere on the host.
 
     Args:
         words: The program and its arguments, as ``source.look_at_program`` returns them.
         code: The code, as that function returns it.
         programs: Programs that exist on this host.
-        problems: Gets what is wrong.
 
     Returns:
-        The entry point, and the arguments.
+        The entry point, its arguments, and what is wrong with it.
     """
     name, rest = words[0], tuple(words[1:])
+    problems: list[Problem] = []
     where = "the command line"
     if name == "-m":
         module = rest[0] if rest else ""
@@ -200,9 +210,7 @@ def choose_given_program(
         elif kind == "command" and name not in code.executable:
             advice = "make it executable (chmod +x), or name it .py or .sh"
             problems.append(Problem(f"{name!r} is not executable", where, advice))
-    if point.in_python and "python" not in programs:
-        problems.append(Problem("Python is not installed in this image", "program python", "install python3"))
-    return point, rest
+    return point, rest, [*problems, *_missing_python(point, programs)]
 
 
 def program_words(entry: EntryPoint, code: Code, python: str, shell: str) -> tuple[str, ...]:

@@ -14,23 +14,24 @@ from typing import Callable, Iterator, Mapping
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem, nearest
+from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.contract.values import Json
 
 DEFAULT_STYLE = "value"
 """The style of sagemaker-training: scripts were written for it."""
 
 
-def choose_style(variables: Mapping[str, str], reserved: Mapping[str, Json], problems: list[Problem]) -> str:
+def choose_style(reader: Reader) -> str:
     """Return the style asked for, one of STYLES; a problem with the nearest name for anything else.
 
     The hyperparameter belongs to one job, the variable is usually baked into an image, so the former wins.
     """
-    value, where = reserved.get(names.ARGUMENT_STYLE), f"hyperparameter {names.ARGUMENT_STYLE}"
+    value, where = reader.reserved.get(names.ARGUMENT_STYLE), f"hyperparameter {names.ARGUMENT_STYLE}"
     if value in (None, ""):
-        value, where = variables.get(names.ARGUMENT_STYLE_VARIABLE, "").strip(), names.ARGUMENT_STYLE_VARIABLE
+        value, where = reader.variables.get(names.ARGUMENT_STYLE_VARIABLE, "").strip(), names.ARGUMENT_STYLE_VARIABLE
     style = value or DEFAULT_STYLE
     if not isinstance(style, str) or style not in STYLES:
-        problems.append(Problem(f"{style!r} is not an argument style", where, nearest(str(style), STYLES)))
+        reader.refuse(f"{style!r} is not an argument style", where, nearest(str(style), STYLES))
         return DEFAULT_STYLE
     return style
 

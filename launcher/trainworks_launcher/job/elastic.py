@@ -6,10 +6,10 @@ the container); both are the user's, so two different values are a contradiction
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.errors import Problem
+from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.contract.values import Json
 
 MODE = "torch_distributed"
@@ -33,71 +33,60 @@ class Elastic(NamedTuple):
         return self.restarts > 0 or self.minimum_hosts > 0
 
 
-def read_elastic(
-    reserved: Mapping[str, Json],
-    variables: Mapping[str, str],
-    mode: str,
-    hosts: int,
-    all_hosts: int,
-    problems: list[Problem],
-) -> Elastic:
+def read_elastic(reader: Reader, mode: str, hosts: int, all_hosts: int) -> Elastic:
     """Read what a job asks for.
 
     Args:
-        reserved: Reserved hyperparameters.
-        variables: The process's environment.
+        reader: Of the job's placement; gets what is wrong.
         mode: The job's mode.
         hosts: Number of hosts of the distribution.
         all_hosts: Number of hosts of the job, with those that take no part in the distribution.
-        problems: Gets what is wrong.
     """
-    reader = _Reader(reserved, variables, problems)
-    restarts = reader.whole(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
-    minimum = reader.whole(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
+    numbers = _Numbers(reader)
+    restarts = numbers.read(names.MAX_RESTARTS, names.MAX_RESTARTS_VARIABLE, 0, None)
+    minimum = numbers.read(names.MIN_HOSTS, names.MIN_HOSTS_VARIABLE, 1, hosts)
     if mode != MODE and (restarts or (minimum is not None and minimum < hosts)):
-        where = " or ".join(sorted(reader.given))
+        where = " or ".join(sorted(numbers.given))
         advice = f"leave it out, or start the job with {MODE}"
-        problems.append(Problem(f"a job of mode {mode} cannot restart its processes", where, advice))
+        reader.refuse(f"a job of mode {mode} cannot restart its processes", where, advice)
     if minimum is None or minimum == hosts:
         return Elastic(restarts or 0)
     if hosts < all_hosts:
-        where = " or ".join(sorted(reader.given))
+        where = " or ".join(sorted(numbers.given))
         what = f"{all_hosts - hosts} of the job's {all_hosts} hosts take no part in the distribution"
-        problems.append(Problem(what, where, "then every host is needed: leave it out, or let all take part"))
+        reader.refuse(what, where, "then every host is needed: leave it out, or let all take part")
     if restarts == 0:
         what = f"{minimum} of {hosts} hosts are enough, and no restart is allowed"
-        where = " and ".join(sorted(reader.given))
-        problems.append(Problem(what, where, "a job goes on without a lost host by a restart: allow at least 1"))
+        where = " and ".join(sorted(numbers.given))
+        reader.refuse(what, where, "a job goes on without a lost host by a restart: allow at least 1")
     return Elastic(names.ELASTIC_RESTARTS if restarts is None else restarts, minimum)
 
 
-class _Reader:
-    """Reads a whole number that can be given in two places. given: the places, as a person knows them."""
+class _Numbers:
+    """Whole numbers, each of which can be given in two places. given: the places, as a person knows them."""
 
-    def __init__(self, reserved: Mapping[str, Json], variables: Mapping[str, str], problems: list[Problem]) -> None:
-        self._reserved = reserved
-        self._variables = variables
-        self._problems = problems
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
         self.given: set[str] = set()
 
-    def whole(self, hyperparameter: str, variable: str, least: int, most: int | None) -> int | None:
+    def read(self, hyperparameter: str, variable: str, least: int, most: int | None) -> int | None:
         """Return the number; None if it is given nowhere, or wrong (then a problem)."""
         found: dict[int, str] = {}
         for where, value in (
-            (f"hyperparameter {hyperparameter}", self._reserved.get(hyperparameter)),
-            (f"variable {variable}", self._variables.get(variable, "").strip()),
+            (f"hyperparameter {hyperparameter}", self._reader.reserved.get(hyperparameter)),
+            (f"variable {variable}", self._reader.variables.get(variable, "").strip()),
         ):
             if value is None or value == "":
                 continue
             self.given.add(where)
             number = _number(value)
             if number is None or number != int(number) or number < least or (most is not None and number > most):
-                self._problems.append(_problem(value, number, where, least, most))
+                self._reader.refuse(f"{value!r} is not possible", where, _advice(number, least, most))
             else:
                 found.setdefault(int(number), where)
         if len(found) > 1:
             said = " and ".join(str(number) for number in found)
-            self._problems.append(Problem(f"{said} contradict each other", " and ".join(found.values()), "keep one"))
+            self._reader.refuse(f"{said} contradict each other", " and ".join(found.values()), "keep one")
         return next(iter(found), None)
 
 
@@ -112,11 +101,10 @@ def _number(value: Json) -> float | None:
     return number if abs(number) < 1e6 else None
 
 
-def _problem(value: Json, number: float | None, where: str, least: int, most: int | None) -> Problem:
-    """Return the problem of a number that is not possible, with the nearest that is."""
+def _advice(number: float | None, least: int, most: int | None) -> str:
+    """Return what to give instead of a number that is not possible: the nearest that is, if it is a number at all."""
     possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
-    advice = f"give a whole number {possible}, or leave it out"
-    if number is not None:
-        nearest = max(least, int(number) if most is None else min(most, int(number)))
-        advice = f"give a whole number {possible}; the nearest is {nearest}"
-    return Problem(f"{value!r} is not possible", where, advice)
+    if number is None:
+        return f"give a whole number {possible}, or leave it out"
+    nearest = max(least, int(number) if most is None else min(most, int(number)))
+    return f"give a whole number {possible}; the nearest is {nearest}"

@@ -63,8 +63,8 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
     Returns:
         The network, and what is wrong with the settings it comes from.
     """
-    warnings: list[str] = []
-    interface, interface_why = _interface(environment, warnings)
+    reader = Reader({}, environment.variables)
+    interface, interface_why = _interface(environment, reader)
     here = is_type_of_this_host(environment, placement.instance_type)
     fabric = choose_fabric(
         environment.manifest,
@@ -75,14 +75,15 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
         environment.devices.closed_efa if here else (),
         environment.devices.locked_memory if here else None,
     )
-    reader = Reader({}, environment.variables)
     platform = environment.platform
     hang = _hang_limit(reader)
     if placement.served and hang:
         # No launcher is where the ranks are: a job whose ranks print nothing would look like one that hangs.
         hang = 0.0
         if environment.variables.get(names.HANG_VARIABLE, "").strip():
-            warnings.append(f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the ranks")
+            reader.warnings.append(
+                f"{names.HANG_VARIABLE} has no effect: no launcher runs on the hosts that have the ranks"
+            )
     network = Network(
         interface=interface,
         interface_why=interface_why,
@@ -96,13 +97,12 @@ def read_network(environment: Environment, placement: Placement) -> tuple[Networ
             heartbeat=reader.seconds(names.HEARTBEAT_LIMIT_VARIABLE, names.HEARTBEAT_LIMIT_SECONDS),
             hang=hang,
         ),
-        warnings=(*warnings, *fabric.warnings),
+        warnings=(*reader.warnings, *fabric.warnings),
     )
-    problems = reader.problems
     if network.master_port == network.control_port:
         where = f"variables {names.MASTER_PORT_VARIABLE} and {names.CONTROL_PORT_VARIABLE}"
-        problems.append(Problem(f"both are port {network.master_port}", where, "give them different ports"))
-    return network, problems
+        reader.refuse(f"both are port {network.master_port}", where, "give them different ports")
+    return network, reader.problems
 
 
 def _hang_limit(reader: Reader) -> float:
@@ -111,13 +111,13 @@ def _hang_limit(reader: Reader) -> float:
     return 0.0 if reader.word(names.HANG_VARIABLE, names.HANG_ACTIONS) == "off" else limit
 
 
-def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]:
+def _interface(environment: Environment, reader: Reader) -> tuple[str, str]:
     """Choose the network interface: the given one if it exists, else the one that routes to the leader.
 
     Several may be given, separated by commas, as NCCL, gloo and Open MPI take them.
 
     Returns:
-        The interface and where it comes from; both ``""`` if none is known. A replacement adds to ``warnings``.
+        The interface and where it comes from; both ``""`` if none is known. A replacement is a warning.
     """
     given = text(environment.resource_config.get("network_interface_name"))
     devices = environment.devices
@@ -127,17 +127,17 @@ def _interface(environment: Environment, warnings: list[str]) -> tuple[str, str]
     if present == given.split(",") or not devices.interfaces:
         return given, "network_interface_name of the platform"
     if present:
-        warnings.append(
+        reader.warnings.append(
             f"of the network interfaces {given!r} only {', '.join(present)} exist(s) on this host: using that"
         )
         return ",".join(present), f"what exists of the platform's {given!r}"
     if not devices.reaching:
-        warnings.append(
+        reader.warnings.append(
             f"the network interface {given!r} does not exist on this host (it has {', '.join(devices.interfaces)}), and"
             " none routes to the leader: the programs choose one themselves"
         )
         return "", ""
-    warnings.append(
+    reader.warnings.append(
         f"the network interface {given!r} does not exist on this host; using {devices.reaching!r}, which routes to the"
         " leader"
     )

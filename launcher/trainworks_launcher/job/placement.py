@@ -1,7 +1,7 @@
 """Where a job runs: the mode, the hosts that take part, and the processes of each. Pure.
 
-The helpers of ``read_placement`` add what is wrong to ``problems`` and go on with the nearest value, so that all
-problems of a job are reported together.
+The helpers of ``read_placement`` tell its reader what is wrong and go on with the nearest value, so that all problems
+of a job are reported together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainworks_launcher.contract.hyperparameters import split_reserved, truth
 from trainworks_launcher.contract.origins import Origin
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.settings import Reader
-from trainworks_launcher.contract.values import Json, text, texts
+from trainworks_launcher.contract.values import text, texts
 from trainworks_launcher.given import cluster
 from trainworks_launcher.given.environment import Environment
 from trainworks_launcher.given.manifest import Instance
@@ -129,26 +129,24 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
     """
     reserved = split_reserved(environment.hyperparameters)[1]
     reader = Reader(reserved, environment.variables)
-    problems = reader.problems
-    warnings: list[str] = []
-    problems += cluster.check_resource_config(environment.resource_config)
-    hosts, host = _hosts(environment, asked, problems)
-    mode = choose_mode(environment, reserved, problems)
-    part = hosts_of(environment, reserved, mode, hosts, problems, warnings)
-    check_programs(environment, mode, len(part) + bool(environment.platform.served), problems)
+    reader.problems += cluster.check_resource_config(environment.resource_config)
+    hosts, host = _hosts(environment, asked, reader)
+    mode = _choose_mode(environment, reader)
+    part = _hosts_of(environment, mode, hosts, reader)
+    reader.problems += _missing_programs(environment, mode, len(part) + bool(environment.platform.served))
     per_host = reader.count(names.PROCESSES_PER_HOST)
-    counts, why = slots(environment, mode, part, per_host, problems, warnings)
+    counts, why = _slots(environment, mode, part, per_host, reader)
     processes = _processes(reader, mode, counts)
     if mode.name == MODEL_PARALLEL:
         parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
-        problems += model_parallel.check_processes(parameters, where, processes)
-        problems += model_parallel.check_library(parameters, where, environment.manifest.protected)
-        warnings += model_parallel.unknown(parameters)
-    warnings += unknown_types(environment, hosts)
-    elastic = read_elastic(reserved, environment.variables, mode.name, len(part), len(hosts), problems)
+        reader.problems += model_parallel.check_processes(parameters, where, processes)
+        reader.problems += model_parallel.check_library(parameters, where, environment.manifest.protected)
+        reader.warnings += model_parallel.unknown(parameters)
+    reader.warnings += _unknown_types(environment, hosts)
+    elastic = read_elastic(reader, mode.name, len(part), len(hosts))
     if elastic.asked and not environment.platform.names_resolve:
         what = f"restarts need the hosts' names, and {environment.platform.platform} does not say where they are"
-        problems.append(Problem(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform"))
+        reader.refuse(what, f"variable {names.MAX_RESTARTS_VARIABLE}", "leave restarts to the platform")
     placement = Placement(
         mode=mode.name,
         hosts=hosts,
@@ -159,18 +157,18 @@ def read_placement(environment: Environment, asked: str = "") -> tuple[Placement
         processes_origin=Origin.USER if per_host and not mode.one_per_host else Origin.PLATFORM,
         processes_why=why,
         instance_type=cluster.instance_type_of(environment.resource_config, host),
-        mpi_options=_mpi_options(environment, reserved, mode, problems),
+        mpi_options=_mpi_options(environment, mode, reader),
         mpi_options_where=f"hyperparameter {mode.options}",
         leader_address=environment.platform.leader_address or part[0],
         served=bool(environment.platform.served),
         tasks=environment.platform.tasks,
         elastic=elastic,
-        warnings=tuple(warnings),
+        warnings=tuple(reader.warnings),
     )
-    return placement, problems
+    return placement, reader.problems
 
 
-def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tuple[tuple[str, ...], str]:
+def _hosts(environment: Environment, asked: str, reader: Reader) -> tuple[tuple[str, ...], str]:
     """Return (hosts, the host this job is made for). Without a resource config the job is one host: this one."""
     where = environment.platform.where
     config = environment.resource_config
@@ -179,31 +177,32 @@ def _hosts(environment: Environment, asked: str, problems: list[Problem]) -> tup
     if not config:
         hosts, current = (environment.hostname,), environment.hostname
     elif not hosts:
-        problems.append(Problem("'hosts' is missing or empty", where, "list every host of the job"))
+        reader.refuse("'hosts' is missing or empty", where, "list every host of the job")
         hosts = (current or environment.hostname,)
     malformed = [name for name in hosts if not _HOST.fullmatch(name)]
     if malformed:
-        problems.append(Problem(f"{malformed[0]!r} is not a host name", f"{where}: hosts", "use letters, digits, . -"))
+        reader.refuse(f"{malformed[0]!r} is not a host name", f"{where}: hosts", "use letters, digits, . -")
     doubles = sorted({name for name in hosts if hosts.count(name) > 1}) if len(set(hosts)) != len(hosts) else []
     if doubles:
-        problems.append(Problem(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once"))
+        reader.refuse(f"{doubles[0]!r} is listed more than once", f"{where}: hosts", "list each host once")
     wanted = asked or current
     if not wanted and len(hosts) == 1:
         wanted = hosts[0]
     if wanted not in hosts:
         source = "option --host" if asked else f"{where}: current_host"
-        problems.append(Problem(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts)))
+        reader.refuse(f"{wanted!r} is not one of the job's hosts", source, nearest(wanted, hosts))
         wanted = hosts[0]
     return hosts, wanted
 
 
-def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Mode:
+def _choose_mode(environment: Environment, reader: Reader) -> Mode:
     """Return the one mode that is switched on; a problem if there are several, or one that is not known.
 
     Parameters of model parallelism make two different things: with mpi they are smp's first version, a mode of its own;
     with torch_distributed they are its second, which is only a library that reads them. smddp beside torch_distributed
     is a library too: torchrun starts the processes.
     """
+    reserved = reader.reserved
     asked = {mode: switch for switch, mode in SWITCHES.items() if truth(reserved.get(switch))}
     parameters, where = model_parallel.parameters(environment.hyperparameters, environment.variables)
     if parameters is not None and "torch_distributed" not in asked:
@@ -212,8 +211,8 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
                 f"set {names.MPI_ENABLED} for smp's first version, {names.TORCH_DISTRIBUTED_ENABLED} for its second, or"
                 f" leave {names.MODEL_PARALLEL_PARAMETERS} out"
             )
-            problems.append(Problem("no setting says how to start the model parallel processes", where, advice))
-        problems.extend(model_parallel.check(parameters, where))
+            reader.refuse("no setting says how to start the model parallel processes", where, advice)
+        reader.problems.extend(model_parallel.check(parameters, where))
         asked.pop("mpi", None)
         asked[MODEL_PARALLEL] = where
     if "torch_distributed" in asked:
@@ -223,7 +222,7 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
         advice = "keep one of them"
         if MODEL_PARALLEL in asked and asked.keys() & {DATA_PARALLEL, "pytorchddp"}:
             advice = "smp is not supported together with smddp: keep one of them (smp has its own data parallelism)"
-        problems.append(Problem(f"{both} are both switched on", ", ".join(asked.values()), advice))
+        reader.refuse(f"{both} are both switched on", ", ".join(asked.values()), advice)
     for name in reserved:
         if (
             name.startswith(names.RESERVED_PREFIX)
@@ -232,15 +231,15 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
             and name not in (*SWITCHES, *_NOT_A_MODE)
         ):
             problem = "switches on a mode that this launcher does not know"
-            problems.append(Problem(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES))))
+            reader.refuse(problem, f"hyperparameter {name}", nearest(name, tuple(SWITCHES)))
     platform = environment.platform
     usual = "none" if environment.invocation.mode else platform.mode or "none"
     mode = MODES[next(iter(asked), usual)]
     if platform.tasks is not None:
-        mode = _mode_of_tasks(environment, mode, problems)
+        mode = _mode_of_tasks(environment, mode, reader)
     elif platform.served and not mode.over_ssh:
         what = f"{mode.name} needs a launcher on every host, and {platform.platform} has one on this host only"
-        problems.append(Problem(what, platform.where, "use mpi, or a job that starts train on every host"))
+        reader.refuse(what, platform.where, "use mpi, or a job that starts train on every host")
     elif platform.ranks_elsewhere and mode.name != "none":
         what = (
             f"{mode.name} starts the ranks itself, and {platform.ranks_elsewhere} says that another program has started"
@@ -250,30 +249,30 @@ def choose_mode(environment: Environment, reserved: Mapping[str, Json], problems
             "let that program start the script itself (mode none), or start train once on each host without it, and set"
             f" {names.HOSTS_VARIABLE} and {names.HOST_VARIABLE}"
         )
-        problems.append(Problem(what, platform.where, advice))
+        reader.refuse(what, platform.where, advice)
     elif mode.by_name and not platform.names_resolve:
         what = f"{mode.name} tells each host the others' names, and {platform.platform} does not say where they are"
-        problems.append(Problem(what, platform.where, "use torch_distributed or mpi"))
-    _check_version(environment, mode, problems)
+        reader.refuse(what, platform.where, "use torch_distributed or mpi")
+    _check_version(environment, mode, reader)
     return mode
 
 
-def _mode_of_tasks(environment: Environment, mode: Mode, problems: list[Problem]) -> Mode:
+def _mode_of_tasks(environment: Environment, mode: Mode, reader: Reader) -> Mode:
     """Return the mode of a job whose platform starts every rank; a problem if the mode would start them, too."""
     if mode.name not in ("none", "torch_distributed"):
         what = f"{mode.name} starts the ranks itself, and {environment.platform.platform} starts several on each host"
-        problems.append(Problem(what, environment.platform.where, "let it start one task on each host"))
+        reader.refuse(what, environment.platform.where, "let it start one task on each host")
     return MODES["tasks"]
 
 
-def _check_version(environment: Environment, mode: Mode, problems: list[Problem]) -> None:
+def _check_version(environment: Environment, mode: Mode, reader: Reader) -> None:
     """Refuse a mode that the image's framework is too old for; an unknown version is not judged."""
     component, lowest = mode.minimum
     installed = version_of(environment, component)
     if installed and installed < _numbers(lowest):
         has = environment.manifest.components[component]
         advice = f"use an image with {component} {lowest} or later ({mode.source})"
-        problems.append(Problem(f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice))
+        reader.refuse(f"{mode.name} needs {component} {lowest} or later", f"the image has {has}", advice)
 
 
 def version_of(environment: Environment, component: str) -> tuple[int, ...]:
@@ -298,14 +297,7 @@ def instance_types(environment: Environment, hosts: Sequence[str]) -> Mapping[st
     return {host: grouped.get(host) or default for host in hosts}
 
 
-def hosts_of(
-    environment: Environment,
-    reserved: Mapping[str, Json],
-    mode: Mode,
-    hosts: Sequence[str],
-    problems: list[Problem],
-    warnings: list[str],
-) -> tuple[str, ...]:
+def _hosts_of(environment: Environment, mode: Mode, hosts: Sequence[str], reader: Reader) -> tuple[str, ...]:
     """Return the hosts that take part in the distribution: all, or those of the named groups, in the groups' order.
 
     The first of them is its leader (as sagemaker-training). Never empty: a named group that does not exist or has no
@@ -313,21 +305,21 @@ def hosts_of(
     """
     where = f"hyperparameter {names.DISTRIBUTION_INSTANCE_GROUPS}"
     groups = {group.name: group.hosts for group in cluster.instance_groups(environment.resource_config)}
-    value = reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
+    value = reader.reserved.get(names.DISTRIBUTION_INSTANCE_GROUPS)
     asked = (value,) if isinstance(value, str) and value else texts(value)
     for name in asked:
         if name not in groups:
             advice = nearest(name, tuple(groups)) if groups else f"{names.RESOURCE_CONFIG_FILE} has no instance groups"
-            problems.append(Problem(f"instance group {name!r} does not exist", where, advice))
+            reader.refuse(f"instance group {name!r} does not exist", where, advice)
         elif not groups[name]:
             advice = "give the group at least one host"
-            problems.append(Problem(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice))
+            reader.refuse(f"the instance group {name!r} has no host", names.RESOURCE_CONFIG_FILE, advice)
     served = environment.platform.served
     if mode.name == "none" or served:
         return served or tuple(hosts)
     if not asked:
         if len(groups) > 1:
-            warnings.append(
+            reader.warnings.append(
                 f"the job has {len(groups)} instance groups and {names.DISTRIBUTION_INSTANCE_GROUPS} names none: all"
                 " hosts take part in the distribution"
             )
@@ -337,11 +329,11 @@ def hosts_of(
     return tuple(host for host in part if host in known) or tuple(hosts)
 
 
-def check_programs(environment: Environment, mode: Mode, hosts: int, problems: list[Problem]) -> None:
+def _missing_programs(environment: Environment, mode: Mode, hosts: int) -> list[Problem]:
     """Refuse a mode whose programs are not in the image, every one by name. hosts: of the distribution."""
     reason = f"the job asks for {mode.name}"
     missing = [name for name in mode.programs_for(hosts) if not environment.programs.get(name)]
-    problems.extend(missing_program(environment, name, reason) for name in missing)
+    return [missing_program(environment, name, reason) for name in missing]
 
 
 def missing_program(environment: Environment, name: str, reason: str) -> Problem:
@@ -351,13 +343,8 @@ def missing_program(environment: Environment, name: str, reason: str) -> Problem
     return Problem(f"{name} is not installed, and {reason}", place, f"use an image that has {name}, or install it")
 
 
-def slots(
-    environment: Environment,
-    mode: Mode,
-    hosts: Sequence[str],
-    asked: int | None,
-    problems: list[Problem],
-    warnings: list[str],
+def _slots(
+    environment: Environment, mode: Mode, hosts: Sequence[str], asked: int | None, reader: Reader
 ) -> tuple[tuple[int, ...], str]:
     """Return (processes of each of the distribution's hosts, how their number was found).
 
@@ -371,26 +358,25 @@ def slots(
     asked = 1 if mode.one_per_host else asked or platform.processes_per_host or None
     if mode.needs_count and asked is None:
         advice = "set processes_per_host, normally the number of GPUs of one host"
-        problems.append(
-            Problem(f"{mode.name} needs the processes per host", f"hyperparameter {names.PROCESSES_PER_HOST}", advice)
-        )
+        where = f"hyperparameter {names.PROCESSES_PER_HOST}"
+        reader.refuse(f"{mode.name} needs the processes per host", where, advice)
     type_of = instance_types(environment, hosts)
     counts: dict[str, int] = {}
     why = ""
     for kind in dict.fromkeys(type_of[host] for host in hosts):
-        gpus, neuron_cores = accelerators(environment, kind, [] if mode.one_per_host else warnings)
+        gpus, neuron_cores = accelerators(environment, kind)
+        if not mode.one_per_host:
+            reader.warnings += _uncounted(environment, kind)
         if neuron_cores and not mode.trainium:
             advice = "use torch_distributed"
-            problems.append(Problem(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice))
+            reader.refuse(f"{mode.name} does not run on Trainium", f"instance type {kind}", advice)
         for number, noun in ((gpus, "GPU"), (neuron_cores, "Neuron core")):
             if asked and number and asked > number:
                 there = f" of {kind}" if kind != "local" else ""
-                problems.append(
-                    Problem(
-                        f"{asked} processes per host on {number} {noun}(s){there}",
-                        f"hyperparameter {names.PROCESSES_PER_HOST}",
-                        f"give at most {number}: one process per {noun}",
-                    )
+                reader.refuse(
+                    f"{asked} processes per host on {number} {noun}(s){there}",
+                    f"hyperparameter {names.PROCESSES_PER_HOST}",
+                    f"give at most {number}: one process per {noun}",
                 )
                 break
         counts[kind] = asked or gpus or neuron_cores or 1
@@ -405,29 +391,43 @@ def slots(
     return tuple(counts[type_of[host]] for host in hosts), why
 
 
-def accelerators(environment: Environment, kind: str, warnings: list[str]) -> tuple[int, int]:
+def accelerators(environment: Environment, kind: str) -> tuple[int, int]:
     """Return (GPUs, Neuron cores) of a host of an instance type.
 
     This host's devices decide for its own type: a container may have been given two of eight GPUs. Where none is seen
     (another type, or a plan made on a laptop) the image's instance table is the fallback, with a warning.
     """
-    devices = environment.devices
+    if _sees_gpus(environment, kind):
+        return environment.devices.gpus, 0
     row = environment.manifest.instances.get(kind, Instance())
-    here = is_type_of_this_host(environment, kind)
-    if here and (devices.gpus or devices.visible_gpus is not None):
-        return devices.gpus, 0
-    if here and (row.gpus or (row.neuron_cores and not devices.neuron_devices)):
-        what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
-        warnings.append(f"{kind} has {what} by the image's instance table, but no such device was found on this host")
-    if here and devices.neuron_devices and not row.neuron_cores:
-        warnings.append(
-            f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
-            f" {kind} has: set {names.PROCESSES_PER_HOST}"
-        )
     return row.gpus, row.neuron_cores
 
 
-def unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
+def _sees_gpus(environment: Environment, kind: str) -> bool:
+    """Return whether this host is of the type and was given GPUs, or none of those that it has."""
+    devices = environment.devices
+    return is_type_of_this_host(environment, kind) and (bool(devices.gpus) or devices.visible_gpus is not None)
+
+
+def _uncounted(environment: Environment, kind: str) -> list[str]:
+    """Return warnings if the instance table and this host's devices do not say the same."""
+    devices = environment.devices
+    if _sees_gpus(environment, kind) or not is_type_of_this_host(environment, kind):
+        return []
+    row = environment.manifest.instances.get(kind, Instance())
+    found: list[str] = []
+    if row.gpus or (row.neuron_cores and not devices.neuron_devices):
+        what = f"{row.gpus} GPU(s)" if row.gpus else f"{row.neuron_cores} Neuron cores"
+        found.append(f"{kind} has {what} by the image's instance table, but no such device was found on this host")
+    if devices.neuron_devices and not row.neuron_cores:
+        found.append(
+            f"there are {devices.neuron_devices} Neuron device(s), and the instance table does not say how many cores"
+            f" {kind} has: set {names.PROCESSES_PER_HOST}"
+        )
+    return found
+
+
+def _unknown_types(environment: Environment, hosts: Sequence[str]) -> list[str]:
     """Return a warning for each instance type of the job that the image's table does not have."""
     manifest = environment.manifest
     kinds = dict.fromkeys(instance_types(environment, hosts).values())
@@ -452,36 +452,31 @@ def _processes(reader: Reader, mode: Mode, counts: Sequence[int]) -> int:
     """Return processes of the distribution in all: its slots, or fewer where mpirun is asked for fewer."""
     total = reader.count(names.MPI_PROCESSES) if mode.options == names.MPI_OPTIONS else None
     if total and total > sum(counts):
-        reader.problems.append(
-            Problem(
-                f"{total} processes do not fit on {len(counts)} host(s) with {max(counts)} each",
-                f"hyperparameter {names.MPI_PROCESSES}",
-                f"give at most {sum(counts)}, or raise {names.PROCESSES_PER_HOST}",
-            )
+        reader.refuse(
+            f"{total} processes do not fit on {len(counts)} host(s) with {max(counts)} each",
+            f"hyperparameter {names.MPI_PROCESSES}",
+            f"give at most {sum(counts)}, or raise {names.PROCESSES_PER_HOST}",
         )
     return total or sum(counts)
 
 
-def _mpi_options(
-    environment: Environment, reserved: Mapping[str, Json], mode: Mode, problems: list[Problem]
-) -> tuple[str, ...]:
+def _mpi_options(environment: Environment, mode: Mode, reader: Reader) -> tuple[str, ...]:
     """Return the user's mpirun options as words, by shell quoting rules; checked by ``flags`` when they are merged."""
     where = f"hyperparameter {mode.options}"
-    value = reserved.get(mode.options)
+    value = reader.reserved.get(mode.options)
     if not mode.options or value is None or value == "":
         return ()
     if not isinstance(value, str):
-        problems.append(Problem(f"{value!r} is not a text", where, "give mpirun's options as one text"))
+        reader.refuse(f"{value!r} is not a text", where, "give mpirun's options as one text")
         return ()
     try:
         words = tuple(shlex.split(value))
     except ValueError as error:
-        problems.append(Problem(f"cannot be split into words: {error}: {value!r}", where, "close every quote"))
+        reader.refuse(f"cannot be split into words: {error}: {value!r}", where, "close every quote")
         return ()
     from trainworks_launcher.mpirun.dialects import dialect_of  # only jobs with options of their own need them
     from trainworks_launcher.mpirun.flags import parse_user_options
 
     dialect = dialect_of(environment.manifest.components.get(names.OPEN_MPI, ""))
-    _, found = parse_user_options(words, dialect, where)
-    problems.extend(found)
+    reader.problems += parse_user_options(words, dialect, where)[1]
     return words

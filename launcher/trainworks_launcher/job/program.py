@@ -7,7 +7,7 @@ from typing import Mapping, NamedTuple
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.contract.hyperparameters import split_reserved
-from trainworks_launcher.contract.settings import LEVELS, log_level
+from trainworks_launcher.contract.settings import LEVELS, Reader, log_level
 from trainworks_launcher.contract.values import Json, text, text_form, texts, unusable
 from trainworks_launcher.given import cluster
 from trainworks_launcher.given.entry import Code, EntryPoint, choose_entry_point, choose_given_program, program_name
@@ -44,23 +44,25 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         The program, and everything that is wrong with it.
     """
     user, reserved = split_reserved(environment.hyperparameters)
-    # Missing code is not reported beside what may be the reason for it: a file that cannot be read.
-    problems = [*environment.problems]
-    style = choose_style(environment.variables, reserved, problems)
-    problems += _check_texts(environment, user, reserved, style)
-    problems += check_sizes(user, style)
+    reader = Reader(reserved, environment.variables)
+    style = choose_style(reader)
+    reader.problems += _check_texts(environment, user, reserved, style)
+    reader.problems += check_sizes(user, style)
     trainer = environment.drivers
     arguments = (*trainer.arguments, *to_arguments(user, style))
     if environment.invocation.program:
         words = environment.invocation.program
-        point, arguments = choose_given_program(words, environment.code, environment.programs, problems)
+        point, arguments, wrong = choose_given_program(words, environment.code, environment.programs)
     elif trainer.command:
-        point = EntryPoint("line", trainer.command)
+        point, wrong = EntryPoint("line", trainer.command), []
     else:
         name = program_name(environment.variables, reserved)
-        point = choose_entry_point(name, environment.code, environment.programs, problems)
-    code = provision.with_fetch(environment, reserved, problems)
-    requirements = provision.installation(environment, code, point, problems)
+        # A file that cannot be read may be the reason why code is missing.
+        known = (*environment.problems, *reader.problems)
+        point, wrong = choose_entry_point(name, environment.code, environment.programs, known)
+    reader.problems += wrong
+    code = provision.with_fetch(environment, reader)
+    requirements = provision.installation(environment, code, point, reader)
     program = Program(
         entry=point,
         code=code,
@@ -68,7 +70,7 @@ def read_program(environment: Environment) -> tuple[Program, list[Problem]]:
         arguments=arguments,
         warnings=(*_warnings(user, reserved), *trainer.notes, *code.notes, *provision.unread(code)),
     )
-    return program, problems[len(environment.problems) :]
+    return program, reader.problems
 
 
 def _check_texts(

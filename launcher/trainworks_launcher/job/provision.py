@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Mapping, NamedTuple
+from typing import NamedTuple
 
 from trainworks_launcher.contract import names
-from trainworks_launcher.contract.errors import Problem, nearest
-from trainworks_launcher.contract.settings import region_of
-from trainworks_launcher.contract.values import Json
+from trainworks_launcher.contract.errors import nearest
+from trainworks_launcher.contract.settings import Reader, region_of
 from trainworks_launcher.given.entry import REQUIREMENTS, Code, EntryPoint
 from trainworks_launcher.given.environment import BOTO3, Environment
 
@@ -51,23 +50,23 @@ def parse_repository(arn: str) -> Repository:
     return Repository(found["region"], found["owner"], found["domain"], found["repository"])
 
 
-def with_fetch(environment: Environment, reserved: Mapping[str, Json], problems: list[Problem]) -> Code:
+def with_fetch(environment: Environment, reader: Reader) -> Code:
     """Return the code, with the command line that fetches it if it is remote."""
     code = environment.code
     if not code.remote:
         return code
-    variables = environment.variables
+    variables = reader.variables
     endpoint = next((variables[name] for name in names.S3_ENDPOINT_VARIABLES if variables.get(name)), "")
     if "@" in endpoint:
         where = next(name for name in names.S3_ENDPOINT_VARIABLES if variables.get(name))
         advice = "leave them out: S3 takes credentials from AWS's own variables or from a role"
-        problems.append(Problem("the endpoint has credentials in it", f"variable {where}", advice))
-    program = _program(environment, "fetch.py", f"the code is at {code.archive}", problems)
-    words = (code.archive, endpoint, region_of(environment.variables, reserved), _command_line(environment))
+        reader.refuse("the endpoint has credentials in it", f"variable {where}", advice)
+    program = _program(environment, "fetch.py", f"the code is at {code.archive}", reader)
+    words = (code.archive, endpoint, region_of(variables, reader.reserved), _command_line(environment))
     return code._replace(fetch=(*program, *words))
 
 
-def installation(environment: Environment, code: Code, entry: EntryPoint, problems: list[Problem]) -> tuple[str, ...]:
+def installation(environment: Environment, code: Code, entry: EntryPoint, reader: Reader) -> tuple[str, ...]:
     """Return the command line that installs the project and its requirements with the image's own pip; () for none.
 
     A project is installed where its entry point is Python's: a shell script may want to do that in its own way. What
@@ -80,24 +79,18 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
         listed = ()
     elif not listed and code.requirements != REQUIREMENTS and not code.remote:
         place = code.archive or code.directory
-        what = f"file not found: {code.requirements!r} in {place}"
-        problems.append(
-            Problem(what, f"{names.SOURCE_CODE_FILE}: requirements", nearest(code.requirements, code.entries))
-        )
+        where, advice = f"{names.SOURCE_CODE_FILE}: requirements", nearest(code.requirements, code.entries)
+        reader.refuse(f"file not found: {code.requirements!r} in {place}", where, advice)
     if not project and not listed:
         return ()
     python = environment.programs.get("python", "")
     if not python and not entry.in_python:  # else it is a problem already
-        advice = "install python3, or leave the file out"
-        problems.append(
-            Problem(
-                f"Python is not installed in this image, and there is a {code.requirements}", "program python", advice
-            )
-        )
+        what = f"Python is not installed in this image, and there is a {code.requirements}"
+        reader.refuse(what, "program python", "install python3, or leave the file out")
     pip = (python, "-m", "pip", "install", "--disable-pip-version-check", *project, *listed)
     if environment.manifest.protected:
         pip = (python, "-I", f"{environment.launcher_directory}/programs/install.py", *_kept(environment), "--", *pip)
-    arn = environment.variables.get(names.REPOSITORY_VARIABLE, "").strip()
+    arn = reader.variables.get(names.REPOSITORY_VARIABLE, "").strip()
     if not arn:
         return pip
     where = f"variable {names.REPOSITORY_VARIABLE}"
@@ -105,9 +98,9 @@ def installation(environment: Environment, code: Code, entry: EntryPoint, proble
         found = parse_repository(arn)
     except ValueError as error:
         advice = "its form is arn:aws:codeartifact:REGION:ACCOUNT:repository/DOMAIN/REPOSITORY"
-        problems.append(Problem(str(error), where, advice))
+        reader.refuse(str(error), where, advice)
         return pip
-    program = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", problems)
+    program = _program(environment, "codeartifact.py", f"{names.REPOSITORY_VARIABLE} is set", reader)
     words = (found.region, found.owner, found.domain, found.repository, _command_line(environment))
     return (*program, *words, "--", *pip)
 
@@ -152,12 +145,12 @@ def why_kept(environment: Environment) -> str:
     return f"pip keeps the image's {', '.join(protected[:_NAMED])}{more}: they are its constraints"
 
 
-def _program(environment: Environment, name: str, reason: str, problems: list[Problem]) -> tuple[str, ...]:
+def _program(environment: Environment, name: str, reason: str, reader: Reader) -> tuple[str, ...]:
     """Return how a program that asks AWS is started: with the Python that has boto3, else with the launcher's."""
     if not environment.aws_client:
         advice = "install one of them in the image (pip install boto3)"
         what = f"neither boto3 nor the aws command line is installed, and {reason}"
-        problems.append(Problem(what, f"image {environment.manifest.name!r}", advice))
+        reader.refuse(what, f"image {environment.manifest.name!r}", advice)
     has_library = environment.aws_client == BOTO3
     python = environment.programs.get("python", "") if has_library else environment.launcher_python
     return (python, "-I", f"{environment.launcher_directory}/programs/{name}")

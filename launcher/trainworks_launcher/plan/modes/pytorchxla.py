@@ -50,7 +50,7 @@ def _check(job: Job) -> None:
     """What the starter would find out on every host of a running cluster."""
     problems: list[Problem] = []
     unknown = job.environment.manifest.lacks(job.placement.instance_type)
-    if not unknown and not accelerators(job.environment, job.placement.instance_type, [])[0]:
+    if not unknown and not accelerators(job.environment, job.placement.instance_type)[0]:
         advice = "use an instance type with GPUs, or torch_distributed"
         problems.append(Problem("pytorchxla is for GPUs only", f"instance type {job.placement.instance_type}", advice))
     if job.program.entry.kind != "script":
