@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launcher_support import REPOSITORY, TIME_OUT, Launcher, write_manifest
 
-from trainworks_launcher.contract.errors import Problem, RefusalError
+from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.drivers import read_drivers
 from trainworks_launcher.given.environment import read_environment
@@ -213,11 +213,10 @@ JSON_VALUES = st.recursive(
     distributed=st.fixed_dictionaries({}, optional=dict.fromkeys((*TORCHRUN, *MPI), JSON_VALUES)),
 )
 def test_whatever_the_files_hold_is_read_or_refused(source: dict[str, Json], distributed: dict[str, Json]) -> None:
-    problems: list[Problem] = []
-    made = read_drivers(source, distributed, {}, "", "/opt/ml", False, problems)
-    assert problems or not source or made.command or "sagemaker_program" in made.hyperparameters
+    made = read_drivers(source, distributed, {}, "", "/opt/ml", False)
+    assert made.problems or not source or made.command or "sagemaker_program" in made.hyperparameters
     assert all(isinstance(word, str) for word in made.arguments)
-    assert all(problem.where.startswith(("input/data/sm_drivers/", "hyperparameter ")) for problem in problems)
+    assert all(problem.where.startswith(("input/data/sm_drivers/", "hyperparameter ")) for problem in made.problems)
 
 
 @pytest.mark.engine
@@ -227,12 +226,11 @@ def test_the_real_sdks_files_are_understood() -> None:
     peer = (str(PEER), str(Path(__file__).with_name("peer_sdk_model_trainer.py")))
     done = subprocess.run(peer, capture_output=True, timeout=300, check=True)
     files = json.loads(done.stdout)
-    problems: list[Problem] = []
     read = {
-        name: read_drivers(made["source"], made["distributed"], {}, "", "/opt/ml", False, problems)
+        name: read_drivers(made["source"], made["distributed"], {}, "", "/opt/ml", False)
         for name, made in files.items()
     }
-    assert problems == []
+    assert [drivers.problems for drivers in read.values() if drivers.problems] == []
     code = {"sagemaker_submit_directory": "/opt/ml/input/data/code"}
     script = {**code, "sagemaker_program": "train.py", "sagemaker_argument_style": "json"}
     assert {name: dict(drivers.hyperparameters) for name, drivers in read.items()} == {

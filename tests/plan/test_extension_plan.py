@@ -41,7 +41,6 @@ from trainworks.plan.checks import (
 )
 from trainworks.plan.model import Request
 from trainworks.plan.resolve import make_plan
-from trainworks_launcher.contract.errors import Problem
 from trainworks_launcher.given.entry import choose_entry_point
 from trainworks_launcher.given.source import look_at_code
 
@@ -458,10 +457,8 @@ def test_the_launcher_understands_each_entry_point_as_the_builder_does(project: 
     ]
     agreed = 0
     for program in programs:
-        problems: list[Problem] = []
-        code = look_at_code(str(tmp_path), str(tmp_path / "code"), program, problems)
-        theirs, found = choose_entry_point(program, code, ("python",), problems)
-        problems += found
+        code, _ = look_at_code(str(tmp_path), str(tmp_path / "code"), program)
+        theirs, problems = choose_entry_point(program, code, ("python",), ())
         try:
             ours = find_entry_point(program, files, project=project)
         except ValueError:

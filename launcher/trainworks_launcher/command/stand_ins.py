@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Stand in for the program by whose name this was called; returns only for a refusal, or if the real one fails."""
     words = list(sys.argv if arguments is None else arguments)
     program = Path(words[0]).name
-    manifest = read_manifest(os.environ, [])
+    manifest, _ = read_manifest(os.environ)
     real = manifest.programs.get(program, "")
     if not real:
         sys.stderr.write(f"trainworks: this image has no {program}\n")

@@ -31,6 +31,7 @@ class Drivers(NamedTuple):
         requirements: File that is installed; ``""`` for the usual one.
         distributed: distributed.json as it is, for the script.
         notes: Lines for the log.
+        problems: What is wrong in the files, and what contradicts the hyperparameters.
     """
 
     hyperparameters: Mapping[str, Json] = NOTHING
@@ -39,6 +40,7 @@ class Drivers(NamedTuple):
     requirements: str = ""
     distributed: Mapping[str, Json] = NOTHING
     notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 NONE = Drivers()
@@ -56,7 +58,7 @@ class _Fields:
         """Return a text; "" if it is absent or null."""
         value = self.document.get(name)
         if value is not None and not isinstance(value, str):
-            self.wrong(name, value, "give a text, or leave it out")
+            self.refuse(f"{name!r} is {kind(value)}", "give a text, or leave it out")
         return "" if self._unusable(name, text(value)) else text(value).strip()
 
     def list(self, name: str) -> tuple[Json, ...]:
@@ -65,7 +67,7 @@ class _Fields:
         if value is None:
             return ()
         if not isinstance(value, list) or any(not isinstance(entry, (str, int, float)) for entry in value):
-            self.wrong(name, value, "give a list of texts and numbers")
+            self.refuse(f"{name!r} is {kind(value)}", "give a list of texts and numbers")
             return ()
         return tuple(entry for entry in value if not (isinstance(entry, str) and self._unusable(name, entry)))
 
@@ -73,12 +75,12 @@ class _Fields:
         """Return whether no program could be given this text; then it is a problem."""
         bad = unusable(given)
         if bad:
-            self.problems.append(Problem(f"{name!r} {bad}", self.file, "leave it out"))
+            self.refuse(f"{name!r} {bad}", "leave it out")
         return bool(bad)
 
-    def wrong(self, name: str, value: Json, advice: str) -> None:
-        """A field of the wrong type."""
-        self.problems.append(Problem(f"{name!r} is {kind(value)}", self.file, advice))
+    def refuse(self, what: str, advice: str) -> None:
+        """Note what is wrong in the file."""
+        self.problems.append(Problem(what, self.file, advice))
 
 
 def read_drivers(
@@ -88,7 +90,6 @@ def read_drivers(
     program: str,
     base: str,
     started_by_us: bool,
-    problems: list[Problem],
 ) -> Drivers:
     """Read what the two files ask for.
 
@@ -99,13 +100,12 @@ def read_drivers(
         program: The entry point that the job names otherwise; ``""`` for none.
         base: The base directory.
         started_by_us: Whether this launcher runs below another one.
-        problems: Gets what is wrong in the files, and what contradicts the hyperparameters.
     """
     if not source:
         return NONE
     if program:
         return Drivers(notes=(f"{names.SOURCE_CODE_FILE} is not used: the job names {program!r}",))
-    fields = _Fields(names.SOURCE_CODE_FILE, source)
+    fields, launch = _Fields(names.SOURCE_CODE_FILE, source), _Fields(names.DISTRIBUTED_FILE, distributed)
     command, script = fields.text("command"), _inside(fields.text("entry_script"))
     arguments = tuple(entry if isinstance(entry, str) else str(entry) for entry in fields.list("args"))
     ours = command if command in _OURS else ""
@@ -113,7 +113,7 @@ def read_drivers(
         command, arguments = "", ()
     elif command and started_by_us:
         advice = "make it the one word train, and name the script as entry_script"
-        problems.append(Problem(f"the command starts this launcher again: {command}", names.SOURCE_CODE_FILE, advice))
+        fields.refuse(f"the command starts this launcher again: {command}", advice)
     notes = [f"the job is that of {names.SOURCE_CODE_FILE}, as ModelTrainer wrote it"]
     asked: dict[str, Json] = {names.ARGUMENT_STYLE: "json"}
     if command:
@@ -123,24 +123,18 @@ def read_drivers(
             notes.append(f"{names.DISTRIBUTED_FILE} is not used: the command starts its processes itself")
     elif script:
         asked[names.PROGRAM] = script
-        asked.update(_distribution(distributed, problems))
+        asked.update(_distribution(launch))
     elif ours:
         advice = f"set entry_script in SourceCode to the script that {ours} is to start"
-        problems.append(Problem(f"command={ours!r} needs 'entry_script'", names.SOURCE_CODE_FILE, advice))
+        fields.refuse(f"command={ours!r} needs 'entry_script'", advice)
     else:
         advice = "set entry_script in SourceCode, or your own command"
-        problems.append(Problem("neither 'entry_script' nor 'command' is given", names.SOURCE_CODE_FILE, advice))
+        fields.refuse("neither 'entry_script' nor 'command' is given", advice)
     directory = fields.text("source_dir")
     if directory:
         archive = directory.rsplit("/", 1)[-1] if directory.endswith(_ARCHIVES) else ""
         asked[names.SUBMIT_DIRECTORY] = "/".join(filter(None, (base, names.SOURCE_CHANNEL, archive)))
     requirements = fields.text("requirements")
-    problems += fields.problems
-    for name, value in asked.items():
-        given = hyperparameters.get(name)
-        if given not in (None, "", value) and name != names.ARGUMENT_STYLE:
-            what = f"{given!r}, and ModelTrainer's files say {value!r}"
-            problems.append(Problem(what, f"hyperparameter {name}", "leave the hyperparameter out"))
     return Drivers(
         hyperparameters=MappingProxyType(asked),
         # The arguments are words of their own, never text of the line.
@@ -149,17 +143,31 @@ def read_drivers(
         requirements="" if requirements == _AUTOMATIC else _inside(requirements),
         distributed=NOTHING if command else distributed,
         notes=tuple(notes),
+        problems=(*launch.problems, *fields.problems, *_contradictions(asked, hyperparameters)),
     )
 
 
-def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> dict[str, Json]:
+def _contradictions(asked: Mapping[str, Json], hyperparameters: Mapping[str, Json]) -> list[Problem]:
+    """Find what the files and the hyperparameters say differently."""
+    return [
+        Problem(
+            f"{hyperparameters[name]!r}, and ModelTrainer's files say {value!r}",
+            f"hyperparameter {name}",
+            "leave the hyperparameter out",
+        )
+        for name, value in asked.items()
+        if hyperparameters.get(name) not in (None, "", value) and name != names.ARGUMENT_STYLE
+    ]
+
+
+def _distribution(fields: _Fields) -> dict[str, Json]:
     """Return the hyperparameters of Torchrun or MPI.
 
     The file does not say which; each has a field that the other has not.
     """
+    distributed = fields.document
     if not distributed:
         return {}
-    fields = _Fields(names.DISTRIBUTED_FILE, distributed)
     asked: dict[str, Json] = {}
     if "mpi_additional_options" in distributed:
         asked[names.MPI_ENABLED] = True
@@ -170,10 +178,9 @@ def _distribution(distributed: Mapping[str, Json], problems: list[Problem]) -> d
         asked[names.TORCH_DISTRIBUTED_ENABLED] = True
     else:
         what = f"is neither Torchrun's nor MPI's: it has {', '.join(distributed)}"
-        problems.append(Problem(what, names.DISTRIBUTED_FILE, "use Torchrun or MPI, or a command"))
+        fields.refuse(what, "use Torchrun or MPI, or a command")
     if distributed.get("process_count_per_node") is not None:
         asked[names.PROCESSES_PER_HOST] = distributed["process_count_per_node"]
-    problems += fields.problems
     return asked
 
 

@@ -148,47 +148,19 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         variables: The process's environment (the caller passes ``os.environ``).
         invocation: What the command line asks for.
     """
-    problems: list[Problem] = []
     base = base_directory(variables, bool(invocation.program))
-    if not invocation.program and not Path(base).is_dir():
-        advice = f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
-        problems.append(Problem("directory not found; the job's files are expected in it", base, advice))
-    hyperparameters = decode_values(_read_object(base, names.HYPERPARAMETERS_FILE, problems))
-    trainer = drivers.read_drivers(
-        _read_object(base, names.SOURCE_CODE_FILE, problems),
-        _read_object(base, names.DISTRIBUTED_FILE, problems),
-        hyperparameters,
-        entry.program_name(variables, split_reserved(hyperparameters)[1]),
-        base,
-        names.RUNTIME_DIRECTORY_VARIABLE in variables,
-        problems,
-    )
-    hyperparameters = MappingProxyType({**trainer.hyperparameters, **hyperparameters, **invocation.hyperparameters})
+    documents = _Documents(base, are_needed=not invocation.program)
+    trainer, hyperparameters = _read_hyperparameters(documents, variables, invocation)
+    reserved = split_reserved(hyperparameters)[1]
     hostname = os.uname().nodename
-    platform_file = _read_object(base, names.RESOURCE_CONFIG_FILE, problems)
+    platform_file = documents.read(names.RESOURCE_CONFIG_FILE)
     platform = platforms.describe(platforms.Given(variables, platform_file, hostname, _read_text, _own_address))
     resource_config = platform.resource_config
-    problems += platform.problems
-    input_data_config = _read_object(base, names.INPUT_DATA_CONFIG_FILE, problems)
-    manifest = read_manifest(variables, problems)
+    input_data_config = documents.read(names.INPUT_DATA_CONFIG_FILE)
+    checkpoints = _checkpoint_directory(documents, variables)
+    manifest, of_manifest = read_manifest(variables)
     programs = _find_programs(manifest, variables)
-    hosts = texts(resource_config.get("hosts"))
-    reserved = split_reserved(hyperparameters)[1]
-    location = entry.code_location(base, variables, reserved)
-    if not _can_be_path(location):  # ``job`` reports the hyperparameter
-        location = f"{base}/{names.CODE_DIRECTORY}"
-    if invocation.program:
-        words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
-        invocation = invocation._replace(program=words)
-    elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
-        code = entry.Code(
-            directory=str(Path.cwd())
-        )  # a command without code of its own: where the image starts programs
-    else:
-        code = look_at_code(base, location, entry.program_name(variables, reserved), problems)
-    if trainer.requirements:
-        code = code._replace(requirements=trainer.requirements)
-    checkpoints = _checkpoint_directory(base, variables, problems)
+    invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
     home, said_of_home = places.home_of(variables)
     warnings = [said_of_home] if said_of_home else []
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
@@ -206,7 +178,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         resource_config=MappingProxyType(dict(resource_config)),
         input_data_config=MappingProxyType(dict(input_data_config)),
         manifest=manifest,
-        devices=_probe(variables, text(resource_config.get("network_interface_name")), hosts, platform.gpus),
+        devices=_probe(variables, resource_config, platform.gpus),
         code=code,
         hostname=hostname,
         programs=programs,
@@ -223,15 +195,87 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
         results_directory=_results_directory(base, variables, platform.job_id),
         home=home,
         warnings=tuple(warnings),
-        problems=tuple(problems),
+        problems=(*documents.problems, *trainer.problems, *platform.problems, *of_manifest, *of_code),
     )
 
 
-def _checkpoint_directory(base: str, variables: Mapping[str, str], problems: list[Problem]) -> str:
+class _Documents:
+    """The platform's JSON files below a base directory, and why some of them cannot be used."""
+
+    def __init__(self, base: str, *, are_needed: bool) -> None:
+        self.base = base
+        self.problems: list[Problem] = []
+        if are_needed and not Path(base).is_dir():
+            advice = (
+                f"set {names.BASE_DIRECTORY_VARIABLE} to a directory with code/ and input/config/; see: train --help"
+            )
+            self._refuse("directory not found; the job's files are expected in it", base, advice)
+
+    def read(self, name: str) -> Mapping[str, Json]:
+        """Return one of the files; absent is empty (local use), anything else that fails is a problem."""
+        path = Path(self.base, name)
+        try:
+            value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
+        except FileNotFoundError:
+            return NOTHING
+        except (OSError, ValueError) as error:
+            self._refuse(f"cannot be read: {error}", str(path), "the platform writes this file as JSON")
+            return NOTHING
+        if not isinstance(value, dict):
+            self._refuse(f"is {kind(value)}, not an object", str(path), "the platform writes an object")
+            return NOTHING
+        return value
+
+    def _refuse(self, what: str, where: str, advice: str) -> None:
+        self.problems.append(Problem(what, where, advice))
+
+
+def _read_hyperparameters(
+    documents: _Documents, variables: Mapping[str, str], invocation: Invocation
+) -> tuple[drivers.Drivers, Mapping[str, Json]]:
+    """Return what ModelTrainer's files say, and the hyperparameters with that and the command line in them."""
+    given = decode_values(documents.read(names.HYPERPARAMETERS_FILE))
+    trainer = drivers.read_drivers(
+        documents.read(names.SOURCE_CODE_FILE),
+        documents.read(names.DISTRIBUTED_FILE),
+        given,
+        entry.program_name(variables, split_reserved(given)[1]),
+        documents.base,
+        names.RUNTIME_DIRECTORY_VARIABLE in variables,
+    )
+    return trainer, MappingProxyType({**trainer.hyperparameters, **given, **invocation.hyperparameters})
+
+
+def _look_for_code(
+    base: str,
+    variables: Mapping[str, str],
+    reserved: Mapping[str, Json],
+    invocation: Invocation,
+    trainer: drivers.Drivers,
+) -> tuple[Invocation, entry.Code, list[Problem]]:
+    """Return the command line with its program where it was found, the code, and why the code cannot be used."""
+    problems: list[Problem] = []
+    if invocation.program:
+        words, code = look_at_program(str(Path.cwd()), invocation.program, variables.get("PATH", os.defpath))
+        invocation = invocation._replace(program=words)
+    elif trainer.command and names.SUBMIT_DIRECTORY not in reserved:
+        # A command without code of its own: where the image starts programs.
+        code = entry.Code(directory=str(Path.cwd()))
+    else:
+        location = entry.code_location(base, variables, reserved)
+        if not _can_be_path(location):  # ``job`` reports the hyperparameter
+            location = f"{base}/{names.CODE_DIRECTORY}"
+        code, problems = look_at_code(base, location, entry.program_name(variables, reserved))
+    if trainer.requirements:
+        code = code._replace(requirements=trainer.requirements)
+    return invocation, code, problems
+
+
+def _checkpoint_directory(documents: _Documents, variables: Mapping[str, str]) -> str:
     """Return where checkpoints are: see ``names.CHECKPOINT_DIRECTORY_VARIABLE``; ``""`` if that is not known."""
     given = variables.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "").strip()
-    given = given or text(_read_object(base, names.CHECKPOINT_CONFIG_FILE, problems).get("LocalPath")).strip()
-    default = f"{base}/{names.CHECKPOINTS}"
+    given = given or text(documents.read(names.CHECKPOINT_CONFIG_FILE).get("LocalPath")).strip()
+    default = f"{documents.base}/{names.CHECKPOINTS}"
     if given and _can_be_path(given):
         return str(Path(given).absolute())
     return default if Path(default).is_dir() else ""
@@ -307,38 +351,20 @@ def _read_text(path: str) -> str:
         return ""
 
 
-def _read_object(base: str, name: str, problems: list[Problem]) -> Mapping[str, Json]:
-    """One of the platform's JSON objects; absent is empty (local use), anything else that fails is a problem."""
-    path = Path(base, name)
-    try:
-        value = decode(files.read_text(path, "utf-8-sig"))  # files written by hand may begin with a mark
-    except FileNotFoundError:
-        return NOTHING
-    except (OSError, ValueError) as error:
-        problems.append(Problem(f"cannot be read: {error}", str(path), "the platform writes this file as JSON"))
-        return NOTHING
-    if not isinstance(value, dict):
-        problems.append(Problem(f"is {kind(value)}, not an object", str(path), "the platform writes an object"))
-        return NOTHING
-    return value
-
-
-def read_manifest(variables: Mapping[str, str], problems: list[Problem]) -> Manifest:
-    """Return the image's manifest; the generic one if there is none at the default place."""
+def read_manifest(variables: Mapping[str, str]) -> tuple[Manifest, list[Problem]]:
+    """Return the image's manifest, the generic one if there is none at the default place; and what is wrong with it."""
     asked = variables.get(names.IMAGE_MANIFEST_VARIABLE)
     path = Path(asked or names.IMAGE_MANIFEST)
     try:
-        return parse_manifest(path.read_text(encoding="utf-8"), str(path))
+        return parse_manifest(path.read_text(encoding="utf-8"), str(path)), []
     except FileNotFoundError:
-        if asked:
-            problems.append(
-                Problem("file not found", f"{names.IMAGE_MANIFEST_VARIABLE}={asked}", "unset it, or correct it")
-            )
+        where = f"{names.IMAGE_MANIFEST_VARIABLE}={asked}"
+        problems = [Problem("file not found", where, "unset it, or correct it")] if asked else []
+        return Manifest(), problems
     except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem(f"the image manifest cannot be read: {error}", str(path)))
+        return Manifest(), [Problem(f"the image manifest cannot be read: {error}", str(path))]
     except RefusalError as refusal:
-        problems.extend(refusal.problems)
-    return Manifest()
+        return Manifest(), list(refusal.problems)
 
 
 def _find_programs(manifest: Manifest, variables: Mapping[str, str]) -> Mapping[str, str]:
@@ -422,10 +448,8 @@ def look_again(environment: Environment) -> Environment:
     """Return the environment with the code that has been fetched and unpacked meanwhile."""
     directory = environment.code.directory
     reserved = split_reserved(environment.hyperparameters)[1]
-    problems: list[Problem] = []
-    code = look_at_code(
-        environment.base_directory, directory, entry.program_name(environment.variables, reserved), problems
-    )
+    program = entry.program_name(environment.variables, reserved)
+    code, problems = look_at_code(environment.base_directory, directory, program)
     code = code._replace(requirements=environment.code.requirements)
     return environment._replace(code=code, problems=tuple(problems))
 
@@ -443,8 +467,9 @@ def _find_aws_client(needed: bool, programs: Mapping[str, str]) -> str:
     return programs.get("aws", "") if needed else ""
 
 
-def _probe(variables: Mapping[str, str], interface: str, hosts: tuple[str, ...], allowed: int | None) -> Devices:
+def _probe(variables: Mapping[str, str], resource_config: Mapping[str, Json], allowed: int | None) -> Devices:
     """Count and list what the host has, by the kernel's own files. allowed: GPUs that the platform gives; None: all."""
+    interface, hosts = text(resource_config.get("network_interface_name")), texts(resource_config.get("hosts"))
     interfaces = network_interfaces()
     reaching = "" if not interface or interface in interfaces else interface_that_reaches(*hosts[:2])
     counted = count_gpus(variables)

@@ -93,43 +93,49 @@ def _names(directory: str) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in Path(directory).iterdir()))
 
 
-def look_at_code(base: str, location: str, program: str, problems: list[Problem]) -> Code:
+def look_at_code(base: str, location: str, program: str) -> tuple[Code, list[Problem]]:
     """Look at the code at a location: a path, ``file://``, or an address at REMOTE, which is not fetched.
 
     Args:
         base: The base directory; an archive is unpacked into its code directory.
         location: Where the code is.
         program: The entry point asked for; it is looked up even if the code has very many files.
-        problems: Gets what cannot be used.
+
+    Returns:
+        The code, and why it cannot be used.
     """
     directory = f"{base}/{names.CODE_DIRECTORY}"
     scheme, separator, rest = location.partition("://")
     if separator and scheme == "file":
         location = _path_of(rest)
     elif location.startswith(REMOTE):
-        if not re.fullmatch(_OBJECT, location):
-            advice = "give the address of a tar.gz: s3://BUCKET/KEY"
-            problems.append(Problem(f"{location!r} is not the address of an archive", "code", advice))
-        baked = _look_at_directory(directory, program).entries
-        note = f"the code of {location} is laid over {len(baked)} file(s) that are in {directory} already, and wins"
-        return Code(directory=directory, archive=location, notes=(note,) if baked else ())
+        return _look_at_address(location, directory, program)
     elif separator:
         advice = f"use {REMOTE}, file://, or mount the code at {directory}"
-        problems.append(Problem(f"code cannot be fetched from {scheme}://", location, advice))
-        return Code(directory=directory)
+        return Code(directory=directory), [Problem(f"code cannot be fetched from {scheme}://", location, advice)]
     if Path(location).is_dir():
         code = _look_at_directory(location, program)
-        return Code(
-            directory=location,
+        code = code._replace(
             entries=tuple(sorted(code.entries)),
             executable=tuple(sorted(code.executable)),
-            project=code.project,
             notes=_unused(location, directory),
             installed=_installed(location),
         )
+        return code, []
     if not Path(location).exists():
-        return Code(directory=location)
-    return _look_into_archive(location, directory, program, problems)
+        return Code(directory=location), []
+    return _look_into_archive(location, directory, program)
+
+
+def _look_at_address(address: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
+    """Return what is known of code that is not fetched yet."""
+    baked = _look_at_directory(directory, program).entries
+    note = f"the code of {address} is laid over {len(baked)} file(s) that are in {directory} already, and wins"
+    code = Code(directory, archive=address, notes=(note,) if baked else ())
+    if re.fullmatch(_OBJECT, address):
+        return code, []
+    advice = "give the address of a tar.gz: s3://BUCKET/KEY"
+    return code, [Problem(f"{address!r} is not the address of an archive", "code", advice)]
 
 
 def _path_of(rest: str) -> str:
@@ -204,7 +210,7 @@ def _beginning(path: Path) -> bytes:
         return b""
 
 
-def _look_into_archive(archive: str, directory: str, program: str, problems: list[Problem]) -> Code:
+def _look_into_archive(archive: str, directory: str, program: str) -> tuple[Code, list[Problem]]:
     """Return what will be in the directory when a local archive has been unpacked over it; judged as unpack.py will."""
     import tarfile
 
@@ -218,11 +224,8 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
             stream = opened.extractfile(member) if member else None
             project_file = stream.read(_PROJECT_FILE_LIMIT) if stream else b""
     except Exception as error:  # noqa: BLE001  (a hostile archive makes tarfile raise nearly anything)
-        advice = "pack a directory of plain files with: tar -czf"
-        problems.append(
-            Problem(f"the code archive cannot be used: {str(error) or type(error).__name__}", archive, advice)
-        )
-        return Code(directory=directory)
+        what = f"the code archive cannot be used: {str(error) or type(error).__name__}"
+        return Code(directory), [Problem(what, archive, "pack a directory of plain files with: tar -czf")]
     baked = _look_at_directory(directory, program)
     entries = {"/".join(path) for path in (*contents.files, *contents.links, *contents.hard_links)}
     modes = {path: member.mode for path, member in contents.files.items()}
@@ -234,7 +237,7 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
         project = PROJECT_FILES[1]
     if PROJECT_FILES[0] in entries:
         project = PROJECT_FILES[0]
-    return Code(
+    code = Code(
         directory=directory,
         archive=archive,
         entries=tuple(sorted(entries | set(baked.entries))),
@@ -242,6 +245,7 @@ def _look_into_archive(archive: str, directory: str, program: str, problems: lis
         project=project,
         notes=_laid_over(archive, directory, baked.entries, entries),
     )
+    return code, []
 
 
 def _laid_over(archive: str, directory: str, baked: tuple[str, ...], entries: set[str]) -> tuple[str, ...]:
