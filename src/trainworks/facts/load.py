@@ -75,7 +75,7 @@ def load(root: Path) -> Facts:
     )
     # Each row that names a row of an unreadable file would be blamed for it.
     if not any(name.count("/") == 1 for name in reader.unreadable):
-        relate(facts, reader.malformed, reader.problems)
+        reader.problems += relate(facts, reader.malformed)
     if reader.problems:
         raise FactsError(reader.problems)
     return facts

@@ -13,51 +13,67 @@ from trainworks.facts.rows import TABLES, Component, Facts
 from trainworks.facts.shapes import short
 from trainworks.likeness import nearest
 
+Malformed = Set[tuple[str, str]]
+"""Kind and name of rows that are there and malformed (``Reader.malformed``)."""
 
-def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -> None:
-    """Check what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
 
-    def names_of(kind: str, names: Iterable[str]) -> Set[str]:
-        return {*names, *(name for malformed_kind, name in malformed if malformed_kind == kind)}
-
+def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
+    """Yield what no single row can say: unique names, names that point somewhere, rows and recipes in step."""
+    known = _names("component", (component.name for component in facts.components), malformed)
     for field, table in TABLES.items():
         names = [name for row in getattr(facts, field) for name in table.names(row)]
-        problems.extend(f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
-    component_names = {component.name for component in facts.components}
-    known = names_of("component", component_names)
-    problems.extend(
+        yield from (f"images: {table.key} {name!r} is in two rows" for name in _repeated(names))
+    yield from _of_components(facts, known)
+    yield from _of_artifacts(facts)
+    yield from _of_parts(facts)
+    yield from _of_ranges(facts, known | _names("artifact", (row.name for row in facts.artifacts), malformed))
+    yield from (
+        f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
+        for stack in facts.stacks
+        for name in stack.components
+        if name not in known
+    )
+    yield from _of_targets(facts, known, malformed)
+    yield from (
+        f"images/built.toml: built {row.target!r}: key 'date': {row.date} is not a day of the calendar"
+        for row in facts.built
+        if not _is_day(row.date)
+    )
+
+
+def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
+    """Return names of rows, with those of the malformed ones."""
+    return {*names, *(name for malformed_kind, name in malformed if malformed_kind == kind)}
+
+
+def _of_components(facts: Facts, known: Set[str]) -> Iterator[str]:
+    """Yield what is wrong between the components and their recipes. known: names of all components."""
+    yield from (
         f"templates/components/{recipe.name}.j2: check {number}: beside unknown component {check.beside!r}"
         for recipe in facts.recipes.values()
         for number, check in enumerate(recipe.checks, start=1)
         if check.beside and check.beside not in known
     )
-    recipes = {component.recipe_name for component in facts.components}
     if circle := _circle(facts.components):
         way = " -> ".join(circle)
-        problems.append(f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {way}")
+        yield f"images/components.toml: component {circle[0]!r}: builds_with in a circle: {way}"
     for component in facts.components:
-        problems.extend(
+        yield from (
             f"images/components.toml: component {component.name!r}: {key} unknown {need!r}"
             for key, needs in (("needs", component.needs), ("builds_with", component.builds_with))
             for need in needs
             if need not in known
         )
         if component.recipe_name not in facts.recipes:
-            problems.append(
-                f"templates/components/{component.recipe_name}.j2 is missing: the component {component.name} has a row"
-            )
-    problems.extend(
-        f"templates/components/{name}.j2: no row of this name in images/components.toml"
-        for name in sorted(set(facts.recipes) - recipes - known)
-    )
-    _relate_artifacts(facts, problems)
-    _relate_ranges(facts, known | names_of("artifact", [row.name for row in facts.artifacts]), problems)
-    problems.extend(
-        f"images/stacks.toml: stack {stack.name!r}: unknown component {name!r}"
-        for stack in facts.stacks
-        for name in stack.components
-        if name not in known
-    )
+            recipe = f"templates/components/{component.recipe_name}.j2"
+            yield f"{recipe} is missing: the component {component.name} has a row"
+    recipes = {component.recipe_name for component in facts.components}
+    for name in sorted(set(facts.recipes) - recipes - known):
+        yield f"templates/components/{name}.j2: no row of this name in images/components.toml"
+
+
+def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator[str]:
+    """Yield what is wrong with targets and their locks. known: names of all components."""
     target_names: list[str] = []
     for target in facts.targets:
         where = f"images/{target.framework}.toml: target {target.version} {target.cuda} {target.base}"
@@ -70,26 +86,20 @@ def relate(facts: Facts, malformed: Set[tuple[str, str]], problems: list[str]) -
                 ("image", target.image, facts.base_image_by_name, "images/base-images.toml"),
                 ("builder_image", target.builder_image, facts.base_image_by_name, "images/base-images.toml"),
             )
-            if value and value not in names_of("base_image" if key.endswith("image") else key, rows)
+            if value and value not in _names("base_image" if key.endswith("image") else key, rows, malformed)
         ]
         broken += [
             f"{where}: key 'versions': unknown component {name!r}" for name in target.versions if name not in known
         ]
-        problems.extend(broken)
+        yield from broken
         # A malformed base is in its file, and has no Python to name the target by; nor has a stack its sources.
         if not broken and target.base in facts.base_by_name and target.stack in facts.stack_by_name:
             target_names.append(facts.name_of(target))
-    problems.extend(f"images: target {name} is in two rows" for name in _repeated(target_names))
-    if len(target_names) == len(facts.targets) and not names_of("target", ()):
+    yield from (f"images: target {name} is in two rows" for name in _repeated(target_names))
+    if len(target_names) == len(facts.targets) and not _names("target", (), malformed):
         # A lock without a target is a leftover. A target without a lock is reported when it is planned.
-        problems.extend(
-            f"images/lock/{name}.toml: no target of this name" for name in sorted(set(facts.locks) - set(target_names))
-        )
-    problems.extend(
-        f"images/built.toml: built {row.target!r}: key 'date': {row.date} is not a day of the calendar"
-        for row in facts.built
-        if not _is_day(row.date)
-    )
+        for name in sorted(set(facts.locks) - set(target_names)):
+            yield f"images/lock/{name}.toml: no target of this name"
 
 
 def _is_day(text: str) -> bool:
@@ -114,34 +124,33 @@ def _circle(components: Iterable[Component]) -> list[str]:
     return []
 
 
-def _relate_artifacts(facts: Facts, problems: list[str]) -> None:
-    """Check that each artifact is one file or one commit, and that what it brings along has a row."""
+def _of_artifacts(facts: Facts) -> Iterator[str]:
+    """Yield where an artifact is not one file or one commit, or brings along what has no row."""
     versions = {(row.name, row.version) for row in facts.artifacts}
     for row in facts.artifacts:
         where = f"images/artifacts.toml: artifact {row.name} {row.version}"
         if not FILE.match(row.file):
-            problems.append(f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a file")
+            yield f"{where}: the file of its `url` is {short(row.file)}, which is not the name of a file"
         if bool(row.url) == bool(row.git):
-            problems.append(f"{where}: must have either `url` or `git`")
+            yield f"{where}: must have either `url` or `git`"
         if bool(row.git) != bool(row.commit):
-            problems.append(f"{where}: `git` and `commit` belong together: a tag alone can be moved")
+            yield f"{where}: `git` and `commit` belong together: a tag alone can be moved"
         if len({bool(row.signature), bool(row.key), bool(row.fingerprint)}) > 1:
-            problems.append(f"{where}: `signature`, `key` and `fingerprint` belong together")
-        problems.extend(
+            yield f"{where}: `signature`, `key` and `fingerprint` belong together"
+        yield from (
             f"{where}: key 'together': no artifact {name} {version}"
             for name, version in row.together.items()
             if (name, version) not in versions
         )
 
 
-def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
-    """Check that rules, artifacts and variables ask about what there is, in ranges that can be read."""
+def _of_ranges(facts: Facts, parts: Set[str]) -> Iterator[str]:
+    """Yield where rules, artifacts and variables ask about what is not there, or in ranges that cannot be read."""
     provided = [row.provides for row in facts.artifacts] + [row.provides for row in facts.base_images]
     versions = {*parts, *(name for each in provided for name in each)}
     known = {*PROPERTIES, *versions, *(row.framework for row in facts.targets)}
     known |= {f"{name}.{kind}" for name in versions for kind in ("build", "flags")}
     known |= {part.name for part in facts.dockerfile_parts}
-    problems.extend(_problems_of_parts(facts))
     ranges = [
         (f"images/compatibility.toml: rule {row.name!r}: key '{key}'", written)
         for row in facts.rules
@@ -158,17 +167,17 @@ def _relate_ranges(facts: Facts, parts: Set[str], problems: list[str]) -> None:
                 if asked not in known:
                     near = nearest(asked, sorted(known))
                     advice = f"; did you mean {near}?" if near else ""
-                    problems.append(f"{where}: unknown property {asked!r}{advice}")
+                    yield f"{where}: unknown property {asked!r}{advice}"
             if problem := problem_of(allowed):
-                problems.append(f"{where}: {name}: {problem}")
-    problems.extend(
+                yield f"{where}: {name}: {problem}"
+    yield from (
         f"images/compatibility.toml: rule {row.name!r}: key 'when' is empty: it must say which plans it speaks about"
         for row in facts.rules
         if not row.when
     )
 
 
-def _problems_of_parts(facts: Facts) -> Iterator[str]:
+def _of_parts(facts: Facts) -> Iterator[str]:
     """Yield what is wrong with the patterns of ``images/dockerfiles.toml``."""
     for part in facts.dockerfile_parts:
         where = f"images/dockerfiles.toml: part {part.name!r}"

@@ -62,10 +62,9 @@ def fill_mirror(
         LockError: With everything that could not be brought; the rest is there then.
         OutputError: The folder cannot be written.
     """
-    problems: list[str] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = _all_wanted(rows, facts, client, settings, problems)
+        files, problems = _all_wanted(rows, facts, client, settings)
         with fetching.shown("mirroring", sum(wanted.size for wanted in files)) as task:
             task.about = not all(wanted.size for wanted in files)
             for wanted in files:
@@ -91,36 +90,36 @@ def fill_mirror(
 
 
 def _all_wanted(
-    rows: Iterable[TargetRow], facts: Facts, client: Client, settings: HostSettings, problems: list[str]
-) -> tuple[_Wanted, ...]:
+    rows: Iterable[TargetRow], facts: Facts, client: Client, settings: HostSettings
+) -> tuple[tuple[_Wanted, ...], list[str]]:
+    """Return the files that targets need, and why some of them cannot be brought."""
+    problems: list[str] = []
     found: dict[str, _Wanted] = {}
     places = Places(folders=(), archives=archives_of(facts.bases, settings.apt, settings.suite))
     for row in rows:
         name = facts.name_of(row)
-        wanted = [_artifact(artifact, places, client, problems) for artifact in downloads_of(row, facts)]
+        artifacts = downloads_of(row, facts)
+        unrecorded = [artifact for artifact in artifacts if not (artifact.git or artifact.sha256)]
+        problems += [
+            f"{each.name} {each.version}: no sha256 of {each.url} is recorded; `python build.py lock` records it"
+            for each in unrecorded
+        ]
+        wanted = [_artifact(each, places, client) for each in artifacts if each not in unrecorded]
         if name in facts.locks:
             wanted += [_package(package, row, client, settings.pip) for package in facts.locks[name].packages]
         else:
             problems.append(f"{name}: its Python files are not locked; `python build.py lock --only {name}`")
         for each in wanted:
-            if each is None:
-                continue
             other = found.setdefault(each.file, each)
             if other.sha256 != each.sha256:
                 problems.append(f"{each.what}: {each.file} is also {other.what}, another file; use a folder for each")
-    return tuple(found.values())
+    return tuple(found.values()), list(dict.fromkeys(problems))  # targets share artifacts
 
 
-def _artifact(artifact: Artifact, places: Places, client: Client, problems: list[str]) -> _Wanted | None:
-    what = f"{artifact.name} {artifact.version}"
-    if not (artifact.git or artifact.sha256):
-        problem = f"{what}: no sha256 of {artifact.url} is recorded; `python build.py lock` records it"
-        if problem not in problems:
-            problems.append(problem)
-        return None
+def _artifact(artifact: Artifact, places: Places, client: Client) -> _Wanted:
     return _Wanted(
         file=artifact.file,
-        what=what,
+        what=f"{artifact.name} {artifact.version}",
         sha256=artifact.sha256,
         size=artifact.size,
         get=lambda path: fetch_source(artifact, path, places, client),

@@ -100,37 +100,34 @@ def declared_checks(steps: Sequence[Step], recipes: Mapping[str, Recipe], python
     Those of recipes that no step has, and those ``beside`` a component that is not there, must be well-formed too: a
     promise that nobody reads until a component is chosen would be found malformed by whoever chooses it.
     """
-    problems: list[str] = []
-    well_formed = {
-        recipe.name: [_values(row, f"{recipe.name}.j2: check {number}", problems) for number, row in rows]
+    read = {
+        recipe.name: [_values(row, f"{recipe.name}.j2: check {number}") for number, row in rows]
         for recipe in recipes.values()
         for rows in [tuple(enumerate(recipe.checks, start=1))]
     }
-    if problems:
+    if problems := [problem for each in read.values() for _, wrong in each for problem in wrong]:
         raise FactsError(problems)
     chosen = {step.component for step in steps}
     found: list[Check] = []
     for step in steps:
         known = known_versions(step, python)
-        for row, values in zip(recipes[step.recipe].checks, well_formed[step.recipe], strict=True):
+        for row, (values, _) in zip(recipes[step.recipe].checks, read[step.recipe], strict=True):
             if not row.beside or row.beside in chosen:
                 filled_in = {key: _fill(value, known) for key, value in values.items()}
                 found.append(CHECK_TYPES[row.kind](component=step.component, **filled_in))
     return found
 
 
-def _values(row: CheckRow, where: str, problems: list[str]) -> Mapping[str, object]:
-    """Return the values of a promise as its kind has them; ``problems`` gets what is wrong with them."""
+def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]:
+    """Return the values of a promise as its kind has them, and what is wrong with them."""
     where = f"templates/components/{where} (kind = {short(row.kind)})"
     check_type = CHECK_TYPES.get(row.kind)
     if check_type is None:
         near = nearest(row.kind, sorted(CHECK_TYPES))
         advice = f"did you mean {near}?" if near else f"there are {', '.join(CHECK_TYPES)}"
-        problems.append(f"{where}: unknown kind; {advice}")
-        return {}
+        return {}, [f"{where}: unknown kind; {advice}"]
     if "component" in row.values:
-        problems.append(f"{where}: key 'component': a promise is its recipe's, and cannot name another component")
-        return {}
+        return {}, [f"{where}: key 'component': a promise is its recipe's, and cannot name another component"]
     check, wrong = shape_of(check_type).read({**row.values, "component": IMAGE})
     if check is not None:
         # Of each text that a kind asks for; one with a default may be empty.
@@ -141,8 +138,8 @@ def _values(row: CheckRow, where: str, problems: list[str]) -> Mapping[str, obje
         ]
         patterns = {key: form for key, form in CHECK_PATTERNS.items() if key in row.values}
         wrong += mismatches(check, patterns)
-    problems += [f"{where}: {problem}" for problem in wrong]
-    return {key: getattr(check, key) for key in row.values} if check is not None else {}
+    values = {key: getattr(check, key) for key in row.values} if check is not None else {}
+    return values, [f"{where}: {problem}" for problem in wrong]
 
 
 def known_versions(step: Step, python: str) -> Mapping[str, str]:

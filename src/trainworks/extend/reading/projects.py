@@ -36,14 +36,15 @@ def read_project(
     all_groups = content.get("dependency-groups", {})
     if own and not project and not groups:
         problems.append(f"{where}: it has no [project]{_advice(content, all_groups)}")
+    of_extras, missing = _of_extras(project, extras, where)
     if own:
         dynamic = {"dependencies", *(["optional-dependencies"] if extras else [])} & set(project.get("dynamic", ()))
         advice = "give its folder as --source, or ./ in a requirements file"
         problems += [f"{where}: its {name} are dynamic: {advice}" for name in sorted(dynamic)]
         texts += [(f"{where} dependencies", line) for line in project.get("dependencies", ())]
-        texts += _of_extras(project, extras, where, problems)
-    elif "optional-dependencies" not in project.get("dynamic", ()):
-        _of_extras(project, extras, where, problems)
+        texts += of_extras
+    if own or "optional-dependencies" not in project.get("dynamic", ()):
+        problems += missing
     for group in groups:
         if canonicalize_name(group) not in {canonicalize_name(each) for each in all_groups}:
             problems.append(f"--group {group}: {where} does not have it{_known(all_groups)}")
@@ -65,14 +66,13 @@ def read_project(
     )
 
 
-def _of_extras(
-    project: dict[str, Any], extras: Sequence[str], where: str, problems: list[str]
-) -> list[tuple[str, str]]:
-    """Return the lines of extras, and of the extras of the project itself that these name."""
+def _of_extras(project: dict[str, Any], extras: Sequence[str], where: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the lines of extras, and of those of the project itself that these name; and which there are not."""
     optional: dict[str, list[str]] = {
         canonicalize_name(name): lines for name, lines in project.get("optional-dependencies", {}).items()
     }
     texts: list[tuple[str, str]] = []
+    missing: list[str] = []
     done: set[str] = set()
     waiting: list[str] = [canonicalize_name(each) for each in extras]
     while waiting:
@@ -81,13 +81,13 @@ def _of_extras(
             continue
         done.add(name)
         if name not in optional:
-            problems.append(f"--extra {name}: {where} does not have it{_known(optional)}")
+            missing.append(f"--extra {name}: {where} does not have it{_known(optional)}")
             continue
         for line in optional[name]:
             own = _own_extras(line, str(project.get("name", "")))
             waiting += own
             texts += [] if own else [(f"{where} extra {name}", line)]
-    return texts
+    return texts, missing
 
 
 def _own_extras(line: str, project: str) -> list[str]:
