@@ -44,78 +44,93 @@ HOST_SPECIFIC = frozenset(
 
 def exported_variables(job: Job) -> Mapping[str, str]:
     """Return all variables for the job's host."""
-    environment, placement = job.environment, job.placement
+    environment = job.environment
     user, reserved = split_reserved(environment.hyperparameters)
-    results = environment.results
-    config = environment.resource_config
-    module_directory = environment.code.directory
-    job_name = text(reserved.get(names.JOB_NAME))
-    platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
-    master = placement.leader_address if len(placement.hosts) > 1 else names.LOOPBACK
-    master_port = job.network.master_port
+    exported = {f"SM_{name.upper()}": text_form(value) for name, value in _sm_values(job, user, reserved).items()}
+    exported.update(_of_job(job, reserved))
+    exported.update(_of_host(job))
+    for name in environment.platform.kept:
+        exported.pop(name, None)
+        if environment.variables.get(name):
+            exported[name] = environment.variables[name]
+    return MappingProxyType(dict(sorted(exported.items())))
+
+
+def _sm_values(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return the values of the variables that begin with SM_, by the rest of their names."""
     properties = _properties(job, user, reserved)
-    all_hosts = texts(properties["hosts"])
-    training_environment: dict[str, Json] = {
-        **properties,
-        "job_name": platform_job_name or job_name or None,
-        "master_addr": master,
-        "master_port": master_port,
-    }
-    values: dict[str, Json] = {name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY}
-    channels = mapping(properties["channel_input_dirs"])
+    all_hosts, channels = texts(properties["hosts"]), mapping(properties["channel_input_dirs"])
     channel_names: list[Json] = [*sorted(channels)]
-    values.update(
-        {
-            "channels": channel_names,
-            "current_host_rank": all_hosts.index(placement.host),
-            "entry_script": job.program.entry.name,
-            "framework_params": properties["additional_framework_parameters"],
-            "host_count": len(all_hosts),
-            "hps": dict(user),
-            "master_addr": master,
-            "master_port": master_port,
-            "output_failure": f"{results}/{names.FAILURE_FILE}",
-            "source_dir": module_directory,
-            "training_env": training_environment,
-            "user_args": [*job.program.arguments],
-        }
-    )
-    if config.get("topology"):
-        values["topology"] = config.get("topology")
+    master: dict[str, Json] = {"master_addr": _master(job), "master_port": job.network.master_port}
+    job_name = job.environment.variables.get(names.JOB_NAME_VARIABLE) or text(reserved.get(names.JOB_NAME)) or None
+    training_environment: dict[str, Json] = {**properties, "job_name": job_name, **master}
+    values: dict[str, Json] = {
+        **{name: value for name, value in properties.items() if name not in _ONLY_AS_PROPERTY},
+        **master,
+        "channels": channel_names,
+        "current_host_rank": all_hosts.index(job.placement.host),
+        "entry_script": job.program.entry.name,
+        "framework_params": properties["additional_framework_parameters"],
+        "host_count": len(all_hosts),
+        "hps": dict(user),
+        "output_failure": f"{job.environment.results}/{names.FAILURE_FILE}",
+        "source_dir": job.environment.code.directory,
+        "training_env": training_environment,
+        "user_args": [*job.program.arguments],
+    }
+    topology = job.environment.resource_config.get("topology")
+    if topology:
+        values["topology"] = topology
     for prefix, rows in (("channel", channels), ("hp", user)):
         # A shell cannot read a variable with a hyphen in its name, so there is a second name without.
         values.update({f"{prefix}_{name.replace('-', '_')}": value for name, value in rows.items() if "-" in name})
         values.update({f"{prefix}_{name}": value for name, value in rows.items()})
-    exported = {f"SM_{name.upper()}": text_form(value) for name, value in values.items()}
-    exported["CURRENT_HOST"] = placement.host
-    exported["SAGEMAKER_JOB_NAME"] = job_name or platform_job_name
-    exported["SAGEMAKER_REGION"] = region_of(environment.variables, reserved)
-    exported[names.SUBMIT_DIRECTORY_VARIABLE] = module_directory
-    exported["MASTER_ADDR"] = master
-    exported["MASTER_PORT"] = str(master_port)
-    for name in environment.platform.kept:
-        exported[name] = environment.variables.get(name, "")
-        if not exported[name]:
-            del exported[name]
+    return values
+
+
+def _master(job: Job) -> str:
+    """Return where rank 0 is."""
+    return job.placement.leader_address if len(job.placement.hosts) > 1 else names.LOOPBACK
+
+
+def _of_job(job: Job, reserved: Mapping[str, Json]) -> dict[str, str]:
+    """Return the other variables that tell about the job, the same on every host."""
+    environment = job.environment
+    platform_job_name = environment.variables.get(names.JOB_NAME_VARIABLE, "")
+    exported = {
+        "MASTER_ADDR": _master(job),
+        "MASTER_PORT": str(job.network.master_port),
+        "SAGEMAKER_JOB_NAME": text(reserved.get(names.JOB_NAME)) or platform_job_name,
+        "SAGEMAKER_REGION": region_of(environment.variables, reserved),
+        names.RESTARTS_VARIABLE: str(environment.platform.restarts),
+        names.SUBMIT_DIRECTORY_VARIABLE: environment.code.directory,
+    }
+    if job.placement.mode == MODEL_PARALLEL:
+        parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+        exported[names.MODEL_PARALLEL_VARIABLE] = compact(model_parallel.complete(mapping(parallel)))
+    if environment.drivers.distributed:
+        exported[names.DISTRIBUTED_CONFIG_VARIABLE] = compact(dict(environment.drivers.distributed))
+    return exported
+
+
+def _of_host(job: Job) -> dict[str, str]:
+    """Return the variables that programs on this host need."""
+    environment, placement = job.environment, job.placement
     python_path = environment.variables.get("PYTHONPATH", "")
-    exported["PYTHONPATH"] = module_directory + (f":{python_path}" if python_path else "")
+    exported = {
+        "CURRENT_HOST": placement.host,
+        "PYTHONPATH": environment.code.directory + (f":{python_path}" if python_path else ""),
+        **_log_variables(environment),
+    }
     # Programs look their host up by its name: a made-up one is only for mpirun, which pairs hosts by it.
     if len(placement.hosts) > 1 and (environment.platform.names_resolve or MODES[placement.mode].over_ssh):
         exported.update(_hostname_variables(environment, placement.host))
-    exported.update(_log_variables(environment))
-    if placement.mode == MODEL_PARALLEL:
-        parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
-        exported[names.MODEL_PARALLEL_VARIABLE] = compact(model_parallel.complete(mapping(parallel)))
-    exported[names.RESTARTS_VARIABLE] = str(environment.platform.restarts)
-    if environment.home:
-        exported["HOME"] = environment.home
-    if environment.checkpoint_directory:
-        exported[names.CHECKPOINT_DIRECTORY_VARIABLE] = environment.checkpoint_directory
-    if environment.resume_from:
-        exported[names.RESUME_VARIABLE] = environment.resume_from
-    if environment.drivers.distributed:
-        exported[names.DISTRIBUTED_CONFIG_VARIABLE] = compact(dict(environment.drivers.distributed))
-    return MappingProxyType(dict(sorted(exported.items())))
+    known = {
+        "HOME": environment.home,
+        names.CHECKPOINT_DIRECTORY_VARIABLE: environment.checkpoint_directory,
+        names.RESUME_VARIABLE: environment.resume_from,
+    }
+    return {**exported, **{name: value for name, value in known.items() if value}}
 
 
 _ONLY_AS_PROPERTY = frozenset(
@@ -137,13 +152,55 @@ _ONLY_AS_PROPERTY = frozenset(
 
 def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]) -> dict[str, Json]:
     """Return what SM_TRAINING_ENV tells about the job: the properties of sagemaker-training's Environment."""
-    environment, placement, entry = job.environment, job.placement, job.program.entry
-    mode, host = placement.mode, placement.host
+    environment, entry = job.environment, job.program.entry
+    parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
+    framework_parameters: dict[str, Json] = {
+        name: truth(value) if name in SWITCHES else value
+        for name, value in reserved.items()
+        if name not in names.RESERVED_NAMES
+    }
+    return {
+        **_properties_of_hosts(job, reserved),
+        **_directories(environment),
+        "additional_framework_parameters": framework_parameters,
+        "framework_module": environment.variables.get(names.TRAINING_MODULE_VARIABLE),
+        "hyperparameters": dict(user),
+        "input_data_config": dict(environment.input_data_config),
+        "is_modelparallel_enabled": parallel is not None,
+        "is_smddpmprun_installed": "smddpmprun" in environment.programs,
+        "is_smddprun_installed": "smddprun" in environment.programs,
+        "log_level": log_level(environment.variables, reserved),
+        "module_name": entry.module_name,
+        "network_interface_name": job.network.interface or _default_interface(environment),
+        "num_cpus": environment.devices.cpus,
+        "num_gpus": environment.devices.gpus,
+        "num_neurons": _neuron_cores(environment, job.placement.instance_type),
+        "user_entry_point": entry.name,
+    }
+
+
+def _directories(environment: Environment) -> dict[str, Json]:
+    """Return the properties that say where something is."""
     base, results = environment.base_directory, environment.results
-    config = environment.resource_config
+    return {
+        "channel_input_dirs": {name: f"{base}/input/data/{name}" for name in environment.input_data_config},
+        "input_config_dir": f"{base}/input/config",
+        "input_data_dir": f"{base}/input/data",
+        "input_dir": f"{base}/input",
+        "model_dir": f"{results}/model",
+        "module_dir": environment.code.directory,
+        "output_data_dir": f"{results}/output/data",
+        "output_dir": f"{results}/output",
+        "output_intermediate_dir": f"{results}/output/intermediate",
+    }
+
+
+def _properties_of_hosts(job: Job, reserved: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the properties that say which hosts there are, in which groups, and which one this is."""
+    placement, config = job.placement, job.environment.resource_config
+    mode, host = placement.mode, placement.host
     all_hosts = texts(config.get("hosts")) or placement.hosts
-    groups = cluster.instance_groups(config)
-    group = cluster.group_of(config, host)
+    groups, group = cluster.instance_groups(config), cluster.group_of(config, host)
     group_name = group.name if group else text(config.get("current_group_name")) or cluster.HOMOGENEOUS
     rows = config.get("instance_groups")
     group_names: list[Json] = [row.name for row in groups]
@@ -157,51 +214,22 @@ def _properties(job: Job, user: Mapping[str, Json], reserved: Mapping[str, Json]
     if mode != "none":
         taking_part = [*placement.distribution_hosts]
     master = taking_part[0] if taking_part else all_hosts[0]
-    framework_parameters: dict[str, Json] = {
-        name: truth(value) if name in SWITCHES else value
-        for name, value in reserved.items()
-        if name not in names.RESERVED_NAMES
-    }
-    parallel, _ = model_parallel.parameters(environment.hyperparameters, environment.variables)
     own_config: dict[str, Json] = {**config, "current_host": host, "hosts": [*all_hosts]}
     return {
-        "additional_framework_parameters": framework_parameters,
-        "channel_input_dirs": {name: f"{base}/input/data/{name}" for name in environment.input_data_config},
         "current_host": host,
         "current_instance_group": group_name,
         "current_instance_group_hosts": [*(group.hosts if group else all_hosts)],
         "current_instance_type": placement.instance_type,
         "distribution_hosts": [*taking_part],
         "distribution_instance_groups": distributed,
-        "framework_module": environment.variables.get(names.TRAINING_MODULE_VARIABLE),
         "hosts": [*all_hosts],
-        "hyperparameters": dict(user),
-        "input_config_dir": f"{base}/input/config",
-        "input_data_config": dict(environment.input_data_config),
-        "input_data_dir": f"{base}/input/data",
-        "input_dir": f"{base}/input",
         "instance_groups": group_names,
         "instance_groups_dict": by_name,
         "is_hetero": len(groups) > 1,
         "is_master": host == master,
-        "is_modelparallel_enabled": parallel is not None,
-        "is_smddpmprun_installed": "smddpmprun" in environment.programs,
-        "is_smddprun_installed": "smddprun" in environment.programs,
-        "log_level": log_level(environment.variables, reserved),
         "master_hostname": master,
-        "model_dir": f"{results}/model",
-        "module_dir": environment.code.directory,
-        "module_name": entry.module_name,
-        "network_interface_name": job.network.interface or _default_interface(environment),
-        "num_cpus": environment.devices.cpus,
-        "num_gpus": environment.devices.gpus,
-        "num_neurons": _neuron_cores(environment, placement.instance_type),
-        "output_data_dir": f"{results}/output/data",
-        "output_dir": f"{results}/output",
-        "output_intermediate_dir": f"{results}/output/intermediate",
         "resource_config": own_config,
         "topology": config.get("topology", []),
-        "user_entry_point": entry.name,
     }
 
 

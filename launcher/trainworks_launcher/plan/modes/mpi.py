@@ -138,35 +138,7 @@ def _handed_on(env: Mapping[str, str], exports: Mapping[str, Reason]) -> tuple[R
 def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
     """Our MCA parameters, by the names of the dialect."""
     several = _reaches_hosts(job)
-    rows: list[Setting] = [
-        Setting("pml", "ob1", Origin.DEFAULT, "plain point-to-point messages; NCCL has its own way to the fabric"),
-    ]
-    if dialect.major < 5:
-        rows.append(
-            Setting("btl", "^openib", Origin.DEFAULT, "without verbs devices this transport only prints warnings")
-        )
-        rows.append(
-            Setting(
-                "orte_abort_on_non_zero_status", "1", Origin.DEFAULT, "a rank that fails ends the job, not only itself"
-            )
-        )
-        rows.append(
-            Setting(
-                "btl_vader_single_copy_mechanism",
-                "none",
-                Origin.DEFAULT,
-                "a container may not read another process's memory, and each try is logged",
-            )
-        )
-    else:
-        rows.append(
-            Setting(
-                "smsc",
-                "^cma",
-                Origin.DEFAULT,
-                "a container may not read another process's memory, and each try is logged",
-            )
-        )
+    rows = _parameters_of_any_job(dialect)
     if job.network.interface and several:
         why = f"bind MPI's traffic to this interface: {job.network.interface_why}"
         rows.append(Setting("btl_tcp_if_include", job.network.interface, Origin.PLATFORM, why))
@@ -180,29 +152,36 @@ def _parameters(job: Job, dialect: Dialect) -> tuple[Setting, ...]:
         name = dialect.canonical("orte_keep_fqdn_hostnames")
         rows.append(Setting(name, "1", Origin.PLATFORM, "hosts are called by names with a domain"))
     if several:
-        agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
-        rows.append(
-            Setting(
-                dialect.canonical("plm_rsh_agent"), agent, Origin.PLATFORM, "ssh with the keys made for this job only"
-            )
-        )
-        rows.append(
-            Setting(
-                dialect.canonical("plm_rsh_no_tree_spawn"),
-                "1",
-                Origin.PLATFORM,
-                "only the leader has the key, so it contacts every host itself",
-            )
-        )
-        rows.append(
-            Setting(
-                dialect.canonical("plm_rsh_num_concurrent"),
-                str(max(len(job.placement.distribution_hosts), 128)),
-                Origin.PLATFORM,
-                "contact all hosts at once",
-            )
-        )
+        rows += _parameters_of_ssh(job, dialect)
     return tuple(rows)
+
+
+def _parameters_of_any_job(dialect: Dialect) -> list[Setting]:
+    may_not_read = "a container may not read another process's memory, and each try is logged"
+    pml = Setting("pml", "ob1", Origin.DEFAULT, "plain point-to-point messages; NCCL has its own way to the fabric")
+    if dialect.major >= 5:
+        return [pml, Setting("smsc", "^cma", Origin.DEFAULT, may_not_read)]
+    ends = "a rank that fails ends the job, not only itself"
+    return [
+        pml,
+        Setting("btl", "^openib", Origin.DEFAULT, "without verbs devices this transport only prints warnings"),
+        Setting("orte_abort_on_non_zero_status", "1", Origin.DEFAULT, ends),
+        Setting("btl_vader_single_copy_mechanism", "none", Origin.DEFAULT, may_not_read),
+    ]
+
+
+def _parameters_of_ssh(job: Job, dialect: Dialect) -> list[Setting]:
+    """Return how mpirun reaches the other hosts."""
+    agent = f"{job.environment.launcher_python} -I {job.environment.launcher_directory}/programs/agent.py"
+    at_once = str(max(len(job.placement.distribution_hosts), 128))
+    return [
+        Setting(dialect.canonical(name), value, Origin.PLATFORM, why)
+        for name, value, why in (
+            ("plm_rsh_agent", agent, "ssh with the keys made for this job only"),
+            ("plm_rsh_no_tree_spawn", "1", "only the leader has the key, so it contacts every host itself"),
+            ("plm_rsh_num_concurrent", at_once, "contact all hosts at once"),
+        )
+    ]
 
 
 def _parameter(setting: Setting, dialect: Dialect) -> Reason:

@@ -34,53 +34,7 @@ def plan(job: Job) -> NodePlan:
     torchrun = common.programs_of_mode(job)["torchrun"]
     compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
     network, network_why = network_variables(job)
-    count, per_host = len(job.placement.distribution_hosts), job.placement.processes_per_host
-    fewest = job.placement.elastic.minimum_hosts or count
-    line: list[Reason] = []
-    if compiling:
-        why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
-        line.append(Reason("neuron_parallel_compile", why, Origin.USER, (compiler,)))
-    line += [
-        Reason("torchrun", "starts the processes of this host", Origin.IMAGE, (torchrun,)),
-        _hosts(count, fewest),
-        Reason(
-            "--nproc-per-node",
-            common.counts_and_why(job),
-            job.placement.processes_origin,
-            (f"--nproc-per-node={per_host}",),
-        ),
-    ]
-    if count > 1 and job.placement.elastic.asked:
-        line += _dynamic_rendezvous(job)
-    elif count > 1:
-        line += [
-            Reason(
-                "--master-addr",
-                "rank 0's store is on the leader",
-                Origin.PLATFORM,
-                (f"--master-addr={job.placement.leader_address}",),
-            ),
-            Reason("--master-port", "rank 0's store", words=(f"--master-port={job.network.master_port}",)),
-            Reason(
-                "--node-rank",
-                "static rendezvous puts rank 0 on the leader, whose model is kept",
-                Origin.PLATFORM,
-                (f"--node-rank={job.placement.host_rank}",),
-            ),
-        ]
-    else:
-        line += [
-            Reason("--standalone", "one host needs no fixed port for its rendezvous", words=("--standalone",)),
-            Reason(
-                "--local-addr",
-                "one host talks to itself: its own name need not resolve",
-                words=(f"--local-addr={names.LOOPBACK}",),
-            ),
-        ]
-    if job.placement.elastic.restarts:
-        text = "failed ranks are started again so often"
-        line.append(Reason("--max-restarts", text, Origin.USER, (f"--max-restarts={job.placement.elastic.restarts}",)))
-    line += _program(job)
+    line = _line(job, torchrun, compiler)
     own = {_OWN_STORE: "1"} if job.placement.elastic.asked else {}
     why = (
         "the ranks' store is a new one after each restart: torch keeps the old one, with addresses of ranks that ended"
@@ -105,8 +59,37 @@ def plan(job: Job) -> NodePlan:
     )
 
 
-def _hosts(count: int, fewest: int) -> Reason:
+def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
+    """Return the words of the command line. compiler: compiles the job's graphs beforehand; "" for none."""
+    restarts, per_host = job.placement.elastic.restarts, job.placement.processes_per_host
+    line: list[Reason] = []
+    if compiler:
+        why = f"{_COMPILE}=1: compiles the graphs of the job beforehand"
+        line.append(Reason("neuron_parallel_compile", why, Origin.USER, (compiler,)))
+    line += [
+        Reason("torchrun", "starts the processes of this host", Origin.IMAGE, (torchrun,)),
+        _hosts(job),
+        Reason(
+            "--nproc-per-node",
+            common.counts_and_why(job),
+            job.placement.processes_origin,
+            (f"--nproc-per-node={per_host}",),
+        ),
+    ]
+    if len(job.placement.distribution_hosts) == 1:
+        line += _standalone()
+    else:
+        line += _dynamic_rendezvous(job) if job.placement.elastic.asked else _static_rendezvous(job)
+    if restarts:
+        why = "failed ranks are started again so often"
+        line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
+    return [*line, *_program(job)]
+
+
+def _hosts(job: Job) -> Reason:
     """Return how many hosts torchrun wants."""
+    count = len(job.placement.distribution_hosts)
+    fewest = job.placement.elastic.minimum_hosts or count
     if fewest == count:
         return Reason("--nnodes", "the hosts of the job", Origin.PLATFORM, (f"--nnodes={count}",))
     text = f"all {count} hosts of the job, and at least {fewest} when others are lost"
@@ -122,6 +105,37 @@ def _warnings(job: Job) -> tuple[str, ...]:
     if job.placement.elastic.asked and leader != first:
         found.append(f"c10d rendezvous numbers ranks by host name: rank 0 is on {first}, not on the leader {leader}")
     return tuple(found)
+
+
+def _standalone() -> list[Reason]:
+    """Return the words for a job of one host."""
+    return [
+        Reason("--standalone", "one host needs no fixed port for its rendezvous", words=("--standalone",)),
+        Reason(
+            "--local-addr",
+            "one host talks to itself: its own name need not resolve",
+            words=(f"--local-addr={names.LOOPBACK}",),
+        ),
+    ]
+
+
+def _static_rendezvous(job: Job) -> list[Reason]:
+    """Return the words for a job whose hosts are needed to its end."""
+    return [
+        Reason(
+            "--master-addr",
+            "rank 0's store is on the leader",
+            Origin.PLATFORM,
+            (f"--master-addr={job.placement.leader_address}",),
+        ),
+        Reason("--master-port", "rank 0's store", words=(f"--master-port={job.network.master_port}",)),
+        Reason(
+            "--node-rank",
+            "static rendezvous puts rank 0 on the leader, whose model is kept",
+            Origin.PLATFORM,
+            (f"--node-rank={job.placement.host_rank}",),
+        ),
+    ]
 
 
 def _dynamic_rendezvous(job: Job) -> list[Reason]:
