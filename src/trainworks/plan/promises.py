@@ -167,7 +167,18 @@ def image_checks(
     steps: Sequence[Step], labels: Mapping[str, str], environment: Mapping[str, str], target: TargetContext
 ) -> list[Check]:
     """Return the promises that no recipe has to write: they follow from the plan, or hold for every image."""
-    cell = target.cell
+    return [
+        *_checks_of_packages(steps, target),
+        *_checks_of_files(steps, target),
+        *_checks_of_cuda(steps, target),
+        *_checks_of_configuration(labels, environment, target),
+        *_CHECKS_OF_USE,
+        checks.SizeCheck(component=IMAGE, megabytes=target.row.size_budget_megabytes),
+    ]
+
+
+def _checks_of_packages(steps: Sequence[Step], target: TargetContext) -> list[Check]:
+    """Return the promises about packages of Python and of the distribution."""
     found: list[Check] = []
     for step in steps:
         if not step.in_image:
@@ -179,7 +190,7 @@ def image_checks(
         if step.python:
             names = tuple(package.name for package in step.python)
             found.append(checks.PythonImportsCheck(component=step.component, distributions=names))
-            if cell.version and TRITON & {*names}:
+            if target.cell.version and TRITON & {*names}:
                 found.append(
                     checks.CommandCheck(
                         component=step.component,
@@ -199,40 +210,47 @@ def image_checks(
         )
     system = next(step for step in steps if step.component == "system")
     package_check = checks.DebianPackageCheck if target.base.package_manager == "apt" else checks.RpmPackageCheck
-    found += [package_check(component="system", package=package) for package in system.debian]
-    found += [
-        checks.SharedLibrariesCheck(
-            component=IMAGE,
-            roots=("/opt",),
-            provided=DRIVER_LIBRARIES if cell.version else (),
-        ),
-        checks.SearchPathCheck(component=IMAGE, variable="PATH"),
-        checks.SearchPathCheck(component=IMAGE, variable="LD_LIBRARY_PATH"),
+    return [*found, *(package_check(component="system", package=package) for package in system.debian)]
+
+
+def _checks_of_files(steps: Sequence[Step], target: TargetContext) -> list[Check]:
+    """Return the promises about what is there, and what is not."""
+    provided = DRIVER_LIBRARIES if target.cell.version else ()
+    there = ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output", "/opt/ml/input")
+    absent = (
+        *(() if any(step.component == COMPILER for step in steps) else COMPILERS),
+        "/opt/builder",
+        "/var/lib/apt/lists/*_Packages*",
+        "/var/cache/apt/*.bin",
+        "/root/.cache",
+    )
+    return [
+        checks.SharedLibrariesCheck(component=IMAGE, roots=("/opt",), provided=provided),
+        *(checks.SearchPathCheck(component=IMAGE, variable=name) for name in ("PATH", "LD_LIBRARY_PATH")),
+        *(checks.PathCheck(component=IMAGE, path=path, state="directory") for path in there),
+        *(checks.PathCheck(component=IMAGE, path=path, state="absent") for path in absent),
     ]
-    found += [
-        checks.PathCheck(component=IMAGE, path=path, state="directory")
-        for path in ("/opt/ml/code", "/opt/ml/model", "/opt/ml/output", "/opt/ml/input")
-    ]
-    found += [
-        checks.PathCheck(component=IMAGE, path=path, state="absent")
-        for path in (
-            *(() if any(step.component == COMPILER for step in steps) else COMPILERS),
-            "/opt/builder",
-            "/var/lib/apt/lists/*_Packages*",
-            "/var/cache/apt/*.bin",
-            "/root/.cache",
-        )
-    ]
+
+
+def _checks_of_cuda(steps: Sequence[Step], target: TargetContext) -> list[Check]:
+    """Return the promises about the versions of CUDA's libraries; without CUDA there may be none of them."""
+    cell = target.cell
+    found: list[Check] = []
     if cell.version:
         versions = dict.fromkeys(CUDA_LIBRARIES, cell.version)
         versions |= {f"lib{step.component}": step.version for step in steps if step.component == "cudnn"}
         libraries = tuple(f"{name}.so.{_major(version)}" for name, version in versions.items() if version)
         found.append(checks.ElfNeedsCheck(component=IMAGE, roots=("/opt",), libraries=libraries, cuda=cell.version))
-    found.append(
-        checks.DuplicatePackagesCheck(component=IMAGE, libraries=SINGLE_CUDA_LIBRARIES if cell.version else ())
-    )
-    found += [checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()]
-    found += [
+    single = SINGLE_CUDA_LIBRARIES if cell.version else ()
+    return [*found, checks.DuplicatePackagesCheck(component=IMAGE, libraries=single)]
+
+
+def _checks_of_configuration(
+    labels: Mapping[str, str], environment: Mapping[str, str], target: TargetContext
+) -> list[Check]:
+    """Return the promises about the image's configuration."""
+    return [
+        *(checks.LabelCheck(component=IMAGE, label=label, value=value) for label, value in labels.items()),
         checks.ConfigurationCheck(
             component=IMAGE,
             environment=tuple(sorted(environment.items())),
@@ -243,22 +261,25 @@ def image_checks(
             # Images of CUDA have many variables that say what is in them.
             others=bool(target.row.image),
         ),
-        checks.StartCheck(component=IMAGE, arguments=("sh", "-c", 'echo "in $PWD"'), expect=f"in {WORKING_FOLDER}\n"),
-        checks.CommandCheck(
-            component=IMAGE,
-            command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
-            expect="imported",
-            why="a user whom the image does not know can start the launcher and Python, and leave results",
-        ),
-        checks.CommandCheck(
-            component=IMAGE,
-            command=("sh", "-ec", 'new=$(mktemp); ldconfig -X -C "$new"; cmp "$new" /etc/ld.so.cache; rm "$new"'),
-            why="the loader's cache has every library that ldconfig finds",
-        ),
-        checks.SecretsCheck(component=IMAGE),
-        checks.SizeCheck(component=IMAGE, megabytes=target.row.size_budget_megabytes),
     ]
-    return found
+
+
+_CHECKS_OF_USE: tuple[Check, ...] = (
+    checks.StartCheck(component=IMAGE, arguments=("sh", "-c", 'echo "in $PWD"'), expect=f"in {WORKING_FOLDER}\n"),
+    checks.CommandCheck(
+        component=IMAGE,
+        command=(*UNKNOWN_USER, "sh", "-ec", USE_AS_ANYONE),
+        expect="imported",
+        why="a user whom the image does not know can start the launcher and Python, and leave results",
+    ),
+    checks.CommandCheck(
+        component=IMAGE,
+        command=("sh", "-ec", 'new=$(mktemp); ldconfig -X -C "$new"; cmp "$new" /etc/ld.so.cache; rm "$new"'),
+        why="the loader's cache has every library that ldconfig finds",
+    ),
+    checks.SecretsCheck(component=IMAGE),
+)
+"""What holds for every image, whatever is in it."""
 
 
 def _major(version: str) -> str:

@@ -92,16 +92,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     """
     check_lock(context, facts)
     row, base, cell = context.row, context.base, context.cell
-    target = Target(
-        name=context.name,
-        framework=row.framework,
-        version=row.version,
-        cuda=row.cuda,
-        python=context.python,
-        base=base.name,
-        sources=context.sources,
-        architecture=base.architecture,
-    )
+    target = _target_of(context)
     steps = _steps(components, context, parts.artifacts)
     recipes = [facts.recipes[step.recipe] for step in steps]
     image = _reference(row.image, base, facts)
@@ -128,16 +119,7 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         programs={name: path for recipe in recipes for name, path in recipe.programs.items()},
         checks=plan_checks,
         missing=_missing(components, context, facts),
-        instances={
-            row.name: InstanceShape(
-                gpus=row.gpus,
-                neuron_cores=row.neuron_cores,
-                efa=row.efa,
-                efa_rdma=row.efa_rdma,
-                efa_devices=row.efa_devices,
-            )
-            for row in facts.instances
-        },
+        instances=_shapes(facts),
         families=tuple(row.name for row in facts.families),
         fabric=tuple(
             FabricVariable(name=row.name, value=row.value, rdma=row.rdma, why=row.why)
@@ -155,6 +137,32 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
         companions=companion_distributions(components, steps),
         compiled_by=compiled_distributions(components, cell, facts),
     )
+
+
+def _target_of(context: TargetContext) -> Target:
+    return Target(
+        name=context.name,
+        framework=context.row.framework,
+        version=context.row.version,
+        cuda=context.row.cuda,
+        python=context.python,
+        base=context.base.name,
+        sources=context.sources,
+        architecture=context.base.architecture,
+    )
+
+
+def _shapes(facts: Facts) -> dict[str, InstanceShape]:
+    return {
+        row.name: InstanceShape(
+            gpus=row.gpus,
+            neuron_cores=row.neuron_cores,
+            efa=row.efa,
+            efa_rdma=row.efa_rdma,
+            efa_devices=row.efa_devices,
+        )
+        for row in facts.instances
+    }
 
 
 def _interpreter(target: TargetContext) -> str:
