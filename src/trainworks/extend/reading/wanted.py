@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trainworks.extend.reading.lines import OptionLine, check_hashes, read_requirements
+from trainworks.extend.reading.lines import OptionLine, RequirementLines, check_hashes, read_requirements
 from trainworks.extend.reading.locks import read_lock, select
 from trainworks.extend.reading.others import kind_of, sentence_of
 from trainworks.extend.reading.projects import read_project
@@ -98,104 +98,144 @@ def read_wanted(
     Returns:
         What they ask for, and everything that is wrong with them.
     """
-    requirements: list[PackageRequirement] = []
-    sources: list[GitRequirement] = []
-    folders: list[WantedFolder] = []
-    constraints: list[PackageRequirement] = []
-    options: list[OptionLine] = []
-    wheels: dict[str, Wheel] = {}
-    locks: list[WantedLock] = []
-    parts = parts or Parts()
-    notes: list[str] = []
-    problems: list[str] = []
-    done: set[tuple[Path, bool]] = set()
+    reading = _Reading(environment, parts or Parts(), file, forbidden)
+    if file is not None:
+        reading.read(file, "--requirements")
+    reading.read_parts(project)
+    return reading.wanted(), reading.problems
 
-    def read(path: Path, place: str, above: tuple[Path, ...], *, constraint: bool) -> None:
+
+class _Reading:
+    """Files that are read one after the other: what they ask for so far, and what is wrong with them.
+
+    Attributes:
+        problems: What is wrong.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], parts: Parts, file: Path | None, forbidden: tuple[str, ...]
+    ) -> None:
+        """Nothing is read yet. The arguments are those of ``read_wanted``."""
+        self.problems: list[str] = []
+        self._environment = environment
+        self._parts = parts
+        self._file = file
+        self._forbidden = forbidden
+        self._done: set[tuple[Path, bool]] = set()
+        self._found: list[RequirementLines] = []
+        self._constraints: list[PackageRequirement] = []
+        self._options: list[OptionLine] = []
+        self._folders: list[WantedFolder] = []
+        self._wheels: dict[str, Wheel] = {}
+        self._locks: list[WantedLock] = []
+        self._notes: list[str] = []
+
+    def read(self, path: Path, place: str, above: tuple[Path, ...] = (), *, constraint: bool = False) -> None:
+        """Read a file and what it includes.
+
+        Args:
+            path: The file.
+            place: What names it, for messages.
+            above: The files that include it.
+            constraint: Whether it says only in which versions something is wanted, if anything asks for it.
+        """
         there = path.resolve()
         if there in above:
-            problems.append(f"{place}: {path} includes itself: {' -> '.join(map(str, (*above, there)))}")
+            self.problems.append(f"{place}: {path} includes itself: {' -> '.join(map(str, (*above, there)))}")
             return
-        if (there, constraint) in done:
+        if (there, constraint) in self._done:
             return
-        done.add((there, constraint))
+        self._done.add((there, constraint))
+        found = self._lines_of(path, place)
+        if found is None:
+            return
+        self.problems += found.problems
+        self._notes += found.notes
+        self._options += [_from(path.parent, option) for option in found.options]
+        for include in found.includes:
+            named = local_path(include.path)
+            if named is None:
+                self.problems.append(f"{include.place}: it is on the network: download the file and name it")
+                continue
+            deeper = constraint or include.constraint
+            self.read(path.parent / named, include.place, (*above, there), constraint=deeper)
+        if constraint:
+            self._constrain(found)
+        else:
+            self._want(found, path.parent)
+
+    def read_parts(self, project: Path | None) -> None:
+        """Read the parts of a project that are wanted, unless the file that was read has them."""
+        parts, file = self._parts, self._file
+        if not (parts.extras or parts.groups) or (file is not None and kind_of(file.name)):
+            return
+        if project is not None:
+            self.read(project, "--source")
+        else:
+            chosen = [f"--extra {each}" for each in parts.extras] + [f"--group {each}" for each in parts.groups]
+            self.problems += [f"{each}: there is no pyproject.toml and no lock that could have it" for each in chosen]
+
+    def wanted(self) -> Wanted:
+        """Return what all of them ask for; what does not go together is a problem."""
+        requirements = [each for found in self._found for each in found.requirements]
+        sources = [each for found in self._found for each in found.sources]
+        self.problems += check_hashes(
+            requirements,
+            sources,
+            [each.requirement for each in self._folders],
+            all_hashed=any(option.name == "--require-hashes" for option in self._options),
+        )
+        self.problems += [problem for each in self._folders for problem in each.tree.problems]
+        return Wanted(
+            requirements=tuple(requirements),
+            sources=tuple(sources),
+            folders=tuple(self._folders),
+            constraints=tuple(self._constraints),
+            options=tuple(self._options),
+            wheels=self._wheels,
+            locks=tuple(self._locks),
+            notes=tuple(self._notes),
+        )
+
+    def _lines_of(self, path: Path, place: str) -> RequirementLines | None:
+        """Return the lines of a file; ``None`` for a lock, which is kept for later, and for what cannot be read."""
         if sentence := sentence_of(path.name):
-            problems.append(f"{place}: {path} {sentence}")
-            return
+            self.problems.append(f"{place}: {path} {sentence}")
+            return None
         try:
             text = decode(path.read_bytes())
         except (OSError, ValueError) as error:
-            problems.append(f"{place}: {path}: {error.strerror if isinstance(error, OSError) else error}")
-            return
+            self.problems.append(f"{place}: {path}: {_reason(error)}")
+            return None
+        parts = self._parts
         match kind_of(path.name):
             case "uv" | "pylock" as kind:
                 try:
                     lock = read_lock(text, str(path), uv=kind == "uv", extras=parts.extras, groups=parts.groups)
                 except ValueError as error:
-                    problems.append(f"{place}: {path}: {error}")
+                    self.problems.append(f"{place}: {path}: {error}")
                 else:
-                    locks.append(WantedLock(lock=lock, folder=path.parent))
-                return
+                    self._locks.append(WantedLock(lock=lock, folder=path.parent))
+                return None
             case "project":
-                found = read_project(text, str(path), extras=parts.extras, groups=parts.groups, own=path == file)
+                own = path == self._file
+                return read_project(text, str(path), extras=parts.extras, groups=parts.groups, own=own)
             case _:
-                found = read_requirements(text, str(path), environment)
-        problems.extend(found.problems)
-        notes.extend(found.notes)
-        options.extend(_from(path.parent, option) for option in found.options)
-        for include in found.includes:
-            named = local_path(include.path)
-            if named is None:
-                problems.append(f"{include.place}: it is on the network: download the file and name it")
-                continue
-            deeper = constraint or include.constraint
-            read(path.parent / named, include.place, (*above, there), constraint=deeper)
-        if constraint:
-            constraints.extend(found.requirements)
-            direct = [each.place for each in found.requirements if each.wheel]
-            direct += [each.place for each in found.sources] + [each.place for each in found.folders]
-            problems.extend(f"{each}: a constraint is a name with versions, such as numpy<2" for each in direct)
-            return
-        requirements.extend(found.requirements)
-        sources.extend(found.sources)
-        for folder in found.folders:
-            try:
-                folders.append(_read_folder(folder, path.parent, forbidden))
-            except ValueError as error:
-                problems.append(f"{folder.place}: {error}")
-        for requirement in found.requirements:
-            if requirement.wheel and local_path(requirement.wheel) is not None:
-                try:
-                    wheels[requirement.wheel] = _read_wheel(requirement, path.parent)
-                except (OSError, ValueError) as error:
-                    reason = error.strerror if isinstance(error, OSError) else error
-                    problems.append(f"{requirement.place}: {reason}")
+                return read_requirements(text, str(path), self._environment)
 
-    if file is not None:
-        read(file, "--requirements", (), constraint=False)
-    if (parts.extras or parts.groups) and not (file is not None and kind_of(file.name)):
-        if project is not None:
-            read(project, "--source", (), constraint=False)
-        else:
-            chosen = [f"--extra {each}" for each in parts.extras] + [f"--group {each}" for each in parts.groups]
-            problems += [f"{each}: there is no pyproject.toml and no lock that could have it" for each in chosen]
-    problems += check_hashes(
-        requirements,
-        sources,
-        [each.requirement for each in folders],
-        all_hashed=any(option.name == "--require-hashes" for option in options),
-    )
-    problems += [problem for each in folders for problem in each.tree.problems]
-    wanted = Wanted(
-        requirements=tuple(requirements),
-        sources=tuple(sources),
-        folders=tuple(folders),
-        constraints=tuple(constraints),
-        options=tuple(options),
-        wheels=wheels,
-        locks=tuple(locks),
-        notes=tuple(notes),
-    )
-    return wanted, problems
+    def _constrain(self, found: RequirementLines) -> None:
+        self._constraints += found.requirements
+        direct = [each.place for each in found.requirements if each.wheel]
+        direct += [each.place for each in found.sources] + [each.place for each in found.folders]
+        self.problems += [f"{each}: a constraint is a name with versions, such as numpy<2" for each in direct]
+
+    def _want(self, found: RequirementLines, folder: Path) -> None:
+        self._found.append(found)
+        folders, problems = _read_folders(found.folders, folder, self._forbidden)
+        wheels, wrong = _read_wheels(found.requirements, folder)
+        self._folders += folders
+        self._wheels |= wheels
+        self.problems += problems + wrong
 
 
 def with_locks(
@@ -213,21 +253,9 @@ def with_locks(
     for each in wanted.locks:
         found = select(each.lock, base, kept)
         problems += found.problems
-        folders: list[WantedFolder] = []
-        for folder in found.folders:
-            try:
-                folders.append(_read_folder(folder, each.folder, forbidden))
-                problems += folders[-1].tree.problems
-            except ValueError as error:
-                problems.append(f"{folder.place}: {error}")
-        wheels: dict[str, Wheel] = {}
-        for requirement in found.requirements:
-            if requirement.wheel and local_path(requirement.wheel) is not None:
-                try:
-                    wheels[requirement.wheel] = _read_wheel(requirement, each.folder)
-                except (OSError, ValueError) as error:
-                    reason = error.strerror if isinstance(error, OSError) else error
-                    problems.append(f"{requirement.place}: {reason}")
+        folders, unreadable = _read_folders(found.folders, each.folder, forbidden)
+        wheels, wrong = _read_wheels(found.requirements, each.folder)
+        problems += [*unreadable, *(problem for folder in folders for problem in folder.tree.problems), *wrong]
         wanted = replace(
             wanted,
             requirements=(*wanted.requirements, *found.requirements),
@@ -249,6 +277,37 @@ def _from(folder: Path, option: OptionLine) -> OptionLine:
         return option
     place = folder / named
     return replace(option, value=str((place if place.exists() else named).resolve()))
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
+
+
+def _read_folders(
+    named: Iterable[FolderRequirement], folder: Path, forbidden: tuple[str, ...]
+) -> tuple[list[WantedFolder], list[str]]:
+    """Read the folders that a file in a folder names; return also what is wrong."""
+    found: list[WantedFolder] = []
+    problems: list[str] = []
+    for each in named:
+        try:
+            found.append(_read_folder(each, folder, forbidden))
+        except ValueError as error:
+            problems.append(f"{each.place}: {error}")
+    return found, problems
+
+
+def _read_wheels(named: Iterable[PackageRequirement], folder: Path) -> tuple[dict[str, Wheel], list[str]]:
+    """Read the wheels of this machine that a file in a folder names; return also what is wrong."""
+    found: dict[str, Wheel] = {}
+    problems: list[str] = []
+    for each in named:
+        if each.wheel and local_path(each.wheel) is not None:
+            try:
+                found[each.wheel] = _read_wheel(each, folder)
+            except (OSError, ValueError) as error:
+                problems.append(f"{each.place}: {_reason(error)}")
+    return found, problems
 
 
 def _read_folder(requirement: FolderRequirement, folder: Path, forbidden: tuple[str, ...]) -> WantedFolder:
