@@ -178,9 +178,10 @@ class Config:
         Raises:
             SMPConfigError: Something cannot work. It names every problem that there is.
         """
-        problems: list[str] = []
-        values = _with_new_names(given or {}, "smp.init", problems)
-        values |= _with_new_names(_of_environment(environment, problems), VARIABLE, problems)
+        values, of_script = _with_new_names(given or {}, "smp.init")
+        theirs, of_variable = _of_environment(environment)
+        values |= theirs
+        problems = of_script + of_variable
         problems += [
             f"{key} = {value!r}: must be {RANGES[key]}"
             for key, value in values.items()
@@ -203,31 +204,30 @@ class Config:
         return config
 
 
-def _of_environment(environment: Mapping[str, str], problems: list[str]) -> Mapping[str, Any]:
+def _of_environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that the job gives, and what is wrong with them."""
     text = environment.get(VARIABLE, "").strip()
     try:
         values = json.loads(text or "{}")
     except ValueError as error:
-        problems.append(f"{VARIABLE} = {text!r}: must be a JSON object ({error})")
-        return {}
+        return {}, [f"{VARIABLE} = {text!r}: must be a JSON object ({error})"]
     if not isinstance(values, dict):
-        problems.append(f"{VARIABLE} = {text!r}: must be a JSON object")
-        return {}
-    return values
+        return {}, [f"{VARIABLE} = {text!r}: must be a JSON object"]
+    return _with_new_names(values, VARIABLE)
 
 
-def _with_new_names(values: Any, source: str, problems: list[str]) -> dict[str, Any]:
-    """Return the values under the keys' new names, without those that are not set."""
+def _with_new_names(values: Any, source: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the values under the keys' new names, without those that are not set; and what is wrong with them."""
     if not isinstance(values, Mapping):
-        problems.append(f"{source} was given {values!r}: must be a dictionary")
-        return {}
-    for old, new in OLD_NAMES.items():
-        if old in values and new in values and values[old] != values[new]:
-            problems.append(
-                f"{old} = {values[old]!r} and {new} = {values[new]!r}: must be the same, they are two names of one key"
-            )
+        return {}, [f"{source} was given {values!r}: must be a dictionary"]
+    problems = [
+        f"{old} = {values[old]!r} and {new} = {values[new]!r}: must be the same, they are two names of one key"
+        for old, new in OLD_NAMES.items()
+        if old in values and new in values and values[old] != values[new]
+    ]
     named: Mapping[str, Any] = values
-    return {OLD_NAMES.get(key, key): value for key, value in named.items() if not (value is None and key in UNSET)}
+    given = {OLD_NAMES.get(key, key): value for key, value in named.items() if not (value is None and key in UNSET)}
+    return given, problems
 
 
 def _rules(config: Config, given: Mapping[str, Any]) -> list[tuple[tuple[str, ...], bool, str]]:

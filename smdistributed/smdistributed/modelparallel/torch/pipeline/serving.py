@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smdistributed.modelparallel.torch.exceptions import StepError
-from smdistributed.modelparallel.torch.wire.nested import flatten
+from smdistributed.modelparallel.torch.wire.nested import Tree, flatten
 
 from .contexts import Context
 from .messages import (
@@ -115,45 +115,53 @@ class Server:
         port.order.append(("F", message.microbatch))
         inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
         given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
-        args, kwargs = unpack_arguments(message.arguments, given)
-        following: int | None = None
-        if message.segment is None:
-            module = port.modules.modules[message.module]
-            if message.checkpoint is not None and port.modules.local[message.module]:
-                result = message.checkpoint.call(module, args, kwargs)
-            else:
-                result = module(*args, **kwargs)
-        else:
-            segments = port.modules.chains[message.module]
-            chain = port.modules.modules[message.module]
-            if message.checkpoint is not None and port.modules.is_inline(message.module, message.segment):
-                result = message.checkpoint.chain(segments[message.segment].modules, args[0])
-            else:
-                result = run_children(chain, segments[message.segment].modules, args[0])
-            if message.segment + 1 < len(segments):
-                following = message.segment + 1
+        result, following = self._run(message, *unpack_arguments(message.arguments, given))
         value, results = flatten(result)
         differentiable = tuple(bool(t.requires_grad) for t in results)
-        hop = (message.call, message.segment)
         if any(differentiable):
-            self._saved[hop] = _Saved(inputs, results, differentiable, message.needs, message.before, message.place)
-        if following is not None:
-            if value.spec is not None:
-                value, results = pack_arguments((result,), {})
-            port.post(
-                port.modules.chains[message.module][following].owner,
-                message._replace(
-                    segment=following,
-                    place=place(message.place, following),
-                    arguments=value,
-                    needs=differentiable,
-                    before=(port.me, message.segment),
-                ),
-                results,
-                f"result of module {port.modules.title(message.module)}",
-            )
+            saved = _Saved(inputs, results, differentiable, message.needs, message.before, message.place)
+            self._saved[message.call, message.segment] = saved
+        if following is None:
+            self._answer(message, value, results, differentiable)
             return
-        caller = message.call[0]
+        if value.spec is not None:
+            value, results = pack_arguments((result,), {})
+        port.post(
+            port.modules.chains[message.module][following].owner,
+            message._replace(
+                segment=following,
+                place=place(message.place, following),
+                arguments=value,
+                needs=differentiable,
+                before=(port.me, message.segment),
+            ),
+            results,
+            f"result of module {port.modules.title(message.module)}",
+        )
+
+    def _run(self, message: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int | None]:
+        """Run a module, or one segment of a chain; return its result, and the segment that has to follow it."""
+        modules = self.port.modules
+        module = modules.modules[message.module]
+        if message.segment is None:
+            if message.checkpoint is not None and modules.local[message.module]:
+                return message.checkpoint.call(module, args, kwargs), None
+            return module(*args, **kwargs), None
+        segments = modules.chains[message.module]
+        children = segments[message.segment].modules
+        if message.checkpoint is not None and modules.is_inline(message.module, message.segment):
+            result = message.checkpoint.chain(children, args[0])
+        else:
+            result = run_children(module, children, args[0])
+        following = message.segment + 1
+        return result, following if following < len(segments) else None
+
+    def _answer(
+        self, message: Forward, value: Tree, results: list[torch.Tensor], differentiable: tuple[bool, ...]
+    ) -> None:
+        """Send a result to the caller; if it is the model's, also to every other rank."""
+        port, caller = self.port, message.call[0]
+        hop = (message.call, message.segment)
         title = f"result of module {port.modules.title(message.module)}"
         port.post(caller, Result(port.number, message.call, value, differentiable), results, title)
         if message.tail is not None:
