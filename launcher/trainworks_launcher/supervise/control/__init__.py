@@ -29,7 +29,7 @@ The first failure anywhere, or a lost host, is the outcome of the job, unless th
 (``Control.minimum_hosts``). After a stop signal all hosts are given their grace before the outcome is told. What comes
 from a stranger is dropped with a few lines in the log at most (``strangers``). With a job secret on every host both
 sides prove that they know it before either believes the other (``proof``). Texts of another host are cleaned where they
-are read (``messages``).
+are read (``messages``). What counts when, on either side, is in tables (``phases``).
 
 A new message needs no change in these files: a part of the supervisor sends it with ``Role.tell`` under a kind of its
 own, and gets it by its kind.

@@ -121,8 +121,8 @@ class Leader:
 
     def _message(self, connection: Connection, message: Message) -> None:
         host, kind = connection.host, text(message.get("type"))
-        if not self._hosts.is_current(connection):
-            return  # a host that was lost says goodbye
+        if kind == "alive" or not self._hosts.is_current(connection):
+            return  # the second: a host that was lost says goodbye
         if kind == "ready":
             self._ready(host, number(message.get("ssh_port")) & 0xFFFF)
         elif kind == "ended":
@@ -133,7 +133,7 @@ class Leader:
             self.stopping()
         elif kind == "bye":
             self._bye(host)
-        elif kind != "alive":
+        else:
             self._events.told(host, kind, message)
 
     def _ready(self, host: str, ssh_port: int) -> None:
