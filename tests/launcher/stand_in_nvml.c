@@ -1,5 +1,6 @@
 /* Stands in for libnvidia-ml.so.1: two healthy GPUs, or with the fault that NVML_FAULT names. Functions and layouts as in
  * nvml.h. No machine of the tests has a broken GPU. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -45,6 +46,21 @@ int nvmlDeviceGetRetiredPagesPendingStatus(void *device, int *pending) { *pendin
 #endif
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
     *reasons = fault("hot") && second(device) ? 0x41 : 0x1;
+    return 0;
+}
+typedef struct { unsigned gpu, memory; } utilization;
+typedef struct { unsigned long long total, free, used; } memory;
+
+int nvmlDeviceGetUtilizationRates(void *device, utilization *rates) {
+    static unsigned asked[2];
+    const char *told = getenv("NVML_USE"); /* a FIFO that is opened and closed when a GPU was asked before */
+    if (!told) return 3;
+    if (++asked[second(device)] >= 2) close(open(told, O_WRONLY | O_NONBLOCK));
+    *rates = (utilization){second(device) ? 50 : asked[0] > 1 ? 90 : 70, 1};
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *device, memory *bytes) {
+    *bytes = (memory){1ull << 34, 1, (1ull << 33) + second(device)};
     return 0;
 }
 int nvmlEventSetCreate(void **set) { *set = (void *)9; return 0; }

@@ -5,6 +5,7 @@ Hosts are network namespaces (``launcher_network``). The rank that differs is ra
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from launcher_network import Host, Network, engine_manifest, job_on, need, network_of
-from launcher_support import GLOO_ENDS
+from launcher_support import GLOO_ENDS, Launcher, write_inputs
 
 from clock import assert_within, crowd_since, start_clock
 from trainworks_launcher.contract import names
@@ -141,6 +142,42 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
         assert stacks.count("=== rank ") == 2
         assert "all_reduce" in stacks
     assert hosts[0].failure == hosts[1].failure
+    summary = json.loads((hosts[0].base / names.SUMMARY_FILE).read_text(encoding="utf-8"))
+    assert summary["seconds_without_progress"] is not None
+    assert [host["host"] for host in summary["hosts"]] == ["algo-1", "algo-2"]
+
+
+def test_the_summary_names_the_rank_that_others_waited_for(manifest: Path, tmp_path: Path) -> None:
+    """From the looks of a host that says nothing; a collective of this test's own, for torch's takes long to load."""
+    collective = tmp_path / "code/site-packages/torch/distributed/distributed_c10d.py"
+    collective.parent.mkdir(parents=True)
+    collective.write_text(
+        """
+import os, threading
+def all_reduce():
+    while not os.path.exists("go on"):
+        threading.Event().wait(0.05)
+""",
+        encoding="ascii",
+    )
+    script = f"""
+import os, runpy, threading
+def work():
+    while not os.path.exists("go on"):
+        threading.Event().wait(0.05)
+all_reduce = runpy.run_path({str(collective)!r})["all_reduce"]
+work() if os.environ["RANK"] == "1" else all_reduce()
+"""
+    write_inputs(tmp_path, script, {**MODE}, {})
+    given = {**variables(spy=True), "TRAINWORKS_HANG": "warn", "TRAINWORKS_HANG_LIMIT_SECONDS": "2"}
+    with Launcher(tmp_path, variables={**given, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}) as launcher:
+        launcher.read_until("no rank has made progress for 2 s")
+        (tmp_path / "code/go on").touch()
+        assert launcher.wait() == 0, launcher.text
+    summary = json.loads((tmp_path / names.SUMMARY_FILE).read_text(encoding="utf-8"))
+    assert summary["waited_for"]["rank"] == 1, launcher.text
+    assert summary["waited_for"]["waited"] == 0
+    assert " without progress, the others waited most for rank 1 on " in launcher.text
 
 
 def test_a_rank_of_mpi_that_hangs_is_named(network: Network, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
 )
 from trainworks_launcher.supervise.outcome.starters import Report, mpirun_daemon, report_of, torchrun_status
 from trainworks_launcher.supervise.outcome.tracebacks import find_traceback
-from trainworks_launcher.supervise.verdict.memory import oom_kills
+from trainworks_launcher.supervise.verdict.memory import highest_bytes, oom_kills
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
 SECOND = 'Traceback (most recent call last):\n  File "b.py", line 1, in <module>\nKeyError: second\n'
@@ -345,6 +345,28 @@ def test_the_kernels_count_of_kills_for_lack_of_memory(
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(content, encoding="ascii")
     assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "highest"),
+    [
+        ("0::/a\n", {"a/memory.peak": "4096\n", "memory.peak": "9\n"}, 4096),
+        ("0::/not/seen/here\n", {"memory.peak": "8192\n"}, 8192),
+        ("4:memory:/docker/x\n", {"memory/memory.max_usage_in_bytes": "5\n"}, 5),
+        ("4:memory:/\n", {"memory/memory.max_usage_in_bytes": "5\n", "memory/release_agent": ""}, None),
+        ("0::/\n", {"memory.current": "5\n"}, None),
+        ("nonsense", {}, None),
+    ],
+)
+def test_the_highest_memory_of_a_container_is_the_kernels_word(
+    tmp_path: Path, membership: str, files: dict[str, str], highest: int | None
+) -> None:
+    """Not that of a whole machine, which belongs to nobody."""
+    (tmp_path / "cgroup").write_text(membership, encoding="ascii")
+    for name, content in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(content, encoding="ascii")
+    assert highest_bytes(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == highest
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (42, 42), (-9, 137), (-15, 143), (255, 255)])

@@ -385,6 +385,40 @@ def test_the_cause_is_of_the_last_life(shared: Network, manifest: Path, tmp_path
         assert host.failure.startswith("ValueError: in the last life\n"), host.failure
 
 
+def test_restarts_that_lead_nowhere_end_the_job(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    """A rank fails at the same step in each life; what it prints differs only in times and numbers of processes."""
+    script = RANKS + (
+        "print(time.strftime('%Y-%m-%d %H:%M:%S'), 'process', os.getpid(), 'of rank', rank, 'reads', hex(id(rank)))\n"
+        "if rank == 1: raise ValueError('always the same, of process %d' % os.getpid())\n"
+        "while True: signal.pause()\n"
+    )
+    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "50"}
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        statuses, _ = wait_all(hosts)
+        assert statuses == [1, 1], text_of(hosts)
+    assert "the last restart got no step further (2 in a row; 3 end the job)" in hosts[0].text
+    for host in hosts:
+        assert host.failure.startswith("3 restarts in a row without a step further: ValueError: always the same")
+        assert "rank 1" in host.failure
+
+
+def test_restarts_that_lead_further_go_on(shared: Network, manifest: Path, tmp_path: Path) -> None:
+    """Each life does one more step, which only one host shows, and where no checkpoint is looked for."""
+    script = RANKS + (
+        "last, step = os.path.join(os.environ['SM_HP_SHARED'], 'last'), int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "print('step', step if rank else 'by step')\n"
+        "if rank == 1 and step < 5: raise ValueError('always the same')\n"
+        "if rank == 1: open(last, 'w').close()\n"
+        "while not os.path.exists(last): signal.sigtimedwait([signal.SIGUSR1], 0.05)\n"
+    )
+    asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "5"}
+    asked["shared"] = str(tmp_path)
+    with job_on(shared, tmp_path, script, asked, manifest=manifest) as hosts:
+        statuses, _ = wait_all(hosts)
+        assert statuses == [0, 0], text_of(hosts)
+    assert "step 5" in hosts[1].text
+
+
 def test_a_stopped_job_is_not_restarted(shared: Network, manifest: Path, tmp_path: Path) -> None:
     """A rank that dies of the stop signal is no failure that torchrun should mend."""
     asked: dict[str, Json] = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "3"}

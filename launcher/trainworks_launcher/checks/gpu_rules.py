@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator, Mapping
 
 from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
-from trainworks_launcher.checks.gpus import LOST, MISMATCH, NO_DRIVER, OK, RESET_REQUIRED, Gpu, Gpus
+from trainworks_launcher.checks.gpus import LOST, MISMATCH, NO_DRIVER, OK, RESET_REQUIRED, Gpu, Gpus, is_visible
 from trainworks_launcher.checks.look import Seen
 from trainworks_launcher.checks.words import REPLACE, count_of
 
@@ -35,7 +35,7 @@ def judge_gpus(asked: Checks, seen: Seen) -> Iterator[Finding]:
     if gpus.devices and len(gpus.devices) < asked.gpus:
         what = f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in this container"
         yield Finding(FAILED, what, REPLACE)
-    used = [index for index, gpu in enumerate(gpus.devices) if _is_used(asked.visible_gpus, index, gpu)]
+    used = [index for index, gpu in enumerate(gpus.devices) if is_visible(asked.visible_gpus, index, gpu.uuid)]
     for index in used:
         yield from _gpu(f"GPU {index}", gpus.devices[index])
     for index, number in sorted(set(gpus.xids)):
@@ -45,13 +45,6 @@ def judge_gpus(asked: Checks, seen: Seen) -> Iterator[Finding]:
         if number not in APPLICATION_XIDS:
             advice = "read the kernel's log; if it comes again, replace the host"
             yield Finding(WARNING, f"the kernel's log has XID error {number} of GPU {place}", advice)
-
-
-def _is_used(visible: Sequence[str] | None, index: int, gpu: Gpu) -> bool:
-    """Return whether the job may use a GPU: another job's is not this one's affair. A UUID may be cut short (CUDA)."""
-    if visible is None or str(index) in visible:
-        return True
-    return bool(gpu.uuid) and any(gpu.uuid.startswith(name) for name in visible if name.startswith("GPU-"))
 
 
 def _library(gpus: Gpus) -> Iterator[Finding]:

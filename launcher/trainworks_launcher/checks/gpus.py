@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 LIBRARY = "libnvidia-ml.so.1"
 
@@ -50,3 +50,16 @@ class Gpus(NamedTuple):
     driver: str = ""
     devices: tuple[Gpu, ...] = ()
     xids: tuple[tuple[int, int], ...] = ()
+
+
+def is_visible(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
+    """Return whether the job may use a GPU: another job's is not this one's affair. A UUID may be cut short (CUDA).
+
+    Args:
+        visible: What the job may use, by number or UUID; None: all.
+        index: Number of the GPU.
+        uuid: Its UUID; ``""`` if it does not say.
+    """
+    if visible is None or str(index) in visible:
+        return True
+    return bool(uuid) and any(uuid.startswith(name) for name in visible if name.startswith("GPU-"))

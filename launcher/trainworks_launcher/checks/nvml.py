@@ -13,9 +13,9 @@ import os
 import select
 import signal
 import time
-from typing import Callable
+from typing import Callable, Iterator, Sequence
 
-from trainworks_launcher.checks.gpus import LIBRARY, LOST, NOT_SUPPORTED, OK, RESET_REQUIRED, Gpu, Gpus
+from trainworks_launcher.checks.gpus import LIBRARY, LOST, NOT_SUPPORTED, OK, RESET_REQUIRED, Gpu, Gpus, is_visible
 
 _UNCORRECTED, _SINCE_LOAD = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
@@ -83,16 +83,9 @@ def _answer_of(answer: bytes, limit: float) -> Gpus:
 
 def read(listen: float = 0.0) -> Gpus:
     """Ask the library in this process, which may never come back."""
-    try:
-        library = ctypes.CDLL(LIBRARY)
-    except OSError:
+    call = _load()
+    if call is None:
         return Gpus(problem=f"{LIBRARY} is not in this container")
-
-    def call(name: str, *arguments: object) -> int:
-        """Return a call's code; NOT_SUPPORTED for a function that this version of the library does not have."""
-        function: _Call | None = getattr(library, name, None)
-        return NOT_SUPPORTED if function is None else function(*arguments)
-
     started = call("nvmlInit_v2")
     if started != OK:
         return Gpus(error=started)
@@ -115,6 +108,66 @@ def read(listen: float = 0.0) -> Gpus:
         devices.append(_device(call, handle))
     xids = _listen(call, events, handles, listen) if listening else ()
     return Gpus(driver=version.value.decode("ascii", "replace"), devices=tuple(devices), xids=xids)
+
+
+def _load() -> _Call | None:
+    """Return what calls a function of the library by its name; None where there is no library."""
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+
+    def call(name: str, *arguments: object) -> int:
+        """Return a call's code; NOT_SUPPORTED for a function that this version of the library does not have."""
+        function: _Call | None = getattr(library, name, None)
+        return NOT_SUPPORTED if function is None else function(*arguments)
+
+    return call
+
+
+class _Utilization(ctypes.Structure):
+    """nvmlUtilization_t: percent of the last sample's time in which a kernel ran, and memory was read or written."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t, in bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def uses(visible: Sequence[str] | None = None) -> Iterator[list[tuple[int, int, int]]]:
+    """Yield (index, percent of the time, bytes of memory in use) of each GPU, whenever asked, while any answers.
+
+    Runs in this process, which may never come back.
+
+    Args:
+        visible: The GPUs that the job may use, by number or UUID; None: all.
+    """
+    call = _load()
+    count = ctypes.c_uint()
+    if call is None or call("nvmlInit_v2") != OK or call("nvmlDeviceGetCount_v2", ctypes.byref(count)) != OK:
+        return
+    handles: dict[int, ctypes.c_void_p] = {}
+    for index in range(count.value):
+        handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
+        if call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)) == OK:
+            call("nvmlDeviceGetUUID", handle, uuid, _UUID_BYTES)
+            if is_visible(visible, index, uuid.value.decode("ascii", "replace")):
+                handles[index] = handle
+    while True:
+        rows = []
+        for index, handle in handles.items():
+            use, memory = _Utilization(), _Memory()
+            if (
+                call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(use)) == OK
+                and call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)) == OK
+            ):
+                rows.append((index, use.gpu, memory.used))
+        if not rows:
+            return
+        yield rows
 
 
 def _device(call: _Call, handle: ctypes.c_void_p) -> Gpu:

@@ -8,6 +8,7 @@ cheaply is cut off. The directory is only read. It imports nothing of ours: rank
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -76,6 +77,24 @@ def has_younger(directory: str, since: float) -> bool:
             if count > _ENTRIES or (not name.endswith(_SYNC_MARKS) and _written(Path(folder, name)) >= since):
                 return True
     return False
+
+
+def state_of(directory: str) -> int | None:
+    """Return a number that changes when a file in the directory is written, comes or goes; None for too many files.
+
+    Not by the time of writing and this host's clock: a file server's may be another.
+    """
+    found: set[tuple[str, int, int]] = set()
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            if len(found) >= _ENTRIES:
+                return None
+            if not name.endswith(_SYNC_MARKS):
+                path = os.path.join(folder, name)  # noqa: PTH118
+                with contextlib.suppress(OSError):
+                    status = os.stat(path)  # noqa: PTH116
+                    found.add((path, status.st_size, status.st_mtime_ns))
+    return hash(frozenset(found))
 
 
 def _checkpoints(directory: Path) -> Iterator[Checkpoint]:

@@ -52,6 +52,15 @@ FAILURE_SCHEMA = 1
 HANG_DIRECTORY = "output/data"
 """Where the stacks of ranks that hang and torch's own records are written; the platform uploads it."""
 
+SUMMARY_FILE = "output/data/summary.json"
+"""What a job took, of all its hosts; written by the leader at the end. Fields: docs/summary.md."""
+
+SUMMARY_SCHEMA = 1
+"""Version of the form of SUMMARY_FILE; it grows when a field changes its meaning or goes."""
+
+SUMMARY_WRITER = "trainworks"
+"""Value of ``writer`` in SUMMARY_FILE, by which it is known to be the launcher's."""
+
 SUCCESS_FILE = "output/success"
 """Empty file, written when every host ended with status 0 (as sagemaker-training)."""
 
@@ -146,6 +155,12 @@ EMULATION_VARIABLE = "SMP_CPU_EMULATION"
 
 CLEAN_EXIT_VARIABLE = "TRAINWORKS_CLEAN_EXIT"
 """``on`` or ``off``: whether every Python of the job ends only when gloo's threads are idle; default on."""
+
+SUMMARY_VARIABLE = "TRAINWORKS_SUMMARY"
+"""``on`` or ``off``: whether a job ends with a line about what it took, and SUMMARY_FILE; default on."""
+
+GIVE_UP_VARIABLE = "TRAINWORKS_GIVE_UP"
+"""``on`` or ``off``: whether FRUITLESS_RESTARTS restarts in a row without a step further end a job; default on."""
 
 LOG_PREFIX_VARIABLE = "TRAINWORKS_LOG_PREFIX"
 """``on`` or ``off``: whether lines of ranks start with ``[HOST rank N] `` in jobs of several
@@ -303,6 +318,12 @@ could guess a short one offline."""
 
 ELASTIC_RESTARTS = 3
 """Restarts of a job that may go on with fewer hosts, where no number is given: without one it could not go on."""
+
+FRUITLESS_RESTARTS = 3
+"""Restarts in a row without a step further after which a job ends, however many are allowed."""
+
+FRUITLESS_SECONDS = 600.0
+"""A round of the ranks that lived longer counts as a step further: what it did without a word cannot be known."""
 
 HYPERPARAMETERS_LIMIT = 100
 """Hyperparameters that the platform takes for one job. Source: API reference, CreateTrainingJob, HyperParameters."""

@@ -89,8 +89,8 @@ def make_job(environment: Environment, host: str = "") -> Job:
 def _check_settings(environment: Environment) -> list[Problem]:
     """Check the settings of the launcher itself: the form of the log, and a secret that can be guessed."""
     reader = Reader({}, environment.variables)
-    reader.word(names.LOG_PREFIX_VARIABLE, ("on", "off"))
-    reader.word(names.CLEAN_EXIT_VARIABLE, ("on", "off"))
+    for name in (names.LOG_PREFIX_VARIABLE, names.CLEAN_EXIT_VARIABLE, names.GIVE_UP_VARIABLE, names.SUMMARY_VARIABLE):
+        reader.word(name, ("on", "off"))
     reader.word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
     secret = environment.job_secret
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:

@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
 from trainworks_launcher.contract import names
@@ -54,8 +55,11 @@ from trainworks_launcher.supervise.verdict.verdict import (
 
 if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import Shell
-    from trainworks_launcher.supervise.children.ranks import Rank
+    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
+    from trainworks_launcher.supervise.children.rounds import Rounds
     from trainworks_launcher.supervise.ssh.access import Access
+    from trainworks_launcher.supervise.summary.account import Account
+    from trainworks_launcher.supervise.verdict.giving_up import GivingUp
 
 _STARTERS = ("mpirun", "torchrun")  # each rank through rank.py
 _DRAIN_SECONDS = 0.7
@@ -129,6 +133,9 @@ class _Supervisor:
         self._auxiliaries = Auxiliaries(plan.auxiliaries, self._start_auxiliary)
         self._lookout = Lookout(self._loop, plan, environment, self._report, self._log, self._masker.text)
         self._heard: dict[str, Callable[[str, Mapping[str, Json]], None]] = {lookout.MESSAGE: self._lookout.told}
+        self._rounds: Rounds | None = None
+        self._account: Account | None = None
+        self._giving_up: GivingUp | None = None
         self._role: control.Role | None = None
         self._ssh: Access | None = None
         self._outcome: Outcome | None = None
@@ -217,6 +224,8 @@ class _Supervisor:
                 self._loop, self._runtime.path, self._output, self._prefix_of, self._rank_started, self._rank_ended
             )
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
+            if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
+                self._count_rounds(ranks)
         if self._plan.shell is not None:
             self._ssh = self._make_ssh(self._plan.shell)
         self._role = self._make_role()
@@ -233,7 +242,7 @@ class _Supervisor:
             suspect=self._suspect,
             judge=self._verdict.judge,
             finish=self._finish,
-            left=self._loop.stop,
+            left=self._left,
             told=self._told,
             log=self._log,
         )
@@ -314,6 +323,7 @@ class _Supervisor:
         self._verdict.started_at = time.time()
         if self._role is not None:
             self._lookout.begin(self._role)
+        self._loop.after(0.0, self._begin_account)
         if not self._plan.argv:
             self._report(Outcome(SUCCEEDED, 0, self._plan.host))
             return
@@ -324,6 +334,19 @@ class _Supervisor:
             self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
             return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
+
+    def _begin_account(self) -> None:
+        """What the job takes is noted from now on."""
+        if self._environment.variables.get(names.SUMMARY_VARIABLE, "").strip() == "off":
+            return
+        from trainworks_launcher.supervise.summary import account  # the program has the first milliseconds
+
+        self._account = account.Account(self._loop, self._plan, self._base, self._log)
+        self._heard[account.MESSAGE] = self._account.told
+        devices, launcher = self._environment.devices, self._environment.launcher_directory
+        program = (self._environment.launcher_python, "-I", f"{launcher}/programs/gpu_use.py")
+        asked = devices.gpus > 0 and devices.visible_gpus != ()
+        self._account.gauges.begin(program if asked else (), devices.visible_gpus)
 
     def _start(self, argv: Sequence[str], cwd: str, when_ended: Callable[[int], None], status: int) -> None:
         self._when_ended = when_ended
@@ -397,11 +420,38 @@ class _Supervisor:
         """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
 
+    def _count_rounds(self, ranks: Ranks) -> None:
+        """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
+        from trainworks_launcher.supervise.children.rounds import Rounds
+        from trainworks_launcher.supervise.verdict import giving_up
+
+        given, plan = self._environment.variables, self._plan
+        heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
+        checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
+        self._rounds = Rounds(ranks.take, checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
+        if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
+            self._giving_up = giving_up.GivingUp(
+                plan.member or plan.host,
+                leads=plan.role != "worker",
+                tell=lambda rounds: self._tell(giving_up.MESSAGE, rounds=rounds),
+                end=self._report,
+                log=self._log,
+            )
+            self._heard[giving_up.MESSAGE] = self._giving_up.told
+
+    def _tell(self, kind: str, **fields: Json) -> None:
+        if self._role is not None:
+            self._role.tell(kind, "", **fields)
+
     def _rank_started(self, rank: Rank) -> None:
         """A rank that comes after a stop signal or the job's end: torchrun tries again, or mpirun was still starting.
         Both are told to give up."""
-        if self._running.ranks is not None and self._running.ranks.begin_again(rank):
-            self._verdict.forget()
+        over = self._rounds.started(rank) if self._rounds is not None else None
+        if over is not None:
+            failure = self._verdict.forget()
+            self._lookout.round_over(0.0 if over.further else over.seconds)
+            if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
+                self._giving_up.judged(over, failure)
         if self._stopping.signal or self._phase >= Phase.ENDING:
             processes.send(rank.pid, signal.SIGTERM)
             if self._running.command is not None:
@@ -464,6 +514,7 @@ class _Supervisor:
         if server is not None and server.has_just_ended():
             self._log("the job's sshd has ended; what it has started goes on")
         own = [child.pid for child in (command, server) if child is not None]
+        own += self._account.gauges.pids if self._account is not None else ()
         self._family.reap((*own, *self._auxiliaries.pids))
         if command is not None and ended:
             command.drain()
@@ -485,6 +536,10 @@ class _Supervisor:
         host.
         """
         if self._phase < Phase.ENDING and not self._stopping.signal:
+            if self._rounds is not None:
+                self._rounds.excuse()
+            if self._giving_up is not None:
+                self._giving_up.begin_anew()
             self._running.send_to_ranks(signal.SIGKILL)
 
     # -------------------------------------------------------------------------------------------------------- the end
@@ -512,10 +567,30 @@ class _Supervisor:
         self._auxiliaries.end()
         if self._outcome is not None:
             outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
+        if self._account is not None:
+            self._tell_figures(self._account)
         if self._role is not None:
             self._role.leave()
         else:
             self._loop.stop()
+
+    def _tell_figures(self, account: Account) -> None:
+        """Nothing runs here any more: tell the leader what this host took."""
+        from trainworks_launcher.supervise.summary.account import MESSAGE
+        from trainworks_launcher.supervise.summary.figures import Looked
+
+        ranks = self._running.ranks
+        tails = [self._running.tail] if ranks is None else [rank.tail for rank in ranks.all]
+        looked = {rank: Looked(*counts) for rank, counts in self._lookout.waits.items()}
+        restarts = self._rounds.restarts if self._rounds is not None else 0
+        fields = account.close(tails, restarts, self._lookout.idle, looked)
+        self._tell(MESSAGE, **fields)
+
+    def _left(self) -> None:
+        """Every host knows the outcome: the leader has the figures of all of them."""
+        if self._account is not None and self._outcome is not None and self._plan.role != "worker":
+            self._account.write(self._outcome)
+        self._loop.stop()
 
     def _clean_up(self) -> None:
         """End every process and remove every file that the run made."""

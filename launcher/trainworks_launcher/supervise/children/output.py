@@ -43,7 +43,8 @@ class Tail:
     """The end of what a process printed, in constant memory: the last TAIL_BYTES bytes of each of its two streams.
 
     In the order in which they came, but what one stream floods does not wash the other one's last words away.
-    ``added_at``, ``traced_at``: when something, or a traceback, came last (monotonic clock); 0.0 for never.
+    ``first_at``: when something came first, ``added_at``, ``traced_at``: when something, or a traceback, came last
+    (monotonic clock); 0.0 for never.
     ``printed``: bytes of stream 0 since the last traceback.
     """
 
@@ -53,6 +54,7 @@ class Tail:
         self._lock = threading.Lock()
         self._pieces: list[tuple[int, bytearray]] = []
         self._sizes = [0, 0]
+        self.first_at = 0.0
         self.added_at = 0.0
         self.traced_at = 0.0
         self.printed = 0
@@ -63,6 +65,7 @@ class Tail:
         """Append to stream 0 or 1; its oldest bytes fall out. May be called from several threads."""
         with self._lock:
             self.added_at = time.monotonic()
+            self.first_at = self.first_at or self.added_at
             if _TRACEBACK in data:
                 self.traced_at, self.printed = self.added_at, 0
             elif not stream:

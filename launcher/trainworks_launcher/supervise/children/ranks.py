@@ -30,12 +30,14 @@ _HEADER_BYTES = 4096
 
 
 class Rank:
-    """One rank of this host. number: its global rank, -1 if it did not say. status: its exit status (negative after a
-    signal), None as long as it is not known. ended_at: when its end was seen (monotonic clock), 0.0 while it runs."""
+    """One rank of this host. number: its global rank, local: its number on this host, -1 if it did not say. status: its
+    exit status (negative after a signal), None as long as it is not known. ended_at: when its end was seen (monotonic
+    clock), 0.0 while it runs."""
 
-    def __init__(self, number: int, pid: int) -> None:
+    def __init__(self, number: int, pid: int, local: int = -1) -> None:
         """A process that runs."""
         self.number = number
+        self.local = local
         self.pid = pid
         self.started = processes.stat(pid)[1]
         self.tail = Tail()
@@ -106,10 +108,6 @@ class Ranks:
         """Process ids of the ranks that still run."""
         return tuple(rank.pid for rank in self._all if rank.is_running())
 
-    def begin_again(self, rank: Rank) -> bool:
-        """Return whether the number of a rank that has just reported was another process's before."""
-        return any(other.number == rank.number for other in self._all if other is not rank)
-
     def latest(self, number: int) -> Rank | None:
         """Return the process that had this rank last."""
         return next((rank for rank in reversed(self._all) if rank.number == number), None)
@@ -160,7 +158,8 @@ class Ranks:
                     os.close(descriptor)
                 return
             # The kernel's word, as this PID namespace has it.
-            rank = Rank(number(header.get("rank")), struct.unpack("3i", credentials)[0])
+            pid = struct.unpack("3i", credentials)[0]
+            rank = Rank(number(header.get("rank")), pid, number(header.get("local_rank")))
             self._all.append(rank)
             rank.streams = self._output.copy(received[0], received[1], rank.tail, self._prefix(rank.number))
             self._watch_end(rank)

@@ -79,11 +79,15 @@ class Eyes:
         at = time.monotonic()
         known = _all_stats()
         found: dict[int, Process] = {}
-        for pid in _descendants(known, [root.pid for root in roots]):
-            old = before.processes.get(pid) if before is not None else None
-            found[pid] = self._process(pid, known[pid], old)
+        ranks: dict[int, int] = {}
+        for root in roots:
+            for pid in _descendants(known, [root.pid]):
+                old = before.processes.get(pid) if before is not None else None
+                found[pid] = self._process(pid, known[pid], old)
+                if found[pid].stack and root.rank >= 0:
+                    ranks.setdefault(root.rank, pid)
         running = tuple(sorted(root.pid for root in roots))
-        return Look(at, running, found, bytes_of(found), self._beat())
+        return Look(at, running, found, bytes_of(found), self._beat(), ranks)
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
         python, ran = _is_python(pid), _ran(pid)

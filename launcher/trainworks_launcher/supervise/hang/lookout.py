@@ -62,6 +62,8 @@ class Lookout:
         self._mask = mask
         self._role: Role | None = None
         self._started = 0.0
+        self._fruitless = 0.0
+        self._idle_before = 0.0
         self._watch: Watch | None = None
 
     def begin(self, role: Role) -> None:
@@ -80,6 +82,28 @@ class Lookout:
         self._role = None
         if self._watch is not None:
             self._watch.end()
+
+    @property
+    def idle(self) -> float | None:
+        """Seconds without progress, as far as this host was looked at; None if it never is.
+
+        Those between two looks without any sign of it, and the rounds of its ranks that got no step further.
+        """
+        if not self._plan.limits.hang and not self._fruitless:
+            return None
+        return self._fruitless + (self._watch.idle if self._watch is not None else 0.0)
+
+    def round_over(self, fruitless: float) -> None:
+        """The ranks begin again. fruitless: seconds of the last round if it got no step further, else 0."""
+        if self._watch is not None and fruitless:
+            fruitless -= min(fruitless, self._watch.idle - self._idle_before)
+        self._fruitless += fruitless
+        self._idle_before = self._watch.idle if self._watch is not None else 0.0
+
+    @property
+    def waits(self) -> Mapping[int, tuple[int, int]]:
+        """Rank of this host -> looks that showed its stack, and those in which it waited for others."""
+        return self._watch.waits if self._watch is not None else {}
 
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host says something about a hang; its limit may be shorter than ours."""

@@ -169,6 +169,12 @@ def row_of(
     return Row(rank, host, "kernel", waits, frames=shown)
 
 
+def waits_for_others(threads: Sequence[Thread]) -> bool:
+    """Return whether the main thread waits in a collective, as far as its Python stack shows it."""
+    main = main_thread(threads)
+    return main is not None and bool(_collective([frame for frame in main.frames if not frame.native]))
+
+
 def _collective(frames: Sequence[Frame]) -> str:
     """Return the collective that a stack waits in, ``""`` for none."""
     for frame in frames:

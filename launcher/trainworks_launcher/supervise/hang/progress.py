@@ -68,6 +68,7 @@ class Look(NamedTuple):
         processes: Process id -> process: the ranks and what descends from them.
         connections: Bytes through each TCP connection of these processes.
         heartbeat: What changes when the heartbeat file is written; 0 without one.
+        ranks: Rank -> the process of it that has a Python stack; those without are left out.
     """
 
     at: float
@@ -75,6 +76,7 @@ class Look(NamedTuple):
     processes: Mapping[int, Process] = MappingProxyType({})
     connections: Mapping[int, int] = MappingProxyType({})
     heartbeat: int = 0
+    ranks: Mapping[int, int] = MappingProxyType({})
 
 
 class Seen:

@@ -28,7 +28,7 @@ from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
 from trainworks_launcher.supervise.hang.grid import grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
-from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents
+from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents, waits_for_others
 from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
@@ -76,7 +76,12 @@ class Surroundings(NamedTuple):
 
 
 class Watch:
-    """The watch of one host. Every method runs in the loop's thread; looks are in a thread of their own."""
+    """The watch of one host. Every method runs in the loop's thread; looks are in a thread of their own.
+
+    Attributes:
+        idle: Seconds between two looks that showed no sign of progress, in all.
+        waits: Rank of any host -> looks that showed its stack, and those in which it waited for others.
+    """
 
     def __init__(self, loop: Loop, eyes: Eyes, around: Surroundings) -> None:
         """Nothing is looked at before ``begin``."""
@@ -91,6 +96,8 @@ class Watch:
         self._over = False
         self._stacks = ""
         self._written = 0
+        self.idle = 0.0
+        self.waits: dict[int, tuple[int, int]] = {}
         # Of the leader:
         self._quiet_hosts: set[str] = set()
         self._round = 0
@@ -137,12 +144,21 @@ class Watch:
         self._in_thread(lambda: self._eyes.look(roots, before), self._looked)
 
     def _looked(self, look: Look) -> None:
-        if self._before is not None and sign_of_life(self._before, look, self._seen):
-            self._moved_at = look.at
+        if self._before is not None:
+            if sign_of_life(self._before, look, self._seen):
+                self._moved_at = look.at
+            elif self._around.printed() <= self._before.at:
+                self.idle += look.at - self._before.at
         self._before = look
+        for rank, pid in look.ranks.items():
+            self._count(rank, waits_for_others(look.processes[pid].stack))
         self._seen.add(look)
         self._set_quiet(time.monotonic() - self._last_sign() >= self._around.limit)
         self._after(self._pause, self._tick)
+
+    def _count(self, rank: int, waits: bool) -> None:
+        looks, waited = self.waits.get(rank, (0, 0))
+        self.waits[rank] = (looks + 1, waited + waits)
 
     def _last_sign(self) -> float:
         return max(self._moved_at, self._around.printed())

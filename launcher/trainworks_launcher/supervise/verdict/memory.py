@@ -1,8 +1,10 @@
-"""Whether the kernel has killed processes of this container for lack of memory (cgroups(7), versions 1 and 2)."""
+"""What the kernel says of the memory of this container (cgroups(7), versions 1 and 2)."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Iterator
 
 
 def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
@@ -10,25 +12,48 @@ def oom_kills(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup
 
     Source: ``oom_kill`` in memory.events (version 2) or memory.oom_control (version 1, Linux 4.13 and newer).
     """
+    for directory, version in _groups(membership, root):
+        count = _count(f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}")
+        if count is not None:
+            return count
+    return None
+
+
+def highest_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int | None:
+    """Return the most that this control group has used since it began, with the page cache; None if that is not known.
+
+    The group of the whole machine (the only one with a release_agent) is nobody's own. Source: memory.peak (version 2,
+    Linux 5.19) or memory.max_usage_in_bytes (version 1).
+    """
+    for directory, version in _groups(membership, root):
+        if os.path.exists(f"{directory}/release_agent"):  # noqa: PTH110
+            return None
+        try:
+            file = f"{directory}/{'memory.peak' if version == 2 else 'memory.max_usage_in_bytes'}"
+            return int(Path(file).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _groups(membership: str, root: str) -> Iterator[tuple[str, int]]:
+    """Yield the directories that may be this control group's, the likelier one first, and their version."""
     try:
         lines = Path(membership).read_text(encoding="utf-8").splitlines()
     except OSError:
-        return None
+        return
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            directory, file = root, "memory.events"
+            directory, version = root, 2
         elif "memory" in controllers.split(","):
-            directory, file = f"{root}/memory", "memory.oom_control"
+            directory, version = f"{root}/memory", 1
         else:
             continue
         # Inside a container the path may be the host's, which cannot be seen; then the mount is our own group.
-        for place in (f"{directory}/{path.strip('/')}/{file}", f"{directory}/{file}"):
-            count = _count(place)
-            if count is not None:
-                return count
-    return None
+        yield f"{directory}/{path.strip('/')}".rstrip("/"), version
+        yield directory, version
 
 
 def _count(file: str) -> int | None:

@@ -18,6 +18,18 @@ def clear(base_directory: str) -> None:
     for name in (names.FAILURE_FILE, names.FAILURE_JSON, names.SUCCESS_FILE) if base_directory else ():
         with contextlib.suppress(OSError):
             Path(base_directory, name).unlink()
+    summary = Path(base_directory, names.SUMMARY_FILE) if base_directory else None
+    if summary is not None and is_summary(summary):
+        with contextlib.suppress(OSError):
+            summary.unlink()
+
+
+def is_summary(file: Path) -> bool:
+    """Return whether a file is a launcher's summary: a script may have written one of that name."""
+    try:
+        return file.exists() and mapping(decode(files.read_text(file))).get("writer") == names.SUMMARY_WRITER
+    except (OSError, ValueError):
+        return False
 
 
 def users_own_failure(base_directory: str, masker: Masker) -> str:

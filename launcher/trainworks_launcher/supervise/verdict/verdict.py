@@ -96,9 +96,11 @@ class Verdict:
         """Remember what a host, also this one, said of a rank."""
         self._suspects.append(suspect)
 
-    def forget(self) -> None:
-        """The ranks begin again: earlier failures no longer count."""
+    def forget(self) -> Outcome | None:
+        """The ranks begin again: earlier failures no longer count. Return the first of them, None if none is known."""
+        first = first_suspect(self._suspects)
         self._suspects.clear()
+        return first.outcome if first is not None else None
 
     def knows(self, rank: int) -> bool:
         """Return whether this host has the output of a rank, or its host has reported it."""

@@ -1,0 +1,32 @@
+"""Prints the use of the GPUs now and then: ``gpu_use.py FIRST LONGEST [GPU...]``, until its input ends.
+
+Each line is a JSON list with [index, percent of the time, bytes of memory] of each GPU. FIRST and LONGEST are seconds
+between two lines; each pause is twice the one before. GPU: those that the job may use, by number or UUID; default all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
+
+from trainworks_launcher.checks import nvml
+
+
+def main(first: str, longest: str, *visible: str) -> int:
+    """Print until the input ends, which it does with the launcher, or nothing is known."""
+    pause = float(first)
+    for rows in nvml.uses(visible or None):
+        sys.stdout.write(f"{json.dumps(rows)}\n")
+        sys.stdout.flush()
+        if select.select((sys.stdin,), (), (), pause)[0]:
+            break
+        pause = min(2 * pause, float(longest))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

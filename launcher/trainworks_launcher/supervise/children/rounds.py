@@ -1,0 +1,169 @@
+"""Rounds of the ranks of one host: from one start to the next one, and whether a round got further than those before.
+
+torchrun starts failed ranks again as often as it may, also where that leads nowhere. A job is ended for it only if
+nothing speaks for a step further, so each of these is believed, and one of them on one host is enough:
+
+- a file among the checkpoints, or the heartbeat file, was written, or cannot be looked at in time;
+- a rank printed a line that no round before had, or one more often. What differs without a meaning is left out of the
+  comparison: times, durations, addresses, process ids, numbers of restarts, and tracebacks;
+- the round lived for longer than ``names.FRUITLESS_SECONDS``: a job may save its work where nobody looks, and say
+  nothing of it;
+- another host was lost, and the ranks were ended for that.
+
+The first round is the measure, and is never fruitless.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import Counter
+from typing import Callable, Iterable, NamedTuple
+
+from trainworks_launcher.contract import names
+from trainworks_launcher.supervise.children.ranks import Rank
+
+_LOOK_SECONDS = 0.8
+"""How long files are looked at: a dead network file system never answers, and heartbeats must not wait for it."""
+
+_LINES = 200_000
+"""Different lines that are remembered of all rounds; with more nothing is compared any more."""
+
+_PREFIX = rb"^(?:\[rank\d+\]: )?"  # torch puts it in front of each line of an exception
+_TRACEBACK = re.compile(
+    _PREFIX + rb"Traceback \(most recent call last\).*\n(?:" + _PREFIX + rb"[ \t].*\n)*.*$", re.MULTILINE
+)
+_MEANINGLESS = re.compile(
+    rb"""0x[0-9a-f]+                                                    # addresses
+    | \d{4}-\d\d-\d\d[T ]? | \b\d\d?:\d\d:\d\d(?:[.,]\d+)?Z?            # dates, times
+    | \b\d\d:\d\d<[\d:?]+                                               # the times of a progress bar
+    | ^\[?[IWEF]\d{4}\b | \b1\d{9}\.\d+                                 # glog's dates, seconds since 1970
+    | \b\d+(?:\.\d+)?\ ?(?:[num]?s|sec|secs|seconds?|minutes?|it/s|s/it|[KMG]i?B/s)\b
+    | /tmp/tmp\w{8}
+    | (?:\d+\.\d+\.\d+\.\d+|\])(?::\d+)                                 # ports
+    | (?<![a-z])(?:pid|process|thread|restart|attempt|retry)(?:s|_|\W|count|number|id){0,9}\d+
+    """,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
+)
+
+
+class Round(NamedTuple):
+    """What is known of a round that is over. further: whether it got a step further than all before it. seconds: how
+    long it lived. restarts: rounds that came after the first one, with the one that begins now."""
+
+    further: bool
+    seconds: float
+    restarts: int
+
+
+class Rounds:
+    """The rounds of one host. Every method runs in the loop's thread."""
+
+    def __init__(
+        self,
+        take: Callable[[], None],
+        checkpoints: str = "",
+        heartbeat: str = "",
+        longest: float = names.FRUITLESS_SECONDS,
+    ) -> None:
+        """No rank has started.
+
+        Args:
+            take: Reads what the ranks have written until now.
+            checkpoints: Directory of the checkpoints; ``""`` if it is not known.
+            heartbeat: Path of the script's heartbeat file; ``""`` if there is none.
+            longest: Seconds of a round that can be judged.
+        """
+        self._take = take
+        self._checkpoints = checkpoints
+        self._heartbeat = heartbeat
+        self._longest = longest
+        self._ranks: list[Rank] = []
+        self._began = 0.0
+        self._printed: Counter[int] = Counter()
+        self._files: tuple[int | None, ...] = ()
+        self._excused = False
+        self.restarts = 0
+
+    def started(self, rank: Rank) -> Round | None:
+        """A rank has started. Return what is known of the round before, if this rank is the first of a new one."""
+        place = _place(rank)
+        if all(_place(other) != place for other in self._ranks):
+            self._began = self._began or time.monotonic()
+            self._ranks.append(rank)
+            return None
+        self.restarts += 1
+        found = Round(self._got_further(), time.monotonic() - self._began, self.restarts)
+        self._ranks, self._began, self._excused = [rank], time.monotonic(), False
+        return found
+
+    def excuse(self) -> None:
+        """The ranks of this round are ended for a host that was lost."""
+        self._excused = True
+
+    def _got_further(self) -> bool:
+        self._take()
+        printed = _printed(self._ranks)
+        before, files = self._files, self._state_of_files()
+        new = any(count > self._printed[line] for line, count in printed.items())
+        for line, count in printed.items():
+            self._printed[line] = max(count, self._printed[line])
+        self._files = files
+        return (
+            new
+            or self.restarts == 1
+            or self._excused
+            or None in files
+            or files != before
+            or len(self._printed) > _LINES
+            or time.monotonic() - self._began > self._longest
+        )
+
+    def _state_of_files(self) -> tuple[int | None, ...]:
+        """Return what changes when one of the files is written; None for what cannot be looked at."""
+        from trainworks_launcher.contract.checkpoints import state_of  # only a restart needs it
+
+        looks: list[Callable[[], int | None]] = []
+        if self._checkpoints:
+            looks.append(lambda: state_of(self._checkpoints))
+        if self._heartbeat:
+            looks.append(lambda: _written(self._heartbeat))
+        found: list[int | None] = []
+        looking = threading.Thread(target=lambda: found.extend(look() for look in looks), daemon=True)
+        looking.start()
+        looking.join(_LOOK_SECONDS)
+        return (*found, *[None] * (len(looks) - len(found)))
+
+
+def _place(rank: Rank) -> int:
+    """Return the number that only one rank of a round has on this host: a rank's own may change with the hosts."""
+    return rank.local if rank.local >= 0 else rank.number
+
+
+def _written(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _printed(ranks: Iterable[Rank]) -> Counter[int]:
+    """Return the lines that ranks printed, as far as they are kept, each as a number, and how often."""
+    found: Counter[int] = Counter()
+    for rank in ranks:
+        found.update(map(hash, lines_of(rank.tail.read(), rank.pid)))
+    return found
+
+
+def lines_of(output: bytes, pid: int = 0) -> list[bytes]:
+    """Return the lines of an output without what differs between two runs of the same work.
+
+    Args:
+        output: What a process printed.
+        pid: Its process id, which it may have printed.
+    """
+    text = _TRACEBACK.sub(b"", output)
+    text = _MEANINGLESS.sub(b"", re.sub(rb"\b%d\b" % pid, b"", text) if pid else text)
+    return [line for line in map(bytes.strip, text.splitlines()) if line]

@@ -1,0 +1,193 @@
+"""Restarts: which round of the ranks got a step further than those before it, and when a job is ended for none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainworks_launcher.supervise.children.ranks import Rank
+from trainworks_launcher.supervise.children.rounds import Round, Rounds, lines_of
+from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome
+from trainworks_launcher.supervise.verdict.giving_up import GivingUp
+
+SAME = "loading data\nstep 1 loss 2.31\nstep 2 loss 2.30\n"
+
+
+class Lives:
+    """Rounds of a host with two ranks, of which the first prints."""
+
+    def __init__(self, **more: str | float) -> None:
+        self.rounds = Rounds(lambda: None, **more)  # type: ignore[arg-type]
+        self.first, _ = self._start()
+
+    def _start(self) -> tuple[Rank, list[Round]]:
+        ranks = [Rank(local, 100 + local, local) for local in (1, 0)]
+        return ranks[1], [over for over in map(self.rounds.started, ranks) if over is not None]
+
+    def over(self, printed: str = SAME) -> Round:
+        """The round ends after it has printed something, and the next one begins."""
+        self.first.tail.add(printed.encode())
+        self.first, (last,) = self._start()
+        return last
+
+
+def test_a_round_that_prints_the_same_got_no_step_further() -> None:
+    lives = Lives()
+    found = [lives.over() for _ in range(4)]
+    assert [(last.further, last.restarts) for last in found] == [(True, 1), (False, 2), (False, 3), (False, 4)]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        SAME + "step 3 loss 2.29\n",
+        SAME.replace("2.30", "2.29"),
+        "step 3\n",
+        SAME + "step 2 loss 2.30\n",  # the same line once more
+        SAME + "\rstep 3",
+        "Traceback (most recent call last):\n  File 'a', line 2, in f\nOSError: handled\nstep 3\n",
+    ],
+)
+def test_a_line_that_no_round_had_is_a_step_further(printed: str) -> None:
+    lives = Lives()
+    lives.over()
+    assert not lives.over().further
+    assert lives.over(printed).further
+    assert not lives.over(printed).further
+    assert not lives.over().further
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-11-25 22:31:0%d,123 INFO loading",
+        "[W1125 22:31:01.12345678%d socket.cpp:20] no answer of [algo-1]:4567%d",
+        "<torch.Tensor object at 0x7f%d2>",
+        "loaded in 3.%d s (1%d.3 it/s)",
+        "pid 12%d, process id: %d, thread 14%d",
+        "restart count: %d, attempt_%d of 10, TORCHELASTIC_RESTART_COUNT=%d",
+        "reading /tmp/tmp1234567%d/file from 10.0.0.1:3000%d",
+        "Traceback (most recent call last):\n  File 'a', line 2\nRuntimeError: out of memory: %d MiB of %d are free",
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'a', line 2\n[rank0]: OSError: port %d",
+        "  0%%|          | 0/100 [00:00<?, ?it/s]\r  1%%|          | 1/100 [00:0%d<02:3%d]",
+    ],
+)
+def test_times_ids_and_tracebacks_are_no_step_further(line: str) -> None:
+    lives = Lives()
+    found = [lives.over(f"{SAME}{line % ((number,) * line.count('%d'))}\n").further for number in range(1, 6)]
+    assert found == [True, False, False, False, False]
+
+
+def test_a_process_id_that_a_rank_prints_is_its_own() -> None:
+    assert lines_of(b"rank 0 on 4242\nstep 42\n", 4242) == [b"rank 0 on", b"step 42"]
+
+
+@pytest.mark.parametrize("where", ["checkpoints", "heartbeat"])
+def test_a_file_that_is_written_is_a_step_further(tmp_path: Path, where: str) -> None:
+    file = tmp_path / "deep" / "file"
+    file.parent.mkdir()
+    lives = Lives(**{where: str(file if where == "heartbeat" else tmp_path)})
+    lives.over()
+    assert not lives.over().further
+    file.write_text("1", encoding="ascii")
+    os.utime(file, (1, 1))  # the clock of a file server is another one
+    assert lives.over().further
+    assert not lives.over().further
+
+
+def test_too_many_files_speak_for_the_job(tmp_path: Path) -> None:
+    for number in range(5001):
+        (tmp_path / str(number)).touch()
+    lives = Lives(checkpoints=str(tmp_path))
+    assert [lives.over().further for _ in range(3)] == [True] * 3
+
+
+def test_a_long_round_and_one_that_lost_a_host_are_not_judged() -> None:
+    lives = Lives()
+    lives.over()
+    assert not lives.over().further
+    lives.rounds.excuse()
+    assert lives.over().further
+    assert not lives.over().further
+    lives = Lives(longest=0.0)
+    assert [lives.over().further for _ in range(3)] == [True] * 3
+
+
+# ------------------------------------------------------------------------------------------------------- who gives up
+FURTHER, NOTHING = Round(True, 1.0, 1), Round(False, 1.0, 2)
+FAILURE = Outcome(FAILED, 3, "algo-2", "ValueError: boom", rank=3, place="train.py on host algo-2", end="exit status 3")
+
+
+class Job:
+    """A leader, algo-1, and what it did."""
+
+    def __init__(self) -> None:
+        self.ended: list[Outcome] = []
+        self.lines: list[str] = []
+        self.leader = GivingUp("algo-1", True, lambda _: None, self.ended.append, self.lines.append)
+        self.worker = GivingUp("algo-2", False, self._tell, self.ended.append, self.lines.append)
+
+    def _tell(self, rounds: int) -> None:
+        self.leader.told("algo-2", {"rounds": rounds})
+
+
+def own(job: Job, last: Round) -> None:
+    job.leader.judged(last, None)
+
+
+def other(job: Job, last: Round) -> None:
+    job.worker.judged(last, FAILURE)
+
+
+@pytest.mark.parametrize(
+    ("course", "ends"),
+    [
+        ([(own, NOTHING)] * 2, False),
+        ([(own, NOTHING)] * 3, True),
+        ([(own, NOTHING)] * 2 + [(own, FURTHER)] + [(own, NOTHING)] * 2, False),
+        ([(own, NOTHING), (other, NOTHING)] * 3, True),
+        ([(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING)], False),  # the other has not told yet
+        ([(own, NOTHING), (other, FURTHER)] * 9, False),
+        ([(own, FURTHER), (other, NOTHING)] * 9, False),
+        ([(own, NOTHING), (other, NOTHING)] * 2 + [(own, NOTHING), (other, FURTHER)], False),
+    ],
+)
+def test_three_fruitless_restarts_of_all_hosts_end_a_job(
+    course: list[tuple[Callable[[Job, Round], None], Round]], ends: bool
+) -> None:
+    job = Job()
+    for judged, last in course:
+        judged(job, last)
+    assert bool(job.ended) == ends
+
+
+def test_a_lost_host_begins_the_count_anew() -> None:
+    job = Job()
+    for _ in range(2):
+        own(job, NOTHING)
+        other(job, NOTHING)
+    job.leader.begin_anew()
+    own(job, NOTHING)
+    assert not job.ended
+    own(job, NOTHING)
+    own(job, NOTHING)
+    assert len(job.ended) == 1
+
+
+def test_the_sentence_is_the_cause_beside_the_last_failure() -> None:
+    job = Job()
+    for failure in (None, FAILURE, None):
+        job.leader.judged(NOTHING, failure)
+    (ended,) = job.ended
+    assert ended.text.splitlines() == [
+        "3 restarts in a row without a step further: ValueError: boom",
+        "train.py on host algo-2: exit status 3",
+    ]
+    assert (ended.kind, ended.status, ended.host, ended.rank) == (FAILED, 3, "algo-2", 3)
+    assert job.lines == [
+        "the last restart got no step further (1 in a row; 3 end the job)",
+        "the last restart got no step further (2 in a row; 3 end the job)",
+    ]
