@@ -428,6 +428,32 @@ def test_a_rank_that_polls_or_loops_makes_no_progress(tmp_path: Path, script: st
     assert re.match(rf"no rank has made progress for 4 s: the program on \S+ is in {place} \(train", launcher.failure)
 
 
+BAR = """
+import threading, time
+def bar():
+    while True:
+        print("\\r 42 %", end="", flush=True)
+        time.sleep(0.3)
+def work():
+    threading.Event().wait()
+threading.Thread(target=bar, daemon=True).start()
+work()
+"""
+
+
+def test_a_bar_that_a_thread_prints_is_no_progress_of_the_main_thread(tmp_path: Path) -> None:
+    write_inputs(tmp_path, BAR, {}, {})
+    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
+    variables = {
+        "TRAINWORKS_HANG": "fail",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "4",
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+    }
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 68, launcher.text
+    assert re.match(r"no rank has made progress for 4 s: the program on \S+ is in work \(train", launcher.failure)
+
+
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
     """With faulthandler, as where there is no py-spy; with a sitecustomize of the user's, which is still imported."""
     write_inputs(tmp_path, WAITING, {"fifos": "first,second"}, {})

@@ -147,6 +147,84 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
     assert [host["host"] for host in summary["hosts"]] == ["algo-1", "algo-2"]
 
 
+WAITS_FOR_EVER = {
+    "a loop of one line": "    while True: pass\n",
+    "a file that never comes": "    while not os.path.exists('never'):\n        time.sleep(0.1)\n",
+    "a loop of three lines": """
+    flag, n = False, 0
+    while True:
+        if flag:
+            break
+        if n > 5:
+            return
+""",
+    "a lock of another rank": "    filelock.FileLock('lock').acquire()\n",
+    "a thread that samples": """
+    def sample():
+        samples = []
+        while True:
+            samples.append(open("/proc/self/stat").read())
+            time.sleep(2)
+    threading.Thread(target=sample, daemon=True).start()
+    threading.Event().wait()
+""",
+    "a thread that prints a bar": """
+    def bar():
+        for percent in range(10**6):
+            print(f"\\r{percent} of 1000000", end="", flush=True)
+            time.sleep(0.3)
+    threading.Thread(target=bar, daemon=True).start()
+    threading.Event().wait()
+""",
+}
+"""What the odd rank does, with nobody to end it: the others wait for it in a collective."""
+
+STARTS: dict[str, tuple[dict[str, Json], str]] = {
+    "torchrun": (MODE, RANKS + "import filelock\ndef together():\n    dist.all_reduce(ones)\n"),
+    "mpirun": (
+        {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": 2},
+        """
+import os, threading, time
+import filelock
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+def together():
+    MPI.COMM_WORLD.allreduce(1)
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WAITS_FOR_EVER)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_rank_that_waits_for_ever_is_named_whatever_moves_beside_it(
+    network: Network, tmp_path: Path, start: str, what: str
+) -> None:
+    need("mpirun", "torchrun", "sshd", "ssh", "ssh-keygen")
+    mode, script = STARTS[start]
+    script += f"""
+def odd():
+{WAITS_FOR_EVER[what]}
+if rank == 2:
+    lock = filelock.FileLock("lock")
+    lock.acquire()
+together()
+if rank == 3:
+    print("hangs", time.monotonic(), flush=True)
+    odd()
+together()
+"""
+    image = engine_manifest(tmp_path)
+    with job_on(network, tmp_path, script, mode, manifest=image, variables=variables(spy=True)) as hosts:
+        statuses = [host.wait() for host in hosts]
+        ended = time.monotonic()
+        assert statuses == [names.EXIT_HANG] * 2, text_of(hosts)
+    (began,) = re.findall(r"hangs (\d+\.\d+)$", text_of(hosts), re.MULTILINE)
+    assert_within(LIMIT + AFTER, float(began), ended, text_of(hosts))
+    assert re.match(r"no rank has made progress for 5 s: rank 3 on algo-2 is in odd \(", hosts[0].failure)
+    assert hosts[0].failure == hosts[1].failure
+
+
 def test_the_summary_names_the_rank_that_others_waited_for(manifest: Path, tmp_path: Path) -> None:
     """From the looks of a host that says nothing; a collective of this test's own, for torch's takes long to load."""
     collective = tmp_path / "code/site-packages/torch/distributed/distributed_c10d.py"

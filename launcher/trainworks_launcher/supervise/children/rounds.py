@@ -32,21 +32,17 @@ _LINES = 200_000
 """Different lines that are remembered of all rounds; with more nothing is compared any more."""
 
 _PREFIX = rb"^(?:\[rank\d+\]: )?"  # torch puts it in front of each line of an exception
-_TRACEBACK = re.compile(
-    _PREFIX + rb"Traceback \(most recent call last\).*\n(?:" + _PREFIX + rb"[ \t].*\n)*.*$", re.MULTILINE
-)
-_MEANINGLESS = re.compile(
-    rb"""0x[0-9a-f]+                                                    # addresses
+_TRACEBACK = b"(?m)" + _PREFIX + rb"Traceback \(most recent call last\).*\n(?:" + _PREFIX + rb"[ \t].*\n)*.*$"
+_MEANINGLESS = rb"""(?xim)
+    0x[0-9a-f]+                                                         # addresses
     | \d{4}-\d\d-\d\d[T ]? | \b\d\d?:\d\d:\d\d(?:[.,]\d+)?Z?            # dates, times
     | \b\d\d:\d\d<[\d:?]+                                               # the times of a progress bar
-    | ^\[?[IWEF]\d{4}\b | \b1\d{9}\.\d+                                 # glog's dates, seconds since 1970
+    | (?-i:^\[?[IWEF])\d{4}(?=\ \d\d:) | \b1\d{9}\.\d+                   # glog's dates, seconds since 1970
     | \b\d+(?:\.\d+)?\ ?(?:[num]?s|sec|secs|seconds?|minutes?|it/s|s/it|[KMG]i?B/s)\b
     | /tmp/tmp\w{8}
     | (?:\d+\.\d+\.\d+\.\d+|\])(?::\d+)                                 # ports
     | (?<![a-z])(?:pid|process|thread|restart|attempt|retry)(?:s|_|\W|count|number|id){0,9}\d+
-    """,
-    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
-)
+    """
 
 
 class Round(NamedTuple):
@@ -164,6 +160,6 @@ def lines_of(output: bytes, pid: int = 0) -> list[bytes]:
         output: What a process printed.
         pid: Its process id, which it may have printed.
     """
-    text = _TRACEBACK.sub(b"", output)
-    text = _MEANINGLESS.sub(b"", re.sub(rb"\b%d\b" % pid, b"", text) if pid else text)
+    text = re.sub(_TRACEBACK, b"", output)
+    text = re.sub(_MEANINGLESS, b"", re.sub(rb"\b%d\b" % pid, b"", text) if pid else text)
     return [line for line in map(bytes.strip, text.splitlines()) if line]

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
-from typing import Iterator, Mapping, NamedTuple, Sequence
+from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from trainworks_launcher.supervise.hang import signals, stacks
 from trainworks_launcher.supervise.hang.connections import bytes_of
@@ -87,7 +87,11 @@ class Eyes:
                 if found[pid].stack and root.rank >= 0:
                     ranks.setdefault(root.rank, pid)
         running = tuple(sorted(root.pid for root in roots))
-        return Look(at, running, found, bytes_of(found), self._beat(), ranks)
+        return Look(at, running, found, bytes_of(found), self._beat(), ranks, _wrote(roots, found))
+
+    def wrote(self, roots: Sequence[Root]) -> Mapping[int, int] | None:
+        """Return what changes when the main thread of a process writes something, as ``Look.wrote``: a cheap look."""
+        return _wrote(roots, tuple(_descendants(_all_stats(), [root.pid for root in roots])))
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
         python, ran = _is_python(pid), _ran(pid)
@@ -228,6 +232,21 @@ def _ran(pid: int) -> int:
         return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:
+    """Return process -> calls of write(2) of its main thread; None where a rank is not Python, or the kernel is silent.
+
+    A program that is not Python may have any thread print for its work. Source: proc(5), ``task/TID/io``, ``syscw``.
+    """
+    found: dict[int, int] = {}
+    try:
+        for pid in pids:
+            rows = Path(f"/proc/{pid}/task/{pid}/io").read_text(encoding="ascii").splitlines()
+            found[pid] = next(int(row.split()[1]) for row in rows if row.startswith("syscw:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+    return found if roots and all(_is_python(root.pid) for root in roots) else None
 
 
 def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:

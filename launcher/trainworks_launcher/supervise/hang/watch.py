@@ -90,6 +90,8 @@ class Watch:
         self._around = around
         self._pause = min(max(around.limit / _LOOKS, _SHORTEST), _LONGEST)
         self._moved_at = 0.0
+        self._spoke_at = 0.0
+        self._wrote: Mapping[int, int] | None = None
         self._before: Look | None = None
         self._seen = Seen()
         self._quiet = False
@@ -131,23 +133,47 @@ class Watch:
     # ------------------------------------------------------------------------------------------------ this host's looks
     def _tick(self) -> None:
         """Look, unless something was printed a short while ago."""
+        roots, printed = self._around.roots(), self._around.printed()
+        if printed <= self._spoke_at:
+            self._look_or_wait()
+            return
+
+        def judged(wrote: Mapping[int, int] | None) -> None:
+            self._hear(printed, wrote)
+            self._look_or_wait()
+
+        self._in_thread(lambda: self._eyes.wrote(roots), judged)
+
+    def _look_or_wait(self) -> None:
         waited = time.monotonic() - self._last_sign()
         first = self._around.limit * names.HANG_FIRST_LOOK
         if waited < first:
             self._before = None
-            if self._around.printed() > self._moved_at:
+            if self._spoke_at > self._moved_at:
                 self._seen = Seen()  # a new stall
             self._set_quiet(False)
-            self._after(first - waited, self._tick)
+            # What goes on to print is asked more often: the last word of a main thread is not known more exactly.
+            self._after(min(first - waited, self._pause), self._tick)
             return
-        roots, before = self._around.roots(), self._before
-        self._in_thread(lambda: self._eyes.look(roots, before), self._looked)
+        roots, before, printed = self._around.roots(), self._before, self._around.printed()
+
+        def looked(look: Look) -> None:
+            self._hear(printed, look.wrote)
+            self._looked(look)
+
+        self._in_thread(lambda: self._eyes.look(roots, before), looked)
+
+    def _hear(self, printed: float, wrote: Mapping[int, int] | None) -> None:
+        """Output is a sign, unless no main thread wrote anything: a thread beside it may print a bar for ever."""
+        before, self._wrote = self._wrote, wrote
+        if before is None or wrote is None or before != wrote:
+            self._spoke_at = max(self._spoke_at, printed)
 
     def _looked(self, look: Look) -> None:
         if self._before is not None:
             if sign_of_life(self._before, look, self._seen):
                 self._moved_at = look.at
-            elif self._around.printed() <= self._before.at:
+            elif self._spoke_at <= self._before.at:
                 self.idle += look.at - self._before.at
         self._before = look
         for rank, pid in look.ranks.items():
@@ -161,7 +187,7 @@ class Watch:
         self.waits[rank] = (looks + 1, waited + waits)
 
     def _last_sign(self) -> float:
-        return max(self._moved_at, self._around.printed())
+        return max(self._moved_at, self._spoke_at)
 
     def _set_quiet(self, quiet: bool) -> None:
         if quiet != self._quiet:
@@ -174,17 +200,21 @@ class Watch:
     def _look_again(self, round_: int) -> None:
         """The leader asks: is it so, and where is each rank? The stacks are read while the answer is on its way."""
         roots, before, around, known = self._around.roots(), self._before, self._around, self._seen
+        printed = around.printed()
 
-        def look() -> tuple[str, Look, list[Row], str]:
+        def look() -> tuple[str, Look, list[Row], str, Mapping[int, int] | None]:
             seen = self._eyes.look(roots, before)
             moved = sign_of_life(before, seen, known) if before is not None else ""
             if moved:
-                return moved, seen, [], ""
+                return moved, seen, [], "", seen.wrote
             natives = self._eyes.natives(roots)
-            return "", seen, self._eyes.rows(roots, around.host, seen, natives), self._eyes.report(roots, seen, natives)
+            rows = self._eyes.rows(roots, around.host, seen, natives)
+            return "", seen, rows, self._eyes.report(roots, seen, natives), self._eyes.wrote(roots)
 
-        def looked(found: tuple[str, Look, list[Row], str]) -> None:
-            moved, seen, rows, self._stacks = found
+        def looked(found: tuple[str, Look, list[Row], str, Mapping[int, int] | None]) -> None:
+            moved, seen, rows, self._stacks, wrote = found
+            self._hear(printed, seen.wrote)
+            self._hear(around.printed(), wrote)  # while the stacks were read
             self._before = seen
             if moved or self._last_sign() > seen.at:
                 self._moved_at = max(self._moved_at, seen.at)
