@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from trainworks.build.context import write_output
 from trainworks.build.image import ImageSpec, build_image
-from trainworks.build.order import BuildOptions
 from trainworks.build.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
@@ -39,15 +39,15 @@ from trainworks.extend.reading.lines import locked_versions, read_requirements
 from trainworks.extend.reading.options import choice_of, settings_with, without_vendor
 from trainworks.extend.reading.selection import Kept
 from trainworks.extend.reading.wanted import with_locks
-from trainworks.extend.render import RECIPES, render_extension, render_wheels
+from trainworks.extend.render import RECIPES, render_extension
 from trainworks.extend.request import ExtendRequest
 from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
-from trainworks.extend.resolution import Archive, Resolvable
+from trainworks.extend.resolution import Resolvable
 from trainworks.extend.source import SourceTree
-from trainworks.extend.toolkit import Workbench, compiler_warnings, workbench_of
-from trainworks.extend.wheel_cache import cache_key, cached_wheel, keep_wheel
+from trainworks.extend.toolkit import compiler_warnings, workbench_of
 from trainworks.extend.wheel_files import download_wheels
-from trainworks.extend.wheels import archive_source, build_wheels, find_sources, project_source
+from trainworks.extend.wheels import find_sources, project_source
+from trainworks.extend.workshop import Workshop, secrets_for
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
@@ -61,12 +61,6 @@ from trainworks.plan.select import request_for
 from trainworks.plan.variants import TITLE_LABEL, ImageName, image_named, request_of
 from trainworks.render.dockerfile import Rendering
 from trainworks.terminal.output import say
-
-PIP_SECRETS = ("pip.conf", "ca.pem", "netrc")
-APT_SECRETS = ("apt.conf", "sources.list")
-"""What of this machine's settings the installation reads."""
-
-"""Has the name of the target that an image of ours was built from; an extension inherits it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +124,135 @@ def plan_extension(
         resolving: Whether requirements without a lock get one, and a line reports the code. Without it this is
             what an extension was made from: what would be resolved today is not what was installed.
     """
+    given = _read(request, root, environment, resolving=resolving)
+    base, inputs, facts, settings = given.base, given.inputs, given.facts, given.settings
+    known = locked_commits(given.lock) if given.lock else {}
+    sources, commits = _sources_of(request, inputs, base, known, environment, resolving=resolving)
+    workshop = _workshop_of(request, given, environment)
+    bench = workshop.bench
+    built = workshop.build(sources)
+    _check_built(sources, built, base)
+    local, resolvable = _resolvable(inputs, base, built, commits, request.only_binary)
+    resolvable = replace(resolvable, options=(*resolvable.options, *bench.lines))
+    companions = frozenset(name for component in facts.components for name in component.companions)
+    found, lock = "".join(f"{line}\n" for line in resolvable.lines), None
+    if inputs.wanted.hashed:
+        found += "".join(f"{wheel.pin}\n" for wheel in local)
+    elif given.lock is not None and (resolvable.lines or resolvable.wheels):
+        found, lock = lock_requirements(
+            resolvable,
+            given.lock,
+            base,
+            settings,
+            environment,
+            build=workshop.build_archives,
+            with_index=given.with_index,
+            companions=companions,
+            output=request.output,
+            resolving=resolving,
+        )
+    archives = locked_archives(found)
+    of_archives = workshop.build_archives(archives)
+    requirements = with_pins(found, {str(each): wheel for each, wheel in zip(archives, of_archives, strict=True)})
+    requirements += "".join(f"{wheel.pin}\n" for wheel in built)
+    locked = locked_versions(read_requirements(requirements, "").requirements, base)
+    if wrong := wrong_builds(locked, base, companions):
+        raise ExtendError(wrong, hint="nothing was built")
+    if any(name in companions for name, _ in locked):
+        settings = given.with_index
+    plan = make_extension(
+        tag=request.tag,
+        base=base,
+        requirements=requirements,
+        locked=locked,
+        resolved=lock is not None,
+        removed=locked_removals(found),
+        files=inputs.source.files,
+        entry_point=inputs.entry_point,
+        wheels=(*resolvable.wheels, *of_archives),
+        commits=commits,
+        apt=inputs.apt,
+        project=built[-1].name if inputs.project else "",
+        installed=inputs.installed,
+        released=release_dates(found),
+    )
+    if resolving:
+        _say_what_is_installed(plan, inputs, built, None if lock is None else locked_notes(found))
+        for warning in [] if bench.component else compiler_warnings([name for name, _ in locked], base, facts):
+            say(f"  warning: {warning}")
+    spec = _spec_of(plan, given, settings)
+    return Extension(engine=given.engine, image=given.image, source=inputs.source, plan=plan, lock=lock, spec=spec)
+
+
+def _workshop_of(request: ExtendRequest, given: _Given, environment: Mapping[str, str]) -> Workshop:
+    ours = _name_of_base(given.base, given.facts)
+    return Workshop(
+        base=given.base,
+        apt=given.inputs.apt,
+        bench=workbench_of(
+            request.with_components,
+            request.build_environment,
+            given.base,
+            ours.row if ours else None,
+            given.facts,
+        ),
+        recipes=given.recipes,
+        engine=given.engine,
+        settings=given.settings,
+        options=request,
+        cache=cache_folder(environment, "wheels"),
+    )
+
+
+def _spec_of(plan: ExtensionPlan, given: _Given, settings: HostSettings) -> ImageSpec:
+    """Return the image that a plan means. settings: of this machine, for the installation."""
+    base = given.base
+    locked = {name for name, _ in plan.locked}
+    again = checks_again(_plan_of_base(base, given.facts), base, plan.moves, removed=plan.removed, locked=locked)
+    return ImageSpec(
+        name=plan.tag,
+        tags=(plan.tag,),
+        rendering=render_extension(plan, given.recipes),
+        settings=settings,
+        secrets=secrets_for(settings, base, plan.apt),
+        add_files=lambda folder: _add_local_wheels(plan, settings.pip, folder),
+        checks=(*plan.checks, *again),
+        forbidden=given.forbidden,
+        extends=given.image,
+        architecture=base.architecture,
+    )
+
+
+class _Given(NamedTuple):
+    """What an extension is made from.
+
+    Attributes:
+        engine: Which has the base image.
+        image: The base image.
+        base: What is in it.
+        facts: Of the checkout.
+        recipes: Templates, by name.
+        inputs: What this machine's files say, with what this base gets of locks, and the wheels of the network.
+        settings: Of this machine, with the options of the requirements.
+        with_index: The same with the index that the base was built from.
+        forbidden: Texts of this machine that must not be in the image.
+        lock: Where a lock of the requirements lies, or will; ``None`` without a file of requirements.
+    """
+
+    engine: Engine
+    image: BuiltImage
+    base: ExtendedBase
+    facts: Facts
+    recipes: Mapping[str, str]
+    inputs: ExtensionInputs
+    settings: HostSettings
+    with_index: HostSettings
+    forbidden: tuple[str, ...]
+    lock: Path | None
+
+
+def _read(request: ExtendRequest, root: Path, environment: Mapping[str, str], *, resolving: bool) -> _Given:
+    """Read what an extension is made from, and check that it fits."""
     settings = read_host_settings(environment)
     forbidden = settings.forbidden_texts("")
     inputs = read_inputs(request, forbidden, environment)
@@ -151,10 +274,26 @@ def plan_extension(
     named = [each for each in inputs.wanted.requirements if each.applies(base)]
     downloaded = download_wheels(named, settings, environment)
     inputs = replace(inputs, wanted=replace(inputs.wanted, wheels={**inputs.wanted.wheels, **downloaded}))
-    path = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
+    lock = lock_path_of(inputs.file, base.reference) if inputs.file is not None else None
+    return _Given(engine, image, base, facts, recipes, inputs, settings, with_index, forbidden, lock)
+
+
+def _sources_of(
+    request: ExtendRequest,
+    inputs: ExtensionInputs,
+    base: ExtendedBase,
+    known: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    resolving: bool,
+) -> tuple[list[WheelSource], Mapping[str, str]]:
+    """Return what wheels are built of: repositories, folders and the code itself, which comes last; and the commits.
+
+    known: Commits that a lock has.
+    """
     sources, commits = find_sources(
         [source for source in inputs.wanted.sources if source.applies(base)],
-        locked_commits(path) if path else {},
+        known,
         environment,
         resolving=resolving,
     )
@@ -174,153 +313,34 @@ def plan_extension(
         extras = {extra for each in own for extra in each.requirement.extras.strip("[]").split(",") if extra}
         extras |= set(inputs.extras)
         sources.append(project_source(inputs.source.files, extras=f"[{','.join(sorted(extras))}]" if extras else ""))
-    ours = _name_of_base(base, facts)
-    bench = workbench_of(request.with_components, request.build_environment, base, ours.row if ours else None, facts)
-    workshop = _Workshop(
-        base=base,
-        apt=inputs.apt,
-        bench=bench,
-        recipes=recipes,
-        engine=engine,
-        settings=settings,
-        options=request,
-        cache=cache_folder(environment, "wheels"),
-    )
-    built = workshop.build(sources)
+    return sources, commits
+
+
+def _check_built(sources: Sequence[WheelSource], built: Sequence[Wheel], base: ExtendedBase) -> None:
+    """Raise ExtendError if a wheel would replace what the base keeps."""
     if refused := [
         f"{source.origin} is {wheel.name} {wheel.version}, and {base.reference} keeps {base.kept[wheel.name]}"
         for source, wheel in zip(sources, built, strict=True)
         if not same_version(base.kept.get(wheel.name, wheel.version), wheel.version)
     ]:
         raise ExtendError(refused)
-    local, resolvable = _resolvable(inputs, base, built, commits, request.only_binary)
-    resolvable = replace(resolvable, options=(*resolvable.options, *bench.lines))
-    companions = frozenset(name for component in facts.components for name in component.companions)
-    requirements, lock = "".join(f"{line}\n" for line in resolvable.lines), None
-    if inputs.wanted.hashed:
-        requirements += "".join(f"{wheel.pin}\n" for wheel in local)
-    elif path is not None and (resolvable.lines or resolvable.wheels):
-        requirements, lock = lock_requirements(
-            resolvable,
-            path,
-            base,
-            settings,
-            environment,
-            build=workshop.build_archives,
-            with_index=with_index,
-            companions=companions,
-            output=request.output,
-            resolving=resolving,
-        )
-    archives, notes_of_lock = locked_archives(requirements), locked_notes(requirements)
-    of_archives = workshop.build_archives(archives)
-    removed, released = locked_removals(requirements), release_dates(requirements)
-    requirements = with_pins(
-        requirements, {str(each): wheel for each, wheel in zip(archives, of_archives, strict=True)}
-    )
-    requirements += "".join(f"{wheel.pin}\n" for wheel in built)
-    locked = locked_versions(read_requirements(requirements, "").requirements, base)
-    if wrong := wrong_builds(locked, base, companions):
-        raise ExtendError(wrong, hint="nothing was built")
-    if resolving and wanted.locks:
+
+
+def _say_what_is_installed(
+    plan: ExtensionPlan, inputs: ExtensionInputs, built: Sequence[Wheel], notes_of_lock: Sequence[str] | None
+) -> None:
+    """Say what is installed that nobody named, and what moves. notes_of_lock: of a lock of ours; None without one."""
+    wanted = inputs.wanted
+    if wanted.locks:
         there = {each.name for each in (*wanted.requirements, *wanted.constraints)} | {wheel.name for wheel in built}
-        for name, version in locked:
+        for name, version in plan.locked:
             if name not in there:
                 say(f"  {wanted.locks[0].lock.where} does not have {name} {version}, which is needed in this base")
-    if any(name in companions for name, _ in locked):
-        settings = with_index
-    plan = make_extension(
-        tag=request.tag,
-        base=base,
-        requirements=requirements,
-        locked=locked,
-        resolved=lock is not None,
-        removed=removed,
-        files=inputs.source.files,
-        entry_point=inputs.entry_point,
-        wheels=(*resolvable.wheels, *of_archives),
-        commits=commits,
-        apt=inputs.apt,
-        project=built[-1].name if inputs.project else "",
-        installed=inputs.installed,
-        released=released,
-    )
-    if resolving:
-        moved = (f"{move.name} {move.old} -> {move.new}, asked for by the requirements" for move in plan.moves)
-        for note in notes_of_lock if lock is not None else moved:
-            say(f"  {note}")
-        if warning := left_behind(plan.moves):
-            say(warning)
-        for warning in [] if bench.component else compiler_warnings([name for name, _ in locked], base, facts):
-            say(f"  warning: {warning}")
-    again = checks_again(
-        _plan_of_base(base, facts), base, plan.moves, removed=removed, locked={name for name, _ in locked}
-    )
-    spec = ImageSpec(
-        name=request.tag,
-        tags=(request.tag,),
-        rendering=render_extension(plan, recipes),
-        settings=settings,
-        secrets=_secrets(settings, base, inputs.apt),
-        add_files=lambda folder: _add_local_wheels(plan, settings.pip, folder),
-        checks=(*plan.checks, *again),
-        forbidden=forbidden,
-        extends=image,
-        architecture=base.architecture,
-    )
-    return Extension(engine=engine, image=image, source=inputs.source, plan=plan, lock=lock, spec=spec)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Workshop:
-    """Where wheels are built: the base image, with an extension's Debian packages."""
-
-    base: ExtendedBase
-    apt: tuple[str, ...]
-    bench: Workbench
-    recipes: Mapping[str, str]
-    engine: Engine
-    settings: HostSettings
-    options: BuildOptions
-    cache: Path
-    done: dict[str, Wheel] = field(default_factory=dict)
-
-    def build_archives(self, archives: Sequence[Archive]) -> tuple[Wheel, ...]:
-        """Build source archives; what was built for this extension is not built again."""
-        missing = [archive for archive in archives if archive.sha256 not in self.done]
-        wheels = self.build([archive_source(archive) for archive in missing])
-        self.done.update({archive.sha256: wheel for archive, wheel in zip(missing, wheels, strict=True)})
-        return tuple(self.done[archive.sha256] for archive in archives)
-
-    def build(self, sources: Sequence[WheelSource]) -> tuple[Wheel, ...]:
-        """Return wheels, in the same order: those of the user's cache, or else built."""
-        places = [self.cache / cache_key(source, self.base, self.apt, self.bench) for source in sources]
-        wheels = [
-            None if self.options.no_cache else cached_wheel(place, source)
-            for place, source in zip(places, sources, strict=True)
-        ]
-        missing = [source for source, wheel in zip(sources, wheels, strict=True) if wheel is None]
-        built = iter(self._build(missing))
-        found = []
-        for place, source, wheel in zip(places, sources, wheels, strict=True):
-            found.append(wheel or keep_wheel(place, source, next(built)))
-        return tuple(found)
-
-    def _build(self, sources: Sequence[WheelSource]) -> tuple[Wheel, ...]:
-        if not sources:
-            return ()
-        rendering = render_wheels(tuple(sources), self.base, self.apt, self.recipes, self.bench)
-        name = f"trainworks/wheels:{rendering.digest[-12:]}"
-        spec = ImageSpec(
-            name=name,
-            tags=(name,),
-            rendering=rendering,
-            settings=self.settings,
-            secrets=_secrets(self.settings, self.base, self.apt),
-            add_files=lambda folder: _add_local_archives(sources, self.settings.pip, folder),
-            architecture=self.base.architecture,
-        )
-        return build_wheels(tuple(sources), spec, self.base, self.engine, self.options)
+    moved = (f"{move.name} {move.old} -> {move.new}, asked for by the requirements" for move in plan.moves)
+    for note in moved if notes_of_lock is None else notes_of_lock:
+        say(f"  {note}")
+    if warning := left_behind(plan.moves):
+        say(warning)
 
 
 def _plan_of_base(base: ExtendedBase, facts: Facts) -> ImagePlan | None:
@@ -428,26 +448,6 @@ def with_index_of(image: BuiltImage, facts: Facts, settings: HostSettings) -> Ho
     if named is None or not named.row.wheel_index or settings.pip.names_a_source:
         return settings
     return replace(settings, pip=replace(settings.pip, extra_index_urls=(named.row.wheel_index,)))
-
-
-def _secrets(settings: HostSettings, base: ExtendedBase, apt: tuple[str, ...]) -> dict[str, bytes]:
-    """Return what of this machine's settings the steps read."""
-    names = (*PIP_SECRETS, *(APT_SECRETS if apt else ()))
-    # Archives of this machine serve another suite of Debian, and no Ubuntu.
-    content = settings.secrets(base.suite if base.distribution == "debian" else "", "")
-    return {name: content[name] for name in names}
-
-
-def _add_local_archives(sources: Sequence[WheelSource], settings: PipSettings, folder: Path) -> tuple[str, ...]:
-    """Copy the source archives that this machine has in pip's folders into the context of a build of wheels."""
-    pins = " ".join(source.pin for source in sources)
-    found = []
-    for path in sorted(path for local in settings.local_folders for path in local.glob("*.tar.gz")):
-        content = path.read_bytes()
-        if path.name not in found and hashlib.sha256(content).hexdigest() in pins:
-            (folder / "archives" / path.name).write_bytes(content)
-            found.append(path.name)
-    return tuple(found)
 
 
 def _add_local_wheels(plan: ExtensionPlan, settings: PipSettings, folder: Path) -> tuple[str, ...]:
