@@ -5,11 +5,13 @@ Hosts are network namespaces (``launcher_network``). The rank that differs is ra
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +29,9 @@ pytestmark = pytest.mark.engine
 LIMIT = 5.0
 AFTER = 15.0
 """Seconds after the limit in which the rank must be named."""
+
+PAUSE_LIMIT = 4
+"""Seconds without progress in the tests of pauses."""
 
 CROWD = 4
 """Threads that want a processor, above which what a rank does within the limit cannot be seen."""
@@ -361,3 +366,117 @@ def test_a_job_that_only_looks_so_is_left_alone(network: Network, manifest: Path
             pytest.skip(f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {LIMIT} s")
         assert statuses == [0, 0], text_of(hosts)
     assert "no rank has made progress" not in text_of(hosts)
+
+
+PAUSES = {
+    "tokenization in worker processes": """
+with multiprocessing.Pool(2) as pool:
+    while time.monotonic() < end:
+        pool.map(tokenize, range(64), chunksize=32)
+""",
+    "a data loader's first epoch": """
+def load(batches):
+    while True:
+        with open("data", "rb") as opened:
+            batches.put(len(opened.read()))
+        time.sleep(0.1)
+with open("data", "wb") as opened:
+    opened.write(os.urandom(4 << 20))
+batches = multiprocessing.Queue(2)
+workers = [multiprocessing.Process(target=load, args=(batches,), daemon=True) for _ in range(2)]
+for worker in workers:
+    worker.start()
+while time.monotonic() < end:
+    batches.get()
+""",
+    "pip install": """
+info = "wheel-1.dist-info/"
+with zipfile.ZipFile("wheel-1-py3-none-any.whl", "w") as wheel:
+    for number in range(500):
+        wheel.writestr(f"wheel/module{number}.py", f"number = {number}\\n")
+    wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: wheel\\nVersion: 1\\n")
+    wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    wheel.writestr(info + "RECORD", "")
+while time.monotonic() < end:
+    words = ("install", "--no-index", "--upgrade", "--quiet", "--target", "installed", wheel.filename)
+    subprocess.run((sys.executable, "-m", "pip", *words), check=True)
+""",
+    "a tarball that is unpacked": """
+with open("data", "wb") as opened:
+    opened.write(os.urandom(16 << 20))
+subprocess.run(("tar", "-czf", "data.tar.gz", "data"), check=True)
+while time.monotonic() < end:
+    subprocess.run(("tar", "-xzf", "data.tar.gz"), check=True)
+""",
+    "a loop of retries that says so": """
+attempt = 0
+while time.monotonic() < end:
+    attempt += 1
+    print("attempt", attempt, flush=True)
+    time.sleep(0.5)
+""",
+    "a listing of an object store": """
+def list_all():
+    marker = "0"
+    while time.monotonic() < end:
+        with urllib.request.urlopen(os.environ["STORE"] + "?marker=" + marker) as answer:
+            marker = answer.read().decode()
+list_all()
+""",
+}
+"""What a rank does for longer than the limit while the other one waits for it. More: the test of two hosts, above."""
+
+
+class Store(http.server.BaseHTTPRequestHandler):
+    """Answers the pages of a listing, each after a while."""
+
+    def do_GET(self) -> None:
+        threading.Event().wait(0.3)
+        page = str(int(self.path.partition("marker=")[2]) + 1).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nobody reads it."""
+
+
+@pytest.mark.parametrize("what", PAUSES)
+def test_a_pause_is_no_hang(manifest: Path, tmp_path: Path, what: str) -> None:
+    """It measures, too: see above."""
+    began = start_clock()
+    script = f"""
+import multiprocessing, os, subprocess, sys, threading, time, urllib.request, zipfile
+def tokenize(number):
+    found = []
+    for line in range(20000):
+        found += ("words of line %d of text %d" % (line, number)).split()
+    return len(found)
+def wait_for_the_other():
+    while not os.path.exists("done"):
+        threading.Event().wait(0.05)
+def main():
+    end = time.monotonic() + {3 * PAUSE_LIMIT}
+    {PAUSES[what].strip().replace(chr(10), chr(10) + "    ")}
+    open("done", "w").close()
+if __name__ == "__main__":
+    main() if os.environ["RANK"] == "1" else wait_for_the_other()
+"""
+    write_inputs(tmp_path, script, {**MODE}, {})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        given = {
+            **variables(spy=True),
+            "TRAINWORKS_HANG_LIMIT_SECONDS": str(PAUSE_LIMIT),
+            "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+            "STORE": f"http://127.0.0.1:{server.server_address[1]}/",
+            "no_proxy": "127.0.0.1",
+        }
+        with Launcher(tmp_path, variables=given) as launcher:
+            status = launcher.wait()
+        server.shutdown()
+    if status == names.EXIT_HANG and (crowd := crowd_since(began)) > CROWD:
+        pytest.skip(f"NOT TESTED: {crowd:.0f} threads want each processor here, and the limit is {PAUSE_LIMIT} s")
+    assert status == 0, launcher.text
+    assert "no rank has made progress" not in launcher.text
