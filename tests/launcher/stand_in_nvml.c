@@ -16,6 +16,7 @@ static int second(void *device) { return device == (void *)2; }
 int nvmlInit_v2(void) {
     if (fault("hang")) for (;;) pause();
     if (fault("crash")) abort();
+    if (fault("slow")) sleep(4); /* a driver that starts its GPUs first */
     return fault("mismatch") ? 18 : fault("no driver") ? 9 : 0;
 }
 int nvmlSystemGetDriverVersion(char *text, unsigned length) {
@@ -48,6 +49,17 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *
     *reasons = fault("hot") && second(device) ? 0x41 : 0x1;
     return 0;
 }
+typedef struct { unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } fabric;
+
+int nvmlDeviceGetGpuFabricInfo(void *device, fabric *info) {
+    if (!fault("fabric") && !fault("fabric late")) return 3;
+    memset(info, 0, sizeof *info);
+    info->state = fault("fabric") ? 1 : second(device) ? 2 : 3;
+    return 0;
+}
+/* Of libcuda.so.1: this file stands in for it, too. */
+int cuInit(unsigned flags) { return fault("fabric") || fault("old fabric") ? 802 : 0; }
+
 typedef struct { unsigned gpu, memory; } utilization;
 typedef struct { unsigned long long total, free, used; } memory;
 

@@ -25,7 +25,7 @@ from launcher_support import (
 
 from clock import assert_within, start_clock
 from ports import free_port
-from trainworks_launcher.checks import FAILED, QUICK_SECONDS, WARNING, Checks, rules
+from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, WARNING, Checks, rules
 from trainworks_launcher.checks.look import Seen, driver_version, xids_of
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import platforms
@@ -177,6 +177,7 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nvml")
     target = folder / "libnvidia-ml.so.1"
     subprocess.run(("gcc", "-shared", "-fPIC", "-o", target, HERE / "stand_in_nvml.c"), check=True, timeout=TIME_OUT)
+    (folder / "libcuda.so.1").symlink_to(target)
     return folder
 
 
@@ -219,6 +220,10 @@ MODERN = Checks(gpus=2, cuda="12.4", minimum_driver="525.60.13")
         ("pending", 0, "warning: GPU 1 has broken memory that the next reset replaces: "),
         ("hot", 0, "warning: GPU 1 is slowed down: too hot (hardware limit): "),
         ("crash", 0, "warning: libnvidia-ml.so.1 crashed when it was asked: "),
+        ("slow", 0, ""),
+        ("fabric", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
+        ("old fabric", 67, "check failed: NVIDIA's fabric manager is not up: CUDA cannot start (error 802): "),
+        ("fabric late", 0, ""),  # CUDA starts
     ],
 )
 def test_what_the_library_says_of_the_gpus(nvml: Path, fault: str, status: int, line: str) -> None:
@@ -227,12 +232,20 @@ def test_what_the_library_says_of_the_gpus(nvml: Path, fault: str, status: int, 
     assert [text[: len(line)] for text in lines] == ([line] if line else [])
 
 
+def test_a_fabric_that_is_late_is_said_where_cuda_cannot_be_asked(nvml: Path, tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").symlink_to(nvml / "libnvidia-ml.so.1")
+    code, (line,), _ = check(MODERN, {"LD_LIBRARY_PATH": str(tmp_path), "NVML_FAULT": "fabric late"})
+    assert code == 0
+    assert line.startswith("warning: 1 of 2 GPUs wait for NVIDIA's fabric manager: start nvidia-fabricmanager")
+
+
 def test_a_driver_that_never_answers_is_left_behind(nvml: Path) -> None:
+    """It may have to start its GPUs first, one after the other: there is no persistence daemon here."""
     code, lines, seconds = check(MODERN, {"LD_LIBRARY_PATH": str(nvml), "NVML_FAULT": "hang"})
     assert code == 0
-    assert lines[0].startswith("warning: the NVIDIA driver does not answer within 2.5 s")
+    assert lines[0].startswith("warning: the NVIDIA driver does not answer within 8.5 s")
     now = time.monotonic()
-    assert_within(QUICK_SECONDS, now - seconds, now)
+    assert_within(QUICK_SECONDS + 2 * GPU_SECONDS, now - seconds, now)
 
 
 def test_a_container_without_the_library_is_told_how_to_get_it() -> None:

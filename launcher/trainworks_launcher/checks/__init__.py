@@ -15,7 +15,10 @@ from trainworks_launcher.contract import names
 QUICK, BANDWIDTH, OFF = names.CHECK_LEVELS
 
 QUICK_SECONDS = 3.0
-"""The most that QUICK may take in all."""
+"""The most that QUICK may take in all, where the driver is at work already."""
+
+GPU_SECONDS = 3.0
+"""What each GPU takes more where the driver starts it first. Source: NVIDIA, Driver Persistence, Overview."""
 
 FAILED, WARNING = "failed", "warning"
 """Severities: a failed check ends the job, a warning is a line in the log."""

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Iterator, Mapping
 
 from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
-from trainworks_launcher.checks.gpus import LOST, MISMATCH, NO_DRIVER, OK, RESET_REQUIRED, Gpu, Gpus, is_visible
+from trainworks_launcher.checks.gpus import (
+    CUDA_NOT_READY,
+    FABRIC_IN_PROGRESS,
+    FABRIC_NOT_STARTED,
+    LOST,
+    MISMATCH,
+    NO_DRIVER,
+    OK,
+    RESET_REQUIRED,
+    Gpu,
+    Gpus,
+    is_visible,
+)
 from trainworks_launcher.checks.look import Seen
 from trainworks_launcher.checks.words import REPLACE, count_of
 
@@ -32,6 +44,7 @@ def judge_gpus(asked: Checks, seen: Seen) -> Iterator[Finding]:
     if gpus is None:
         return
     yield from _library(gpus)
+    yield from _fabric(gpus)
     if gpus.devices and len(gpus.devices) < asked.gpus:
         what = f"the NVIDIA driver knows {len(gpus.devices)} of the {count_of(asked.gpus, 'GPU')} in this container"
         yield Finding(FAILED, what, REPLACE)
@@ -58,6 +71,18 @@ def _library(gpus: Gpus) -> Iterator[Finding]:
         yield Finding(FAILED, "the NVIDIA driver is not loaded on the host", "install or load it, or replace the host")
     elif gpus.error != OK:
         yield Finding(WARNING, f"the NVIDIA driver answers with error {gpus.error}", "run nvidia-smi on the host")
+
+
+def _fabric(gpus: Gpus) -> Iterator[Finding]:
+    """Yield whether the GPUs of a board with NVSwitches wait for its fabric manager."""
+    advice = f"start nvidia-fabricmanager on the host, in the driver's own version, or {REPLACE}"
+    if gpus.cuda == CUDA_NOT_READY:
+        yield Finding(FAILED, f"NVIDIA's fabric manager is not up: CUDA cannot start (error {CUDA_NOT_READY})", advice)
+        return
+    late = [index for index, gpu in enumerate(gpus.devices) if gpu.fabric in (FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS)]
+    if late and gpus.cuda is None:
+        what = f"{len(late)} of {count_of(len(gpus.devices), 'GPU')} wait for NVIDIA's fabric manager"
+        yield Finding(WARNING, what, advice)
 
 
 def _gpu(name: str, gpu: Gpu) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-LIBRARY = "libnvidia-ml.so.1"
+LIBRARY, CUDA_LIBRARY = "libnvidia-ml.so.1", "libcuda.so.1"
 
 OK = 0
 NOT_SUPPORTED = 3
@@ -12,6 +12,10 @@ NO_DRIVER = 9
 LOST = 15  # the GPU has fallen off the bus, or cannot be reached
 RESET_REQUIRED = 16
 MISMATCH = 18  # the library of the container and the kernel's driver have different versions
+
+
+FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS = 1, 2  # nvmlGpuFabricState_t
+CUDA_NOT_READY = 802  # CUDA_ERROR_SYSTEM_NOT_READY of cuda.h: the fabric manager of an NVSwitch board is not up
 
 
 class Gpu(NamedTuple):
@@ -24,6 +28,7 @@ class Gpu(NamedTuple):
         pending: Whether a broken page or row waits for a reset to be replaced.
         throttle: Reasons why its clocks are low, as bits.
         uuid: Its UUID; ``""`` if it does not say.
+        fabric: How far it has joined the fabric of an NVSwitch board: nvmlGpuFabricState_t.
     """
 
     error: int = OK
@@ -32,6 +37,7 @@ class Gpu(NamedTuple):
     pending: bool | None = None
     throttle: int | None = None
     uuid: str = ""
+    fabric: int | None = None
 
 
 class Gpus(NamedTuple):
@@ -43,6 +49,7 @@ class Gpus(NamedTuple):
         driver: Version of the driver.
         devices: In the order of their indices.
         xids: (index, number) of errors that came while it was asked.
+        cuda: What CUDA's own start returned (cuda.h); None where it was not asked, or is not there.
     """
 
     problem: str = ""
@@ -50,6 +57,7 @@ class Gpus(NamedTuple):
     driver: str = ""
     devices: tuple[Gpu, ...] = ()
     xids: tuple[tuple[int, int], ...] = ()
+    cuda: int | None = None
 
 
 def is_visible(visible: Sequence[str] | None, index: int, uuid: str) -> bool:

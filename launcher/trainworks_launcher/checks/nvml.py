@@ -15,7 +15,19 @@ import signal
 import time
 from typing import Callable, Iterator, Sequence
 
-from trainworks_launcher.checks.gpus import LIBRARY, LOST, NOT_SUPPORTED, OK, RESET_REQUIRED, Gpu, Gpus, is_visible
+from trainworks_launcher.checks.gpus import (
+    CUDA_LIBRARY,
+    FABRIC_IN_PROGRESS,
+    FABRIC_NOT_STARTED,
+    LIBRARY,
+    LOST,
+    NOT_SUPPORTED,
+    OK,
+    RESET_REQUIRED,
+    Gpu,
+    Gpus,
+    is_visible,
+)
 
 _UNCORRECTED, _SINCE_LOAD = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
@@ -77,8 +89,9 @@ def _answer_of(answer: bytes, limit: float) -> Gpus:
         found = json.loads(answer)
     except ValueError:
         return Gpus(problem=f"{LIBRARY} crashed when it was asked")
-    problem, error, driver, devices, xids = found
-    return Gpus(problem, error, driver, tuple(Gpu(*row) for row in devices), tuple((at, number) for at, number in xids))
+    problem, error, driver, devices, xids, cuda = found
+    told = tuple((index, number) for index, number in xids)
+    return Gpus(problem, error, driver, tuple(Gpu(*row) for row in devices), told, cuda)
 
 
 def read(listen: float = 0.0) -> Gpus:
@@ -107,7 +120,19 @@ def read(listen: float = 0.0) -> Gpus:
             call("nvmlDeviceRegisterEvents", handle, ctypes.c_ulonglong(_XID_EVENT), events)
         devices.append(_device(call, handle))
     xids = _listen(call, events, handles, listen) if listening else ()
-    return Gpus(driver=version.value.decode("ascii", "replace"), devices=tuple(devices), xids=xids)
+    # Boards of NVSwitches before Hopper do not say in NVML whether their fabric is up; one GPU alone has none.
+    waiting = any(gpu.fabric in (FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS) for gpu in devices)
+    asked = waiting or (len(devices) > 1 and all(gpu.fabric is None for gpu in devices))
+    cuda = _start_of_cuda() if asked else None
+    return Gpus(driver=version.value.decode("ascii", "replace"), devices=tuple(devices), xids=xids, cuda=cuda)
+
+
+def _start_of_cuda() -> int | None:
+    """Return what CUDA's start returns; None where its library is not there."""
+    try:
+        return int(ctypes.CDLL(CUDA_LIBRARY).cuInit(0))
+    except (OSError, AttributeError):
+        return None
 
 
 def _load() -> _Call | None:
@@ -123,6 +148,17 @@ def _load() -> _Call | None:
         return NOT_SUPPORTED if function is None else function(*arguments)
 
     return call
+
+
+class _FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t."""
+
+    _fields_ = (
+        ("cluster", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_int),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+    )
 
 
 class _Utilization(ctypes.Structure):
@@ -182,6 +218,8 @@ def _device(call: _Call, handle: ctypes.c_void_p) -> Gpu:
     pending += [bool(retired.value)] if waiting == OK else []
     uuid = ctypes.create_string_buffer(_UUID_BYTES)
     call("nvmlDeviceGetUUID", handle, uuid, _UUID_BYTES)
+    fabric = _FabricInfo()
+    joined = call("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(fabric))
     gone = next((code for code in (counted, remapped, waiting, clocks) if code in (LOST, RESET_REQUIRED)), OK)
     return Gpu(
         error=gone,
@@ -190,6 +228,7 @@ def _device(call: _Call, handle: ctypes.c_void_p) -> Gpu:
         pending=any(pending) if pending else None,
         throttle=throttle.value if clocks == OK else None,
         uuid=uuid.value.decode("ascii", "replace"),
+        fabric=fabric.state if joined == OK else None,
     )
 
 
