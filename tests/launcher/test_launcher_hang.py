@@ -454,6 +454,50 @@ def test_a_bar_that_a_thread_prints_is_no_progress_of_the_main_thread(tmp_path: 
     assert re.match(r"no rank has made progress for 4 s: the program on \S+ is in work \(train", launcher.failure)
 
 
+DRIVER = """
+import threading, time
+def get(seconds):
+    def show():
+        while True:
+            print("a worker says something", flush=True)
+            time.sleep(0.3)
+    threading.Thread(target=show, daemon=True).start()
+    threading.Event().wait(seconds)
+"""
+
+
+def test_a_main_thread_that_waits_in_a_package_is_a_driver(tmp_path: Path) -> None:
+    """Its workers may be on other hosts: what it prints of them is a sign, whichever thread prints it."""
+    package = tmp_path / "lib/python3/site-packages/cluster.py"
+    package.parent.mkdir(parents=True)
+    package.write_text(DRIVER, encoding="ascii")
+    script = f"import sys\nsys.path.insert(0, {str(package.parent)!r})\nimport cluster\ncluster.get(7)\n"
+    write_inputs(tmp_path, script, {}, {})
+    manifest = write_manifest(tmp_path / "image.json", {"python": sys.executable})
+    variables = {
+        "TRAINWORKS_HANG": "fail",
+        "TRAINWORKS_HANG_LIMIT_SECONDS": "2",
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+    }
+    with Launcher(tmp_path, variables=variables) as launcher:
+        assert launcher.wait() == 0, launcher.text
+
+
+@pytest.mark.parametrize(
+    ("threads", "waits"),
+    [
+        (stack(("wait", "/usr/lib/python3.11/threading.py", 331), ("take", SCRIPT, 12), MAIN), False),
+        (ALL_REDUCE, False),
+        (BACKWARD, False),
+        (stack(("get_objects", "/opt/venv/lib/python3.11/site-packages/ray/worker.py", 9), MAIN), True),
+        (stack(("wait", "/usr/lib/python3.11/threading.py", 1), ("g", "/a/site-packages/b.py", 9), MAIN), True),
+        ((), False),
+    ],
+)
+def test_who_waits_in_a_package(threads: tuple[Thread, ...], waits: bool) -> None:
+    assert naming.waits_in_a_package(threads) == waits
+
+
 def test_a_warning_comes_once_for_a_stall_and_the_job_goes_on(tmp_path: Path) -> None:
     """With faulthandler, as where there is no py-spy; with a sitecustomize of the user's, which is still imported."""
     write_inputs(tmp_path, WAITING, {"fifos": "first,second"}, {})

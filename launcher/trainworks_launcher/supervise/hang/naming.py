@@ -175,6 +175,19 @@ def waits_for_others(threads: Sequence[Thread]) -> bool:
     return main is not None and bool(_collective([frame for frame in main.frames if not frame.native]))
 
 
+def waits_in_a_package(threads: Sequence[Thread]) -> bool:
+    """Return whether the main thread is inside an installed package other than torch and those of collectives.
+
+    Such as the driver of a cluster framework, whose main thread waits for the work of other processes or hosts while a
+    thread beside it prints what they say.
+    """
+    main = main_thread(threads)
+    for frame in main.frames if main is not None else ():
+        if not frame.native and not frame.is_standard:
+            return not frame.is_own and not any(library in frame.file for library in ("/torch/", *_LIBRARIES))
+    return False
+
+
 def _collective(frames: Sequence[Frame]) -> str:
     """Return the collective that a stack waits in, ``""`` for none."""
     for frame in frames:

@@ -28,7 +28,14 @@ from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
 from trainworks_launcher.supervise.hang.grid import grid
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
-from trainworks_launcher.supervise.hang.naming import Row, documents, name_the_odd, read_documents, waits_for_others
+from trainworks_launcher.supervise.hang.naming import (
+    Row,
+    documents,
+    name_the_odd,
+    read_documents,
+    waits_for_others,
+    waits_in_a_package,
+)
 from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
@@ -36,6 +43,7 @@ from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, short
 _ANSWER_SECONDS = 12.0
 _FILES = 20
 _SHORTEST, _LONGEST = 0.5, 30.0
+_TALKING = 3.0
 _LOOKS = 20
 
 T = TypeVar("T")
@@ -152,21 +160,30 @@ class Watch:
             if self._spoke_at > self._moved_at:
                 self._seen = Seen()  # a new stall
             self._set_quiet(False)
-            # What goes on to print is asked more often: the last word of a main thread is not known more exactly.
-            self._after(min(first - waited, self._pause), self._tick)
+            # What goes on to print is asked again soon: the last word of a main thread is not known more exactly.
+            self._after(min(first - waited, max(self._pause, _TALKING)), self._tick)
             return
         roots, before, printed = self._around.roots(), self._before, self._around.printed()
 
         def looked(look: Look) -> None:
-            self._hear(printed, look.wrote)
+            self._hear(printed, look.wrote, look)
             self._looked(look)
 
         self._in_thread(lambda: self._eyes.look(roots, before), looked)
 
-    def _hear(self, printed: float, wrote: Mapping[int, int] | None) -> None:
-        """Output is a sign, unless no main thread wrote anything: a thread beside it may print a bar for ever."""
+    def _hear(self, printed: float, wrote: Mapping[int, int] | None, look: Look | None = None) -> None:
+        """Output is a sign, unless no main thread wrote anything: a thread beside it may print a bar for ever.
+
+        What cannot be told speaks for the job.
+        """
         before, self._wrote = self._wrote, wrote
-        if before is None or wrote is None or before != wrote:
+        stacks = [look.processes[pid].stack for pid in look.roots if pid in look.processes] if look is not None else []
+        if (
+            before is None
+            or wrote is None
+            or before != wrote
+            or any(not stack or waits_in_a_package(stack) for stack in stacks)
+        ):
             self._spoke_at = max(self._spoke_at, printed)
 
     def _looked(self, look: Look) -> None:
@@ -213,8 +230,8 @@ class Watch:
 
         def looked(found: tuple[str, Look, list[Row], str, Mapping[int, int] | None]) -> None:
             moved, seen, rows, self._stacks, wrote = found
-            self._hear(printed, seen.wrote)
-            self._hear(around.printed(), wrote)  # while the stacks were read
+            self._hear(printed, seen.wrote, seen)
+            self._hear(around.printed(), wrote, seen)  # while the stacks were read
             self._before = seen
             if moved or self._last_sign() > seen.at:
                 self._moved_at = max(self._moved_at, seen.at)
