@@ -167,7 +167,15 @@ def test_rules_about_the_number_of_ranks() -> None:
     assert "must divide the data-parallel degree, which is 4" in refused(
         {"sharded_data_parallel_degree": 3, "ddp": True}, world=4
     )
-    assert "not part of this implementation" in refused({"sharded_data_parallel_degree": 2, "ddp": True}, world=4)
+
+
+def test_parameters_of_sharding_that_do_nothing_are_said_once() -> None:
+    given = {"sharded_data_parallel_degree": 2, "ddp": True, "sdp_reduce_bucket_size": 5, "sdp_gradient_clipping": 1.0}
+    with pytest.warns(UserWarning, match="have no effect: sdp_reduce_bucket_size$"):
+        assert Config.resolve(given, {}, 4).sdp_gradient_clipping == 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Config.resolve({"sdp_reduce_bucket_size": 5}, {})
 
 
 def test_one_error_has_all_problems() -> None:

@@ -19,6 +19,7 @@ PUBLIC = "TRAINWORKS_PUBLIC_SCRIPTS"
 """Names the folder with the public scripts; docs/smdistributed.md says how to fill it."""
 
 PIPELINE = {"pipeline_parallel_degree": 2, "microbatches": 4}
+SHARDED = {"sharded_data_parallel_degree": 2, "microbatches": 2, "ddp": True}
 TENSOR = {"tensor_parallel_degree": 2, "ddp": True}
 
 
@@ -90,6 +91,16 @@ def test_a_language_model_trains_over_tensor_ranks(tmp_path: Path) -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.parametrize("fp16", ["0", "1"])
+def test_a_language_model_trains_and_resumes_with_sharded_data_parallelism(fp16: str, tmp_path: Path) -> None:
+    options = ["--sharded_data_parallel_degree", "2", "--microbatches", "2", "--fp16", fp16]
+    first = run(SCRIPTS / "language.py", *options, smp=SHARDED, folder=tmp_path)
+    assert first[-1] < 0.8 * first[0]
+    kind = "full" if fp16 == "1" else "partial"
+    second = run(SCRIPTS / "language.py", *options, "--max_steps", "4", "--resume", kind, smp=SHARDED, folder=tmp_path)
+    assert max(second) < 0.9 * first[0]
+
+
 @pytest.mark.core
 def test_smddp_without_an_import(tmp_path: Path) -> None:
     model = str(tmp_path / "model.pt")
@@ -152,6 +163,7 @@ SMALL = (
     "--vocab_size 97 --max_context_width 32 --lr 0.01 --warmup 0 --epochs 90 --checkpoint-dir checkpoints"
 )
 HALVES = f"{SMALL} --pipeline_parallel_degree 2 --tensor_parallel_degree 1 --microbatches 4"
+WHOLE = f"{SMALL} --sharded_data_parallel_degree 2 --microbatches 2"
 LAYERS = f"{HALVES} --use_distributed_transformer 0"
 
 PUBLIC_SCRIPTS = {
@@ -185,6 +197,18 @@ PUBLIC_SCRIPTS = {
     "gpt-neox tensor": Public(
         ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", TENSOR,
         f"{SMALL} --use_distributed_transformer 0 --tensor_parallel_degree 2",
+    ),
+    "gpt2 sharded": Public(
+        ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", SHARDED,
+        f"{WHOLE} --checkpoint_freq 6 --bf16 1", f"{WHOLE} --bf16 1 --max_steps 18 --load_partial 1",
+    ),
+    "gpt-neox sharded": Public(
+        ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", SHARDED,
+        f"{WHOLE} --use_distributed_transformer 0 --save_final_full_model 1",
+    ),
+    "flan-t5 sharded": Public(
+        ASE, "653a1f4da", f"{EXAMPLES}/flan-t5/train.py", SHARDED,
+        f"{WHOLE} --use_distributed_transformer 0 --model_type flan_t5 --flash_attention 0",
     ),
     "gpt-neo": Public(ASE, "8e973eccc", f"{EXAMPLES}/gpt-neo/train_gptneo_simple.py", PIPELINE, LAYERS),
     "gpt-j": Public(

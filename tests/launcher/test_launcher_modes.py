@@ -308,15 +308,25 @@ def test_the_degrees_of_smp_divide_the_processes(parameters: Json, processes: in
 
 
 @pytest.mark.parametrize(
-    ("sharded", "library", "refused"),
-    [(2, True, True), ("2", True, False), (1, True, False), (2, False, False)],
+    ("sharded", "library", "torch", "refused"),
+    [
+        (2, True, "2.4.1+cu121", True),
+        ("2", True, "2.4.1", False),
+        (1, True, "2.4.1", False),
+        (2, False, "2.4.1", False),
+        (2, True, "2.6.0", False),
+        (2, True, "2.13.0+cpu", False),
+        (2, True, "", False),
+    ],
 )
-def test_sharding_is_refused_where_the_images_library_has_none(sharded: Json, *, library: bool, refused: bool) -> None:
+def test_sharding_is_refused_where_the_images_torch_cannot_do_it(
+    sharded: Json, torch: str, *, library: bool, refused: bool
+) -> None:
     """The library would refuse it on every rank; of a value of another type the plan says so itself."""
-    protected = {model_parallel.OPEN_LIBRARY: "1.0"} if library else {}
+    protected = {**({model_parallel.OPEN_LIBRARY: "1.0"} if library else {}), **({"torch": torch} if torch else {})}
     parameters: Json = {"sharded_data_parallel_degree": sharded, "ddp": True}
     problems = model_parallel.check_library(parameters, "here", protected)
-    assert [str(problem) for problem in problems if "fully_shard" in str(problem)] == list(map(str, problems))
+    assert [str(problem) for problem in problems if "needs PyTorch 2.6" in str(problem)] == list(map(str, problems))
     assert bool(problems) == refused
 
 

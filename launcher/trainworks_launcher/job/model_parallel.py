@@ -8,6 +8,7 @@ public scripts pass. A key that is not known is a warning and no refusal: script
 from __future__ import annotations
 
 import json
+import re
 from functools import lru_cache
 from typing import Mapping, NamedTuple
 
@@ -63,11 +64,12 @@ class _Range(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The file: the range of each key, the keys that do nothing, and rules (kind, key, other key)."""
+    """The file: the range of each key, the keys that do nothing, rules (kind, key, other key), the first PyTorch."""
 
     ranges: Mapping[str, _Range]
     without_effect: tuple[str, ...]
     rules: tuple[tuple[str, str, str], ...]
+    needs_torch: Mapping[str, str]
 
 
 @lru_cache(maxsize=None)
@@ -77,9 +79,8 @@ def _table() -> _Table:
     data = json.loads(pkgutil.get_data("trainworks_launcher", "job/smp_parameters.json") or b"")
     ranges = {key: _Range(**{**row, "choices": tuple(row.get("choices", ()))}) for key, row in data["keys"].items()}
     ranges.update({old: ranges[new] for old, new in data["old_names"].items()})
-    return _Table(
-        ranges, tuple(data["without_effect"]), tuple((kind, key, other) for kind, key, other in data["rules"])
-    )
+    rules = tuple((kind, key, other) for kind, key, other in data["rules"])
+    return _Table(ranges, tuple(data["without_effect"]), rules, data["needs_torch"])
 
 
 def known() -> list[str]:
@@ -159,11 +160,23 @@ def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list
 
     protected: Distributions of the image, from its manifest.
     """
-    sharded = mapping(value).get("sharded_data_parallel_degree")
-    if OPEN_LIBRARY not in protected or sharded in (None, 1) or not _is_whole(sharded, 1):
+    torch = protected.get("torch", "")
+    if OPEN_LIBRARY not in protected or not torch:
         return []
-    advice = "set it to 1; shard_optimizer_state, or torch's fully_shard without smp, save memory as well"
-    return [Problem(f"sharded_data_parallel_degree is {sharded}, and {OPEN_LIBRARY} has no sharding", where, advice)]
+    return [
+        Problem(
+            f"{key} is {mapping(value)[key]}, and needs PyTorch {least}; the image has {torch}",
+            where,
+            f"take an image with PyTorch {least} or later, or set it to 1; shard_optimizer_state saves memory as well",
+        )
+        for key, least in _table().needs_torch.items()
+        if _is_on(mapping(value).get(key)) and _release(torch) < _release(least)
+    ]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without what follows them."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
 
 
 def _may_be_null(name: str) -> bool:

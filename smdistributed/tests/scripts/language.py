@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--fp16", type=int, default=0)
     parser.add_argument("--pipeline_parallel_degree", type=int, default=1)
     parser.add_argument("--tensor_parallel_degree", type=int, default=1)
+    parser.add_argument("--sharded_data_parallel_degree", type=int, default=1)
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--resume", choices=["", "partial", "full"], default="")
     parser.add_argument("--mp_parameters", default="")
@@ -105,6 +106,8 @@ def main():
         "ddp": True,
         "pipeline_parallel_degree": args.pipeline_parallel_degree,
         "tensor_parallel_degree": args.tensor_parallel_degree,
+        "sharded_data_parallel_degree": args.sharded_data_parallel_degree,
+        "sdp_gradient_clipping": 1.0,
         "microbatches": args.microbatches,
         "fp16": args.fp16 > 0,
         "checkpoint_attentions": False,
@@ -169,7 +172,7 @@ def main():
     validation = evaluate(model, loader)
     if smp.rank() == 0:
         print(f"skipped {skipped}, validation {validation}")
-    if smp.rdp_rank() == 0:
+    if smp.rdp_rank() == 0 or args.sharded_data_parallel_degree > 1:
         whole = model.state_dict(gather_to_rank0=True)
         if smp.rank() == 0:
             state = {"model": translate_state_dict_to_hf_gpt2(whole, LENGTH), "steps": steps}

@@ -24,6 +24,7 @@ from .job.ranks import local_rank
 from .job.state import state
 from .job.topology import CommGroup, Topology
 from .pipeline.runtime import Runtime, present, use
+from .sharding import mesh
 from .wire.connect import connect
 from .wire.transport import Transport
 from .wire.watch import Failure, Watch
@@ -61,6 +62,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     state.cfg, state.topo = cfg, topology
     state.groups = make_groups(topology)
+    if mesh.degree() > 1:
+        mesh.check_torch()
     _at_exit()
     if size > 1:
         _connect(cfg, topology)

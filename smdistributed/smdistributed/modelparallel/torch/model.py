@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,12 +28,15 @@ from .nn import delayed
 from .partitioning import partitioner, placement, remote
 from .partitioning.tracing import Trace, TraceDone, describe, is_tracing, trace_forward, tracing, unchanged
 from .pipeline.runtime import present
+from .sharding import mesh, wrap
+from .sharding.passes import Passes
 from .training import activation_checkpointing, data_parallel, gradient_norm, state_dicts
 from .training.data_parallel import MIB, CommHook, Reducer
 from .training.precision import LossScaler
 from .training.state_dicts import PARTIAL, StateDict
 from .wire import nested
 
+_LOG = logging.getLogger("smp")
 Hook = Callable[["DistributedModel", Any], Any]
 
 
@@ -64,7 +68,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         trace_memory_usage: Accepted. Memory is always counted.
         broadcast_buffers: Replicas take the buffers of the first one before each training step.
         gradient_as_bucket_view: Accepted, without effect.
-        find_unused_parameters: Accepted. Parameters without a gradient are always found.
+        find_unused_parameters: Parameters without a gradient are always found; with sharded data parallelism only if
+            this is set, where ranks use different ones, and then all have one.
 
     Raises:
         SMPConfigError: ``smp.init`` was not called, another model is wrapped, or the model cannot be divided.
@@ -82,7 +87,7 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         trace_memory_usage: bool = False,  # noqa: ARG002
         broadcast_buffers: bool = True,
         gradient_as_bucket_view: bool = False,  # noqa: ARG002
-        find_unused_parameters: bool = False,  # noqa: ARG002
+        find_unused_parameters: bool = False,
     ) -> None:
         """Wrap the model; divide it now, if there is one partition."""
         super().__init__()
@@ -107,6 +112,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             "overlap": overlapping_allreduce,
         }
         self._reducer: Reducer | None = None
+        self._passes: Passes | None = None  # of sharded data parallelism
+        self._unused = find_unused_parameters
         self._comm_hook: tuple[Any, CommHook] | None = None
         self._preset: dict[str, int] | None = None
         self._deferred: list[Callable[[], Any]] = []
@@ -141,10 +148,15 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         runtime = present()
         args, kwargs = self._cast(args, self._half), self._cast(kwargs, self._half)
         if runtime is None:
-            if self._reducer is None or self._reducer.in_step:
-                return self._cast(self.module(*args, **kwargs), torch.float32)
-            self._before_pass()
-            return self._reducer.watch(self._cast(self.module(*args, **kwargs), torch.float32))
+            outside = self._reducer if self._reducer is not None and not self._reducer.in_step else None
+            if outside is not None:
+                self._before_pass()
+            outputs = self._cast(self.module(*args, **kwargs), torch.float32)
+            if self._passes is not None:
+                outputs = self._passes.watch(outputs)
+                if outside is not None and not torch.is_grad_enabled():
+                    self._passes.end(summed=False)
+            return outputs if outside is None else outside.watch(outputs)
         if not runtime.in_step:
             raise StepError(
                 "the model was called outside a step function. With pipeline_parallel_degree above 1 call it inside a "
@@ -196,8 +208,14 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         if self._reducer is not None:
             self._reducer.begin_step()
 
+    def begin_microbatch(self, *, last: bool) -> None:
+        """Say, where there is one partition, that a microbatch of the step begins, and whether it is the last."""
+        if self._passes is not None and self._reducer is not None:
+            self._passes.begin(sums=last and self._reducer.last_pass)
+
     def _before_pass(self) -> None:
         self._announce()
+        self.begin_microbatch(last=True)
         if dp_size() > 1 and self.training and torch.is_grad_enabled():
             Join.notify_join_context(self)
             if self._broadcast_buffers:
@@ -206,7 +224,11 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
     def end_step(self) -> None:
         """Finish the data-parallel sums, and call the hooks that wait for a step."""
         if self._reducer is not None:
-            if self._did_backward or self._reducer.has_gradients:
+            backward = self._did_backward or self._reducer.has_gradients
+            if self._passes is not None:
+                backward |= self._passes.seen
+                self._passes.end(summed=backward and self._reducer.last_pass)
+            if backward:
                 self._reducer.end_pass()
             else:
                 self._reducer.abandon_step()
@@ -328,18 +350,22 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         for key, (name, index, tensor) in tensors.items():
             if key not in mine:
                 remote.empty(tensor, name, index, me)
+        if mesh.degree() > 1:
+            self._shard(owner)
         delayed.materialize((name, tensor) for key, (name, _, tensor) in tensors.items() if key in mine)
         self.partitioned = True
         gpu = placement.device()
         for module in self.local_modules() if gpu is not None or self._half is not None else ():
-            module._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001  as Module.to does, for one module
-                lambda t: t.to(gpu, self._half if t.is_floating_point() else None), recurse=False
-            )
+            if self._passes is None:
+                module._apply(  # type: ignore[no-untyped-call]  # noqa: SLF001  as Module.to does, for one module
+                    lambda t: t.to(gpu, self._half if t.is_floating_point() else None), recurse=False
+                )
         deferred, self._deferred = self._deferred, []
         for load in deferred:
             load()
-        data_parallel.broadcast(itertools.chain(self.local_parameters(), self.local_buffers()))
-        trainable = [p for p in self.local_parameters() if p.requires_grad]
+        if self._passes is None:
+            data_parallel.broadcast(itertools.chain(self.local_parameters(), self.local_buffers()))
+        trainable = [p for p in self.local_parameters() if p.requires_grad and not mesh.is_sharded(p)]
         self._reducer = Reducer(trainable, **self._reducer_options)  # type: ignore[arg-type]
         self._reducer.hook = self._comm_hook
         activation_checkpointing.check_partition(self.module)
@@ -355,6 +381,30 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 if owner[name] != me:
                     remote.detach_module(module)
             self._announce()
+
+    def _shard(self, owner: dict[str, int]) -> None:
+        """Share the parameters out over the ranks, and put what is shared into the optimizers that are wrapped."""
+        gpu = placement.device()
+
+        def ready(named: list[tuple[str, torch.Tensor]]) -> None:
+            delayed.materialize(named, forget=False)
+            for _, tensor in named:
+                kind = torch.float32 if isinstance(tensor, tnn.Parameter) else self._half
+                kind = kind if self._half is not None and tensor.is_floating_point() else None
+                tensor.data = tensor.data.to(gpu, kind).contiguous()
+            data_parallel.broadcast(tensor for _, tensor in named)
+
+        if rank() == 0 and state.cfg.sdp_gradient_clipping is None:
+            _LOG.warning(
+                "sharded data parallelism: sdp_gradient_clipping is not set, so optimizer.step() does not clip "
+                "gradients; AWS's library clips them to a norm of 1.0 then"
+            )
+        placement.compare(self.module, owner)
+        wrap.shard(self.module, ready, half=self._half, unused=self._unused)
+        self._passes = Passes(self.module)
+        self._parameter_owner = dict.fromkeys(map(id, self.module.parameters()), 0)
+        for optimizer in wrapped.optimizers:
+            optimizer.smp_take_shards()
 
     def _announce(self) -> None:
         """Call the hooks that wait for the partition. The degree is 1: when the first step or call begins."""
@@ -419,12 +469,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         """Return the state of this rank's partition, with the mark ``_smp_is_partial``."""
         if not self.partitioned:
             raise StepError("local_state_dict: the model is not partitioned yet. Call it after the first step")
-        return {**state_dicts.local(self.module, self.owner, pp_rank()), PARTIAL: True}
+        mine = state_dicts.local(self.module, self.owner, pp_rank())
+        return {**{name: mesh.local(value) for name, value in mine.items()}, **mesh.mark(), PARTIAL: True}
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
         """Return the state of the whole model, as the plain module would.
 
-        Every rank of the model-parallel group must call it.
+        Every rank of the model-parallel group must call it; with sharded data parallelism every rank of the job.
 
         Args:
             args: As of ``torch.nn.Module.state_dict``, when nothing is divided.
@@ -434,6 +485,8 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         Raises:
             StepError: Ranks are missing. The error names them.
         """
+        if mesh.degree() > 1:
+            return state_dicts.unshared(self.module, to_first_only=gather_to_rank0, call="model.state_dict()")
         divided = self.partitioned and pp_size() > 1
         if not divided and tp_size() == 1:
             return self.module.state_dict(*args, **kwargs)
@@ -459,6 +512,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
             What torch returns; None if it will be loaded after the partition.
         """
         partial = bool(state_dict.get(PARTIAL))
+        if partial or mesh.PART in state_dict:
+            mesh.check_part(state_dict)
+        if mesh.degree() > 1:
+            return cast(
+                "_IncompatibleKeys",
+                self.module.load_state_dict(state_dicts.shared(self.module, state_dict), strict=strict),
+            )
         if partial and not same_partition_load:
             state_dict = state_dicts.merge_partial(self.module, state_dict, call="model.load_state_dict() of a part")
         entries = dict(state_dict) if partial and same_partition_load else state_dicts.cut(self.module, state_dict)
@@ -491,8 +551,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
         use it.
 
         Raises:
-            SMPConfigError: There is a hook already.
+            SMPConfigError: There is a hook already, or sharded data parallelism sums gradients in its own way.
         """
+        if mesh.degree() > 1:
+            raise SMPConfigError("register_comm_hook: not with sharded_data_parallel_degree above 1")
         if self._comm_hook is not None:
             raise SMPConfigError("register_comm_hook can be called only once")
         self._comm_hook = hook_state, hook
@@ -509,7 +571,10 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
 
         Raises:
             SMPConfigError: ``divide_by_initial_world_size`` is false: gradients are divided by the number of replicas.
+                Or ranks share parameters: each needs the others for every batch.
         """
+        if enable and mesh.degree() > 1:
+            raise SMPConfigError("join: not with sharded_data_parallel_degree above 1, where ranks have equal batches")
         if not divide_by_initial_world_size:
             raise SMPConfigError("join: divide_by_initial_world_size=False is not supported")
         return Join([self], enable and dp_size() > 1, throw_on_early_termination)

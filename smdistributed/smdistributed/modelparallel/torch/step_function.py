@@ -13,7 +13,7 @@ import torch
 
 from .exceptions import SMPRuntimeError
 from .job.state import state
-from .job.wrapped import wrapped
+from .job.wrapped import Model, wrapped
 from .pipeline.runtime import present
 
 __all__ = ["StepFunction", "StepOutput", "num_microbatches", "step"]
@@ -111,7 +111,7 @@ class StepFunction(Generic[P]):
         if model is not None:
             model.begin_step(calls[0])
         name = self.function.__qualname__
-        results = [call() for call in calls] if runtime is None else runtime.run_step(calls, name)
+        results = _in_turn(calls, model) if runtime is None else runtime.run_step(calls, name)
         if model is not None:
             model.end_step()
         return _gathered(results, detach=self.detach_outputs)
@@ -186,6 +186,16 @@ def num_microbatches() -> int:
     if not state.initialized:
         raise SMPRuntimeError("the number of microbatches is not known yet: call smp.init() first")
     return state.cfg.microbatches
+
+
+def _in_turn(calls: Sequence[Callable[[], Any]], model: Model | None) -> list[Any]:
+    """Run the microbatches one after another, and tell the model which is the last."""
+    results = []
+    for number, call in enumerate(calls, 1):
+        if model is not None:
+            model.begin_microbatch(last=number == len(calls))
+        results.append(call())
+    return results
 
 
 class _CannotSplitError(Exception):

@@ -31,6 +31,12 @@ OLD_NAMES: Mapping[str, str] = _TABLE["old_names"]
 IGNORED = frozenset(_TABLE["without_effect"])
 """Keys that public scripts pass and that have no effect here."""
 
+NEEDS_TORCH: Mapping[str, str] = _TABLE["needs_torch"]
+"""The first PyTorch with which a degree can be above 1: 2.6 brought fully_shard to torch.distributed.fsdp."""
+
+IDLE_SHARDING = frozenset({"sdp_hierarchical_allgather", "sdp_param_persistence_threshold", "sdp_reduce_bucket_size"})
+"""Keys of sharded data parallelism to which nothing corresponds in PyTorch's fully_shard."""
+
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 """Names of placements, as letters: data, pipeline and tensor parallelism. The last letter varies fastest over ranks."""
 
@@ -118,9 +124,10 @@ class Config:
         sharded_data_parallel_degree: Number of ranks that share parameters.
         sdp_reduce_bucket_size: Of sharded data parallelism: elements in a bucket.
         sdp_param_persistence_threshold: Parameters with fewer elements are not shared.
-        sdp_max_live_parameters: Most elements that are gathered at a time.
+        sdp_max_live_parameters: A model of at most so many elements stays gathered between its forward and its backward
+            pass; None: only the block that runs is gathered.
         sdp_hierarchical_allgather: Whether to gather within a host first.
-        sdp_gradient_clipping: Largest norm of the gradient.
+        sdp_gradient_clipping: Largest norm of the gradient in an optimizer's step; 0 and None: any.
         load_partition: Whether to read the partition from a file. Not in this implementation.
         partition_file: That file.
     """
@@ -151,9 +158,9 @@ class Config:
     sharded_data_parallel_degree: int = 1
     sdp_reduce_bucket_size: int = 500_000_000
     sdp_param_persistence_threshold: int = 1_000_000
-    sdp_max_live_parameters: int = 1_000_000_000
+    sdp_max_live_parameters: int | None = None
     sdp_hierarchical_allgather: bool = True
-    sdp_gradient_clipping: float = 1.0
+    sdp_gradient_clipping: float | None = None
     load_partition: bool = False
     partition_file: str | None = None
 
@@ -287,14 +294,6 @@ def _rules_of(config: Config, world: int) -> list[tuple[tuple[str, ...], bool, s
                 f"which is {world // parallel}"
             ),
         ),
-        (
-            ("sharded_data_parallel_degree",),
-            sharded > 1,
-            (
-                f"sharded_data_parallel_degree = {sharded}: must be 1, sharded data parallelism is not part of this "
-                "implementation; shard_optimizer_state, or torch's fully_shard without smp, save memory as well"
-            ),
-        ),
     ]
 
 
@@ -306,6 +305,9 @@ def _warn(values: Mapping[str, Any]) -> None:
         unknown.append(f"{key} (did you mean {near[0]}?)" if near else str(key))
     if unknown:
         warnings.warn(f"smp does not know these keys of its configuration: {', '.join(unknown)}", stacklevel=3)
-    idle = sorted(IGNORED & values.keys()) + [key for key in ("load_partition", "partition_file") if values.get(key)]
+    silent = IGNORED & values.keys()
+    if values.get("sharded_data_parallel_degree", 1) != 1:
+        silent |= IDLE_SHARDING & values.keys()
+    idle = sorted(silent) + [key for key in ("load_partition", "partition_file") if values.get(key)]
     if idle:
         warnings.warn(f"these keys of smp's configuration have no effect: {', '.join(idle)}", stacklevel=3)

@@ -43,6 +43,8 @@ class Model(Protocol):
 
     def begin_step(self, first: Callable[[], Any]) -> None: ...  # noqa: D102
 
+    def begin_microbatch(self, *, last: bool) -> None: ...  # noqa: D102
+
     def backward(self, tensors: torch.Tensor) -> None: ...  # noqa: D102
 
     def end_step(self) -> None: ...  # noqa: D102

@@ -78,8 +78,12 @@ def is_delayed(tensor: torch.Tensor) -> bool:
     return _address(tensor) in _blanks
 
 
-def materialize(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Give memory and values to the delayed ones of these named parameters and buffers, and forget all others.
+def materialize(tensors: Iterable[tuple[str, torch.Tensor]], *, forget: bool = True) -> None:
+    """Give memory and values to the delayed ones of these named parameters and buffers.
+
+    Args:
+        tensors: Names and tensors.
+        forget: These were the last: all others are given up.
 
     Raises:
         RuntimeError: A delayed parameter was written to after its context had ended.
@@ -104,7 +108,8 @@ def materialize(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
                 blank.fill(bases[address])
                 kept.append(tensor.untyped_storage())
             tensor.data = _place(tensor).of(bases[address])
-    _blanks.clear()
+    if forget:
+        _blanks.clear()
 
 
 def put_slice(target: torch.Tensor, source: torch.Tensor, axis: int, degree: int, index: int) -> None:

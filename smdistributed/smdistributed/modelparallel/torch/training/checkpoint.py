@@ -25,6 +25,7 @@ from smdistributed.modelparallel.torch.job.ranks import pp_rank, rank, rdp_rank,
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
+from smdistributed.modelparallel.torch.sharding import mesh
 
 from .optimizer import PRECISION, after_partition, merge_parts
 
@@ -92,7 +93,7 @@ def _suffixes(v3: bool = False) -> list[str]:
     """Return the endings of a partial file's name on this rank, the documented one first."""
     pp, tp, rdp = _coordinates()
     names = [f"_{pp}", f"_{pp}_{tp}", f"_{pp}_{tp}_{rdp}"]
-    if v3:
+    if v3 or mesh.degree() > 1:  # replicas have other parts, and must not write the same file
         return names[::-1]
     return names if tp_size() == 1 else [names[1], names[0], names[2]]
 
@@ -211,13 +212,14 @@ def _save_partial(
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        if model is not None and rdp == 0:
+        first = rdp < mesh.degree()  # of the replicas; those who share parameters have a part each
+        if model is not None and first:
             _write(folder / f"model_{info}.pt", model.local_state_dict())
         if optimizer is not None:
             sharded = bool(state.cfg.shard_optimizer_state)
             part = optimizer.local_state_dict(gather_if_shard=False)
             precision = part.pop(PRECISION, None)
-            if sharded or rdp == 0:
+            if sharded or first:
                 _write(folder / f"optimizer_{info}.pt", part)
                 if precision is not None:
                     _write(folder / f"fp16_states_{info}.pt", precision)
@@ -231,6 +233,7 @@ def _save_partial(
                 "tensor_parallel_degree": state.cfg.tensor_parallel_degree,
                 "reduced_data_parallel_degree": rdp_size(),
                 "shard_optimizer_state": bool(state.cfg.shard_optimizer_state),
+                "sharded_data_parallel_degree": mesh.degree(),
                 "owner": dict(wrapped.model.owner) if wrapped.model is not None and wrapped.model.partitioned else None,
             },
         )
@@ -254,16 +257,16 @@ def _resume_partial(model: Any, root: Path, tag: str, strict: bool, load_optimiz
     folder = _partial_folder(root, tag)
     pp, tp, rdp = _coordinates()
     partition = _read(folder / _PARTITION)
-    for key in ("pipeline_parallel_degree", "tensor_parallel_degree"):
-        now = getattr(state.cfg, key)
-        if partition[key] != now:
+    for key in ("pipeline_parallel_degree", "tensor_parallel_degree", "sharded_data_parallel_degree"):
+        now, then = getattr(state.cfg, key), partition.get(key, 1)
+        if then != now:
             raise SMPRuntimeError(
-                f"cannot resume from {folder}: it was saved with {key} {partition[key]}, and this job has {now}. "
+                f"cannot resume from {folder}: it was saved with {key} {then}, and this job has {now}. "
                 "A partial checkpoint keeps its partition. Use the same degree, or a full checkpoint (partial=False)."
             )
     if partition["owner"] is not None:
         model.preset_partition(partition["owner"])
-    weights = _read(folder / f"model_{pp}_{tp}_0.pt", optional=True)
+    weights = _read(folder / f"model_{pp}_{tp}_{mesh.part()}.pt", optional=True)
     moments: dict[str, Any] | None = None
     optimizer = wrapped.optimizers[0] if load_optimizer and wrapped.optimizers else None
     if optimizer is not None:
@@ -290,7 +293,7 @@ def _read_optimizer(folder: Path, prefix: str, rdp: int, partition: dict[str, An
     shards = partition["reduced_data_parallel_degree"] if partition["shard_optimizer_state"] else 1
     same = shards == 1 or (state.cfg.shard_optimizer_state and shards == rdp_size())
     merged: dict[str, Any] | None = None
-    for shard in [rdp if shards > 1 else 0] if same else range(shards):
+    for shard in [rdp if shards > 1 else mesh.part()] if same else range(shards):
         part = _read(folder / f"optimizer_{prefix}_{shard}.pt", optional=True)
         if part is None:
             return None

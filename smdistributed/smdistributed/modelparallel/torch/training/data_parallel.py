@@ -149,7 +149,7 @@ class Reducer:
     def end_pass(self) -> None:
         """End one backward pass; reduce when it was the last of ``passes``."""
         self.in_step = False
-        if self._last_pass():
+        if self.last_pass:
             self._reduce(zeros=False)
         self.done_passes += 1
         highest = self.expected or {}
@@ -187,7 +187,7 @@ class Reducer:
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self.seen[id(parameter)] += 1
         self._queue()
-        if self.overlap and self.expected is not None and self._last_pass():
+        if self.overlap and self.expected is not None and self.last_pass:
             while self.sent < len(self.buckets) and self._complete(self.buckets[self.sent]):
                 self._send(self.buckets[self.sent], zeros=False)
                 self.early += 1
@@ -202,7 +202,9 @@ class Reducer:
         self.queued = False
         self.end_pass()
 
-    def _last_pass(self) -> bool:
+    @property
+    def last_pass(self) -> bool:
+        """The gradients are reduced at the end of this pass."""
         return (self.done_passes + 1) % self.passes == 0
 
     def _complete(self, bucket: Bucket) -> bool:

@@ -18,6 +18,7 @@ from smdistributed.modelparallel.torch.job.ranks import tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
+from smdistributed.modelparallel.torch.sharding import mesh
 
 _torch_clip = nn.utils.clip_grad_norm_
 
@@ -30,7 +31,8 @@ def total_norm(
     Args:
         parameters: This rank's parameters. Those without a gradient count as zeros.
         norm_type: 2, another positive number, or infinity.
-        group: ``MP_GROUP``: over partitions and tensor slices; ``TP_GROUP``: over tensor slices.
+        group: ``MP_GROUP``: over partitions and tensor slices; ``TP_GROUP``: over tensor slices. Where parameters are
+            shared, it is over those who share them.
     """
     found = [p for p in parameters if p.grad is not None]
     total = torch.zeros(1, dtype=torch.float64, device=found[0].device if found else _device())
@@ -41,12 +43,19 @@ def total_norm(
         # Tensor ranks have equal copies of a parameter that is not split: one of them counts.
         if tp_rank() != 0 and not getattr(parameter, "_smp_distributed", False):
             continue
+        if mesh.part() != 0 and not mesh.is_sharded(parameter):  # so do the ranks that share the others
+            continue
+        grad = mesh.local(grad)
+        if not grad.numel():  # the rows of a small parameter are all on other ranks
+            continue
         grad = grad.coalesce().values() if grad.is_sparse else grad
         norm = torch.linalg.vector_norm(grad.detach(), norm_type, dtype=torch.promote_types(torch.float32, grad.dtype))
         norm = norm.to(total.device, torch.float64)
         total = torch.maximum(total, norm) if infinite else total + norm**norm_type
-    if len(state.topo.members(group)) > 1:
-        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=state.groups[group])
+    sharers = mesh.group()
+    if sharers is not None or len(state.topo.members(group)) > 1:
+        over = sharers or state.groups[group]
+        dist.all_reduce(total, dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=over)
     # In float64 on every rank, so that all scale by the same factor.
     return total[0] if infinite else total[0] ** (1.0 / norm_type)
 
@@ -68,7 +77,8 @@ def clip(
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in parameters:
         if parameter.grad is not None:
-            parameter.grad.mul_(factor.to(parameter.grad.device, parameter.grad.dtype))
+            grad = mesh.local(parameter.grad)
+            grad.mul_(factor.to(grad.device, grad.dtype))
     return norm
 
 
@@ -93,6 +103,8 @@ def _group(parameters: list[torch.Tensor]) -> CommGroup | None:
     if model is None or not model.partitioned:
         return None
     if len({owner for p in parameters if (owner := model.partition_of(p)) is not None}) > 1:
+        return CommGroup.MP_GROUP
+    if any(mesh.is_sharded(p) for p in parameters):
         return CommGroup.MP_GROUP
     if tp_size() > 1 and any(getattr(p, "_smp_distributed", False) for p in parameters):
         return CommGroup.TP_GROUP

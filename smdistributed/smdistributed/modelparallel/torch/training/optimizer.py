@@ -13,11 +13,12 @@ import torch.distributed as dist
 from smdistributed.modelparallel.torch.exceptions import SMPConfigError, SMPRuntimeError
 from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.meeting import meet
-from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rdp_rank, rdp_size, tp_rank, tp_size
+from smdistributed.modelparallel.torch.job.ranks import mp_rank, pp_size, rank, rdp_rank, rdp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.job.wrapped import wrapped
 from smdistributed.modelparallel.torch.pipeline.runtime import present
+from smdistributed.modelparallel.torch.sharding import mesh, wrap
 
 from .gradient_norm import total_norm
 from .precision import LossScaler, MasterWeights, any_overflow
@@ -78,6 +79,11 @@ class DistributedOptimizer(_Optimizer):
         if isinstance(optimizer, torch.optim.Optimizer):
             optimizer.__class__ = _extended(DistributedOptimizer, cast("Any", type(optimizer)))
         elif isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            if mesh.degree() > 1:
+                raise SMPConfigError(
+                    f"smp.DistributedOptimizer: {type(optimizer).__name__} keeps copies of whole parameters. With "
+                    "sharded_data_parallel_degree give a torch.optim.Optimizer, and fp16 or bf16 in the configuration"
+                )
             optimizer.__class__ = _extended(_Around, cast("Any", type(optimizer)))
         else:
             raise SMPConfigError(f"smp.DistributedOptimizer: not a torch.optim.Optimizer: {type(optimizer).__name__}")
@@ -110,10 +116,17 @@ class DistributedOptimizer(_Optimizer):
         if wrapped.model is not None:
             wrapped.model.loss_scaler = self.loss_scaler
         split = cfg.pipeline_parallel_degree > 1 or cfg.tensor_parallel_degree > 1 or self._smp_sharded
+        split = split or mesh.degree() > 1
         if isinstance(self, torch.optim.LBFGS) and (split or self.smp_half):
             raise SMPConfigError(
                 "torch.optim.LBFGS works on all parameters at once: it needs pipeline and tensor parallel degree 1, "
-                "no shard_optimizer_state, and float32. Use another optimizer, for example AdamW."
+                "no shard_optimizer_state or sharded_data_parallel_degree, and float32. Use another optimizer, for "
+                "example AdamW."
+            )
+        if mesh.degree() > 1 and isinstance(self, getattr(torch.optim, "Adafactor", ())):
+            raise SMPConfigError(
+                "fully_shard, which sharded_data_parallel_degree uses, does not work with torch.optim.Adafactor. "
+                "Use another optimizer, for example AdamW."
             )
         self.overflow = False  # whether the last gradients were infinite or not numbers
         self._global_grad_norm = 0.0
@@ -122,11 +135,42 @@ class DistributedOptimizer(_Optimizer):
         self._smp_owners: dict[int, int] | None = None
         # A scheduler that was made before replaced `step` in the instance. The extended class keeps its promises.
         vars(self).pop("step", None)
+        self.smp_take_shards()
+
+    def smp_take_shards(self) -> None:
+        """Put the shared parameters, where the model has them, in the place of those that the script made."""
+        for group in self.param_groups:
+            for place, old in enumerate(group["params"]):
+                group["params"][place] = new = wrap.replaced(old)
+                if new is not old and old in self.state:
+                    made = self.state.pop(old)  # some optimizers make their state at once
+                    self.state[new] = {key: mesh.like(new, value, key) for key, value in made.items()}
         self._smp_originals: list[Parameter] = list(self._smp_parameters())
 
     @property
     def _smp_sharded(self) -> bool:
         return bool(state.cfg.shard_optimizer_state) and rdp_size() > 1
+
+    @property
+    def _smp_everywhere(self) -> bool:
+        """Whether the ranks of all replicas together have the gradients."""
+        return self._smp_sharded or mesh.degree() > 1
+
+    @property
+    def fp16_groups(self) -> list[list[Parameter]]:
+        """The parameters of each group: public scripts for sharded data parallelism ask."""
+        originals = iter(self._smp_originals)
+        return [[next(originals) for _ in group["params"]] for group in self.param_groups]
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[_Flat]:
+        """This rank's parts of the parameters of each group, in one row: such scripts ask for that, too."""
+        return [_Flat([mesh.local(parameter.detach()) for parameter in group]) for group in self.fp16_groups]
+
+    @property
+    def ds_param_shard_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share parameters, likewise."""
+        return mesh.group()
 
     def _smp_parameters(self) -> Iterator[Parameter]:
         """Yield what is in the groups now: parameters, or their masters."""
@@ -136,6 +180,8 @@ class DistributedOptimizer(_Optimizer):
         """Add parameters, as torch does; they get masters too."""
         super().add_param_group(param_group)
         first = len(self._smp_originals)
+        added = self.param_groups[-1]["params"]
+        added[:] = [wrap.replaced(parameter) for parameter in added]
         self._smp_originals += list(self.param_groups[-1]["params"])
         self._smp_owners = None
         if self._smp_masters is not None:
@@ -146,7 +192,7 @@ class DistributedOptimizer(_Optimizer):
     def _smp_local(self) -> set[int]:
         """Return the indices (over all groups) of the parameters that this rank owns, with those of its replicas."""
         everything = range(len(self._smp_originals))
-        if wrapped.model is None or not wrapped.model.partitioned:
+        if wrapped.model is None or not wrapped.model.partitioned or mesh.degree() > 1:
             return set(everything)
         local = {id(parameter) for parameter in wrapped.model.local_parameters()}
         return {index for index in everything if id(self._smp_originals[index]) in local}
@@ -235,7 +281,7 @@ class DistributedOptimizer(_Optimizer):
         if self.loss_scaler.dynamic:
             local = self._smp_local()
             gradients = [self._smp_originals[index].grad for index in local]
-            self.overflow = any_overflow((g for g in gradients if g is not None), all_replicas=self._smp_sharded)
+            self.overflow = any_overflow((g for g in gradients if g is not None), all_replicas=self._smp_everywhere)
         if not self.overflow:
             self._smp_masters.take_gradients(self.loss_scale)
 
@@ -274,7 +320,7 @@ class DistributedOptimizer(_Optimizer):
                     gradient = parameters[index].grad
                     # Without a master the gradient of another replica's parameter is not used.
                     if gradient is not None:
-                        gradient.mul_(factor)
+                        mesh.local(gradient).mul_(factor)
         self._global_grad_norm = norm
         return norm
 
@@ -320,6 +366,8 @@ class DistributedOptimizer(_Optimizer):
             self.loss_scaler.update_scale(overflow)
             if overflow:
                 return result
+        if mesh.degree() > 1 and state.cfg.sdp_gradient_clipping:
+            self.clip_master_grads(state.cfg.sdp_gradient_clipping)
         with self._smp_only_owned():
             super().step()
         if self._smp_masters is not None:
@@ -376,9 +424,12 @@ class DistributedOptimizer(_Optimizer):
         if self.smp_half:
             masters = self._smp_masters.pairs if self._smp_masters is not None else {}
             part[PRECISION] = {
-                "masters": {index: master.detach() for index, (_, master) in masters.items()},
+                # A shared parameter is its own master: the model's state has it.
+                "masters": {i: master.detach() for i, (p, master) in masters.items() if not mesh.is_sharded(p)},
                 "loss_scaler": self.loss_scaler.state_dict(),
             }
+        if mesh.degree() > 1:
+            part = {**_mapped([part], lambda _, pieces: mesh.local(pieces[0])), **mesh.mark()}
         if self._smp_sharded and gather_if_shard:
             part = merge_parts(allgather(part, CommGroup.RDP_GROUP))
         return part
@@ -387,7 +438,8 @@ class DistributedOptimizer(_Optimizer):
         """Return the state of all parameters, merged over the ranks of the model. Collective over them.
 
         Args:
-            gather_to_rank0: Return an empty dict on all ranks of the model but the first.
+            gather_to_rank0: Return an empty dict on all ranks of the model but the first; with sharded data
+                parallelism on all ranks of the job, which all must call it, but the first.
 
         Raises:
             SMPRuntimeError: ``shard_optimizer_state`` is on: save ``local_state_dict()`` instead.
@@ -398,16 +450,28 @@ class DistributedOptimizer(_Optimizer):
                 "Use optimizer.local_state_dict() with smp.save(partial=True), or smp.save_checkpoint(partial=True)."
             )
         part = self.local_state_dict()
-        if wrapped.model is not None and wrapped.model.partitioned:
+        if mesh.degree() > 1:
+            meet("optimizer.state_dict()", CommGroup.DP_GROUP)
+            part = _mapped([part], self._smp_whole)
+            del part[mesh.PART]
+            if self._smp_masters is not None:
+                masters = {index: mesh.whole(master.detach()) for index, (_, master) in self._smp_masters.pairs.items()}
+                part[PRECISION]["masters"] = masters
+        elif wrapped.model is not None and wrapped.model.partitioned:
             meet("optimizer.state_dict()")
             if tp_size() > 1:
                 part = self._smp_joined(allgather(part, CommGroup.TP_GROUP))
             if pp_size() > 1:
                 part = merge_parts(allgather(part, CommGroup.PP_GROUP))
         del part[PARTIAL], part[OWNED]
-        if gather_to_rank0 and mp_rank() != 0:
+        if gather_to_rank0 and (mp_rank() != 0 or (mesh.degree() > 1 and rank() != 0)):
             return {}
         return part
+
+    def _smp_whole(self, index: int, pieces: list[Any]) -> Any:
+        """Return the whole of which the first piece is this rank's part. Collective over those who share it."""
+        parameter = self._smp_originals[index]
+        return mesh.whole(mesh.like(parameter, pieces[0], f"the state of parameter {index}"))
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load what ``state_dict`` or ``local_state_dict`` returned. Call it on all ranks.
@@ -428,6 +492,8 @@ class DistributedOptimizer(_Optimizer):
         """Load the state of the parameters that this rank updates, after the partition. Collective over all ranks."""
         self.init_master_params()
         owned = self._smp_owned()
+        if saved.get(PARTIAL) or mesh.PART in saved:
+            mesh.check_part(saved)
         if saved.get(PARTIAL):
             complete = owned <= set(saved.get(OWNED, owned))
             # Every rank must take part in the exchange, or none.
@@ -438,6 +504,14 @@ class DistributedOptimizer(_Optimizer):
         elif tp_size() > 1:
             saved = self._smp_cut(saved)
         mine = {index: one for index, one in saved["state"].items() if index in owned}
+        if mesh.degree() > 1:
+            mine = {
+                index: {
+                    key: mesh.like(self._smp_originals[index], value, f"{key} of parameter {index}")
+                    for key, value in one.items()
+                }
+                for index, one in mine.items()
+            }
         super().load_state_dict({"state": mine, "param_groups": _options(self.param_groups)})
         if self._smp_masters is not None:
             self._smp_load_precision(saved.get(PRECISION))
@@ -450,7 +524,7 @@ class DistributedOptimizer(_Optimizer):
         with torch.no_grad():
             for index, (_, master) in self._smp_masters.pairs.items():
                 if index in saved["masters"]:
-                    master.copy_(saved["masters"][index])
+                    master.copy_(mesh.like(master, saved["masters"][index], f"the master of parameter {index}"))
         self._smp_masters.write_back()
         self.loss_scaler.load_state_dict(saved["loss_scaler"])
 
@@ -490,6 +564,22 @@ class DistributedOptimizer(_Optimizer):
             return pieces[0].chunk(count, axis)[me].clone()
 
         return _mapped([saved], cut)
+
+
+class _Flat:
+    """Tensors in one row, each in its own memory."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._at: dict[int, Tensor] = {}
+        start = 0
+        for tensor in tensors:
+            if tensor.numel():
+                self._at[start] = tensor.reshape(-1)
+            start += tensor.numel()
+
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:
+        """Return one of the tensors, as a row: ``start`` is where it begins."""
+        return self._at[start].narrow(dim, 0, length) if length else torch.empty(0)
 
 
 @functools.cache

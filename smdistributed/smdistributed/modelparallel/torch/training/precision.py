@@ -13,6 +13,7 @@ from smdistributed.modelparallel.torch.exceptions import SMPConfigError
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
 from smdistributed.modelparallel.torch.partitioning import placement
+from smdistributed.modelparallel.torch.sharding import mesh
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -132,6 +133,8 @@ class LossScaler:
 class MasterWeights:
     """Keep a float32 copy of each parameter that this rank updates, in the parameter's place in the optimizer.
 
+    A parameter of sharded data parallelism is float32 itself: its master is the same memory, with another gradient.
+
     Args:
         optimizer: Its groups get the copies; state that it already has for a parameter moves to the copy.
         wanted: Whether the parameter with this index (over all groups) gets a copy.
@@ -153,9 +156,8 @@ class MasterWeights:
                     continue
                 if not wanted(index):
                     continue
-                master = Parameter(
-                    parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
-                )
+                kind = torch.promote_types(parameter.dtype, torch.float32)
+                master = Parameter(parameter.detach().to(kind, copy=not mesh.is_sharded(parameter)))
                 for tag in ("_smp_distributed", "_smp_axis"):
                     if hasattr(parameter, tag):
                         setattr(master, tag, getattr(parameter, tag))
@@ -171,14 +173,15 @@ class MasterWeights:
             if parameter.grad is None:
                 master.grad = None
                 continue
-            gradient = parameter.grad.to(master.dtype, copy=True)
+            gradient = parameter.grad.to(master.dtype, copy=scale != 1.0 or not mesh.is_sharded(parameter))
             master.grad = gradient if scale == 1.0 else gradient.mul_(1.0 / scale)
 
     @torch.no_grad()
     def write_back(self) -> None:
         """Round the masters into the parameters."""
         for index, (parameter, master) in self.pairs.items():
-            parameter.copy_(master)
+            if not mesh.is_sharded(parameter):
+                parameter.copy_(master)
             self._seen[index] = parameter._version  # noqa: SLF001
 
     @torch.no_grad()
@@ -191,6 +194,8 @@ class MasterWeights:
             everything: Look at all parameters, also at those changed through ``.data``, which torch does not count.
         """
         for index, (parameter, master) in self.pairs.items():
+            if mesh.is_sharded(parameter):
+                continue
             if everything or self._seen[index] != parameter._version:  # noqa: SLF001
                 same = master.to(parameter.dtype) == parameter
                 master.copy_(torch.where(same, master, parameter.to(master.dtype)))
@@ -205,7 +210,8 @@ def any_overflow(gradients: Iterable[Tensor], *, all_replicas: bool = False) -> 
         all_replicas: Ask the ranks of all replicas, not only those of this one.
     """
     group = CommGroup.WORLD if all_replicas else CommGroup.MP_GROUP
-    sums = [(g.coalesce().values() if g.is_sparse else g).sum(dtype=torch.float32) for g in gradients]
+    parts = [mesh.local(gradient) for gradient in gradients]
+    sums = [(g.coalesce().values() if g.is_sparse else g).sum(dtype=torch.float32) for g in parts]
     where = sums[0].device if sums else placement.device() or torch.device("cpu")
     bad = torch.zeros(1, device=where)
     if sums:

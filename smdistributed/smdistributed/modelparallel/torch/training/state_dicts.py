@@ -14,6 +14,7 @@ from smdistributed.modelparallel.torch.job.meeting import meet
 from smdistributed.modelparallel.torch.job.ranks import mp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
 from smdistributed.modelparallel.torch.job.topology import CommGroup
+from smdistributed.modelparallel.torch.sharding import mesh
 
 PARTIAL = "_smp_is_partial"
 StateDict = dict[str, Any]
@@ -53,6 +54,33 @@ def gathered(module: nn.Module, owner: Mapping[str, int], me: int, *, to_first_o
     merged = merge(parts, split_axes(module))
     order = [name for name in module.state_dict(keep_vars=True) if name in merged]
     return OrderedDict((name, merged[name]) for name in [*order, *(n for n in merged if n not in set(order))])
+
+
+def unshared(module: nn.Module, *, to_first_only: bool, call: str) -> StateDict:
+    """Return the whole state, on the CPU, of a model whose parameters are shared. Every rank of the job must call it.
+
+    Args:
+        module: The model.
+        to_first_only: All ranks but the first return an empty dictionary.
+        call: What the script called, for errors.
+    """
+    meet(call, CommGroup.DP_GROUP)
+    kept: StateDict = OrderedDict()
+    for name, value in module.state_dict(keep_vars=True).items():
+        entry = mesh.whole(_value(value))  # also where it is dropped at once: every rank takes part
+        if not to_first_only or state.topo.rank == 0:
+            kept[name] = entry
+    return kept
+
+
+def shared(module: nn.Module, entries: Mapping[str, Any]) -> StateDict:
+    """Return a state, whole or this rank's part of it, as a model takes it whose parameters are shared."""
+    own = module.state_dict(keep_vars=True)
+    return {
+        name: mesh.like(own[name], value, name) if name in own else value
+        for name, value in entries.items()
+        if name not in (PARTIAL, mesh.PART)
+    }
 
 
 def merge_partial(module: nn.Module, mine: Mapping[str, Any], *, call: str) -> StateDict:
