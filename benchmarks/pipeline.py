@@ -215,7 +215,7 @@ def rank_calls(rounds: int) -> dict[str, Any]:
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
-def measure(python: Path, *what: str) -> dict[str, Any]:
+def measure(python: Path, *what: str, script: str = __file__) -> dict[str, Any]:
     """Start the two ranks, and return what rank 0 measured.
 
     Raises:
@@ -236,7 +236,7 @@ def measure(python: Path, *what: str) -> dict[str, Any]:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        command = [str(python), __file__, "--rank", *what]
+        command = [str(python), script, "--rank", *what]
         ranks.append(
             subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
