@@ -23,8 +23,18 @@ SHARDED = {"sharded_data_parallel_degree": 2, "microbatches": 2, "ddp": True}
 TENSOR = {"tensor_parallel_degree": 2, "ddp": True}
 
 
-def run(script: Path, *arguments: str, ranks: int = 2, smp: Mapping[str, object] | None, folder: Path) -> list[float]:
-    """Run a script in a job of smp or smddp, in ``folder``, and return the losses that rank 0 printed or logged."""
+def run(
+    script: Path,
+    *arguments: str,
+    ranks: int = 2,
+    smp: Mapping[str, object] | None,
+    folder: Path,
+    torchrun: bool = False,
+) -> list[float]:
+    """Run a script in a job of smp or smddp, in ``folder``, and return the losses that rank 0 printed or logged.
+
+    The ranks have the variables of mpirun, or torchrun starts them.
+    """
     framework: dict[str, object] = {"sagemaker_distributed_dataparallel_enabled": True}
     variables = {
         "SMP_CPU_EMULATION": "1",
@@ -45,8 +55,10 @@ def run(script: Path, *arguments: str, ranks: int = 2, smp: Mapping[str, object]
         # Transformers looks for the key `partitions`.
         variables["SM_HP_MP_PARAMETERS"] = json.dumps({"partitions": smp.get("pipeline_parallel_degree", 1), **smp})
     variables["SM_FRAMEWORK_PARAMS"] = json.dumps(framework)
-    ended = run_program(ranks, [str(script), *arguments], variables=variables, folder=folder)
-    assert [rank.status for rank in ended] == [0] * ranks, _story(ended)
+    started = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if torchrun else []
+    command = [*started, str(script), *arguments]
+    ended = run_program(1 if torchrun else ranks, command, variables=variables, folder=folder)
+    assert not any(rank.status for rank in ended), _story(ended)
     return [float(number) for number in re.findall(r"\bLoss: ([0-9.]+(?:e-?\d+)?)", ended[0].out + ended[0].err)]
 
 
@@ -94,7 +106,7 @@ def test_a_language_model_trains_over_tensor_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fp16", ["0", "1"])
 def test_a_language_model_trains_and_resumes_with_sharded_data_parallelism(fp16: str, tmp_path: Path) -> None:
     options = ["--sharded_data_parallel_degree", "2", "--microbatches", "2", "--fp16", fp16]
-    first = run(SCRIPTS / "language.py", *options, smp=SHARDED, folder=tmp_path)
+    first = run(SCRIPTS / "language.py", *options, smp=SHARDED, folder=tmp_path, torchrun=fp16 == "0")
     assert first[-1] < 0.8 * first[0]
     kind = "full" if fp16 == "1" else "partial"
     second = run(SCRIPTS / "language.py", *options, "--max_steps", "4", "--resume", kind, smp=SHARDED, folder=tmp_path)
@@ -201,6 +213,10 @@ PUBLIC_SCRIPTS = {
     "gpt2 sharded": Public(
         ASE, "653a1f4da", f"{EXAMPLES}/gpt2/train.py", SHARDED,
         f"{WHOLE} --checkpoint_freq 6 --bf16 1", f"{WHOLE} --bf16 1 --max_steps 18 --load_partial 1",
+    ),
+    "gpt2 sharded, with its own full checkpoint": Public(
+        ASE, "2cbfea648", f"{EXAMPLES}/gpt2/train_gpt_simple.py", SHARDED,
+        f"{WHOLE} --checkpoint_freq 6 --save_final_full_model 1", f"{WHOLE} --max_steps 18 --load_partial 1",
     ),
     "gpt-neox sharded": Public(
         ASE, "653a1f4da", f"{EXAMPLES}/gpt-neox/train.py", SHARDED,
