@@ -19,7 +19,7 @@ from trainworks_launcher.contract.values import Json, decode, mapping
 from trainworks_preflight.distribution import GROUPS, Group, group_names
 
 _ESTIMATORS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
-_LIMIT = 300.0  # seconds; a process that waits for something is given up
+_LIMIT = 300.0  # seconds, and one more for each case; a process that waits for something is given up
 _ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "none",
     "AWS_SECRET_ACCESS_KEY": "none",
@@ -27,6 +27,7 @@ _ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
 }
+_START = "import sys; sys.path.append(sys.argv[1]); from trainworks_preflight import sdk; sdk.answer()"
 
 
 class Case(NamedTuple):
@@ -59,15 +60,16 @@ def ask(cases: Sequence[Case], python: str = sys.executable) -> tuple[Answer, ..
     if python == sys.executable and importlib.util.find_spec("sagemaker") is None:
         return None
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    root = Path(__file__).resolve().parents[1]
     try:
         done = subprocess.run(
-            (python, "-m", __name__),
+            (python, "-c", _START, str(root)),
             input=json.dumps([{**case._asdict(), "groups": [vars(group) for group in case.groups]} for case in cases]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[1],  # where -m finds this module
+            cwd=root.anchor,  # -c looks for modules there first: not among a user's files
             env={**own, **_ENVIRONMENT},
-            timeout=_LIMIT,
+            timeout=_LIMIT + len(cases),
             check=True,
             encoding="utf-8",
         )
@@ -106,9 +108,9 @@ def _sent(case: Mapping[str, Any], session: Any) -> dict[str, Any]:
     return {name: json.loads(value) for name, value in made.hyperparameters().items()}
 
 
-def main() -> None:
-    """Answer the cases on stdin, as JSON on stdout."""
-    cases, answer = json.load(sys.stdin), sys.stdout
+def answer() -> None:
+    """Answer the cases on stdin, as JSON on stdout: what the child process does."""
+    cases, stdout = json.load(sys.stdin), sys.stdout
     sys.stdout = sys.stderr  # the SDK's log
     session = importlib.import_module("sagemaker").Session()
     answers: list[dict[str, Any]] = []
@@ -117,8 +119,4 @@ def main() -> None:
             answers.append({"sent": _sent(case, session)})
         except Exception as error:  # noqa: BLE001, PERF203  (whatever the SDK raises is its refusal)
             answers.append({"refused": f"{type(error).__name__}: {error}"})
-    json.dump(answers, answer)
-
-
-if __name__ == "__main__":
-    main()
+    json.dump(answers, stdout)
