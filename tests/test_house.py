@@ -38,6 +38,7 @@ ALLOWED: Mapping[tuple[str, str], str] = {
     ("cli/commands/verify.py", "https://ci.example/images"): "an example",
     ("plan/select.py", "2.9.1"): "an example of how versions are ordered",
     ("templates/extend.j2", "file:///run/sources/{{"): "a file of the build context",
+    ("__init__.py", "0.1.0"): "the builder's own version, that of pyproject.toml",
 }
 """Literals in code that look like facts, and why each is none."""
 

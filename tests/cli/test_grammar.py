@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,12 @@ def test_overview(words: tuple[str, ...], root: Path, capsys: pytest.CaptureFixt
     for group, names in GROUPS.items():
         assert re.search(rf"^{group}:\n" + "".join(rf"  {name} +\S.*\n" for name in names), output, re.MULTILINE)
     assert [line for line in output.splitlines() if len(line) > WIDTH] == []
+
+
+def test_the_version_is_the_distributions(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    assert main(["--version"], root) == 0
+    assert capsys.readouterr().out == f"trainworks {version}\n"
 
 
 def test_help_of_a_command(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

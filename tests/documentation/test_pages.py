@@ -10,6 +10,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import trainworks
 from trainworks.cli.commands import BUILD, COMMANDS, grammar_of
 from trainworks_launcher.contract import names
 
@@ -66,6 +67,11 @@ def test_the_job_that_is_checked_before_a_cluster_is_paid_for(root: Path, tmp_pa
     )
     assert "torch_distributed" in done.stdout
     assert "16 processes" in done.stdout
+
+
+def test_the_changelog_begins_with_the_version_of_the_builder(root: Path) -> None:
+    text = (root / "CHANGELOG.md").read_text("utf-8")
+    assert re.findall(r"^## ([\w.]+), ", text, re.MULTILINE)[0] == trainworks.__version__
 
 
 def test_every_file_that_a_walk_names_exists(root: Path) -> None:

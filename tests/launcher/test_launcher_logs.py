@@ -16,7 +16,12 @@ from pathlib import Path
 import pytest
 from launcher_support import Launcher, write_inputs, write_manifest
 
+from trainworks_launcher import __version__
+from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
+from trainworks_launcher.given.manifest import Manifest
+from trainworks_launcher.supervise.outcome.outcome import Outcome
+from trainworks_launcher.supervise.verdict import outcome_files
 
 STARTER = """#!{python}
 import os, signal, subprocess, sys
@@ -196,7 +201,23 @@ print("innocent " * 50)
         "rank": 2,
         "cause": "rank 2 gives up",
         "text": made.failure,
+        "versions": {"launcher": __version__, "smdistributed": None},
     }
+
+
+@pytest.mark.parametrize(
+    ("manifest", "version"),
+    [
+        (Manifest(protected={"trainworks-smdistributed": "0.2.0"}, components={"smp": "0.2.0"}), "0.2.0"),
+        (Manifest(components={"smddp": "2.6.0"}), "2.6.0"),
+        (Manifest(), None),
+        (None, None),
+    ],
+)
+def test_a_failure_says_with_which_versions(tmp_path: Path, manifest: Manifest | None, version: str | None) -> None:
+    outcome_files.write(str(tmp_path), Outcome("failed", 3, "algo-1", "why"), Masker(), manifest=manifest)
+    document = json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))
+    assert document["versions"] == {"launcher": __version__, "smdistributed": version}
 
 
 def test_a_secret_is_in_no_failure_text_and_in_no_line_of_ours(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -288,14 +289,21 @@ def test_every_image_has_the_launcher_without_preflight(renderings: Mapping[str,
 
 
 def test_the_manifest_says_what_the_launcher_reads(
-    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering]
+    plans: Mapping[str, ImagePlan], renderings: Mapping[str, Rendering], root: Path
 ) -> None:
+    own, smdistributed = (
+        tomllib.loads((root / folder / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+        for folder in ("launcher", "smdistributed")
+    )
     for name, rendering in renderings.items():
         manifest = json.loads(next(file.content for file in rendering.files if file.path == "image.json"))
         assert manifest["schema"] == 1
         assert manifest["name"] == name
         versions = {step.component: step.version for step in plans[name].steps if step.version}
         assert {component: row["version"] for component, row in manifest["components"].items()} == versions
+        assert versions["launcher"] == own
+        if "trainworks-smdistributed" in manifest["protected"]:
+            assert versions["smp"] == versions["smddp"] == smdistributed
         assert manifest["programs"].keys() >= {"python", "mpirun", "sshd", "ssh", "ssh-keygen"}
         assert ("torchrun" in manifest["programs"]) is ("torch" in versions)
         assert all(path.startswith("/") for path in manifest["programs"].values())

@@ -298,7 +298,8 @@ def _run(stops: EarlyStops, asked: Invocation | None) -> int:
             stops.hold()
             return run_plan(telling, environment, outcome, stops.numbers)
         outcome_files.clear(environment.results)
-        outcome_files.write(report_directory(base, environment.variables), outcome, masker)
+        results = report_directory(base, environment.variables)
+        outcome_files.write(results, outcome, masker, manifest=environment.manifest)
         return refusal.status
     for line in first_lines(plan, job):
         output.log(masker.text(line))

@@ -44,7 +44,8 @@ FAILURE_FILE = "output/failure"
 
 FAILURE_JSON = "output/failure.json"
 """The failure for programs: ``schema`` FAILURE_SCHEMA, ``kind`` ("failed", "stopped"), ``status``, ``mode``,
-``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE)."""
+``host`` and ``rank`` where it began (rank null if not known), ``cause`` (one line), ``text`` (as in FAILURE_FILE),
+``versions`` of ``launcher`` and ``smdistributed`` (null if the image has none)."""
 
 FAILURE_SCHEMA = 1
 """Version of the form of FAILURE_JSON; it grows when a field changes its meaning or goes."""

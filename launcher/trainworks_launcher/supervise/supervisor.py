@@ -204,7 +204,7 @@ class _Supervisor:
         told, cause = ("the launcher itself failed; please report this",), trace.splitlines()[-1]
         host = self._plan.host
         self._outcome = Outcome(FAILED, names.EXIT_LAUNCHER, host, cause, notes=told, message=shorten(trace))
-        outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
+        outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
 
     def _guard(self, action: Callable[[], None]) -> None:
         """Do something that may be refused; a refusal is this host's failure, and with it the job's."""
@@ -566,7 +566,7 @@ class _Supervisor:
         self._phase = Phase.LEAVING
         self._auxiliaries.end()
         if self._outcome is not None:
-            outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode)
+            outcome_files.write(self._reports, self._outcome, self._masker, self._plan.mode, self._environment.manifest)
         if self._account is not None:
             self._tell_figures(self._account)
         if self._role is not None:

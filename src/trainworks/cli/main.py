@@ -11,11 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trainworks import __version__
 from trainworks.cli.commands import BUILD, COMMANDS, command_named, grammar_of
 from trainworks.errors import CommandLineError, InterruptionError, OutputError, TrainworksError
 from trainworks.facts.data import default_root
 from trainworks.likeness import nearest
-from trainworks.terminal.output import put_json, silence
+from trainworks.terminal.output import put, put_json, silence
 from trainworks.terminal.progress import DISPLAY
 
 
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None, root: Path | None = None) -> in
     as_json = _wants_json(words)
     previous: Any = signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if words == ["--version"]:
+            put(f"trainworks {__version__}\n")
+            return 0
         name, words = _command(words)
         command = command_named(name)
         checkout = root or default_root(Path.cwd())

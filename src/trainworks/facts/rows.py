@@ -6,6 +6,7 @@ Every row carries its ``source``: where the fact comes from. Names of fields are
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -625,6 +626,13 @@ class Facts:
     def alternative_by_image(self) -> Mapping[str, str]:
         """What the lock took in the place of base images that are gone, by name."""
         return {row.name: row.reference for row in self.locked_base_images if row.reference}
+
+    @cached_property
+    def launcher_version(self) -> str:
+        """The launcher's version, as its own pyproject.toml says it."""
+        (text,) = (file.content for file in self.files if file.path == "launcher/pyproject.toml")
+        version: str = tomllib.loads(text.decode())["project"]["version"]
+        return version
 
     def sources_of(self, row: TargetRow) -> Source:
         """Return the sources of a target: those of its stack."""

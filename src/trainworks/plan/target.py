@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from trainworks.facts.rows import Artifact, Base, BaseImage, Component, Cuda, Facts, LockedPackage, Source, TargetRow
 
+LAUNCHER = "launcher"
+"""The component that is this repository's launcher: its version is its own."""
+
 OWN_PYTHON = "cpython"
 """The component that compiles a Python which the base does not have."""
 
@@ -51,7 +54,7 @@ def context_of(row: TargetRow, facts: Facts) -> TargetContext:
     base, cell, stack = facts.base_by_name[row.base], facts.cuda_by_name[row.cuda], facts.stack_by_name[row.stack]
     image = facts.base_image_by_name.get(row.image)
     declared = {**stack.components, **(image.provides if image else {}), **row.versions}
-    versions = {**_brought(declared, facts), **declared}
+    versions = {LAUNCHER: facts.launcher_version, **_brought(declared, facts), **declared}
     fitting = {each.name: each for each in facts.components if each.fits(row.framework, stack.sources, cell, row.base)}
     name = facts.name_of(row)
     lock = facts.locks.get(name)

@@ -6,9 +6,12 @@ import contextlib
 import json
 from pathlib import Path
 
+from trainworks_launcher import __version__
 from trainworks_launcher.contract import files, names
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import decode, mapping, printable
+from trainworks_launcher.given.manifest import Manifest
+from trainworks_launcher.job.model_parallel import OPEN_LIBRARY
 from trainworks_launcher.supervise.children.output import log
 from trainworks_launcher.supervise.outcome.outcome import STOPPED, SUCCEEDED, Outcome, shorten
 
@@ -44,6 +47,14 @@ def users_own_failure(base_directory: str, masker: Masker) -> str:
     return shorten(printable(masker.text(text)))
 
 
+def _smdistributed(manifest: Manifest | None) -> str | None:
+    """Return the version of this project's smdistributed, else that of AWS's smp or smddp; None if there is none."""
+    if manifest is None:
+        return None
+    found = (manifest.protected.get(OPEN_LIBRARY), *(manifest.components.get(name) for name in ("smp", "smddp")))
+    return next(filter(None, found), None)
+
+
 def _read(path: Path) -> str:
     try:
         return files.read_text(path, errors="replace")
@@ -51,7 +62,9 @@ def _read(path: Path) -> str:
         return ""
 
 
-def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "") -> None:
+def write(
+    base_directory: str, outcome: Outcome, masker: Masker, mode: str = "", manifest: Manifest | None = None
+) -> None:
     """Write output/success, or output/failure and failure.json beside it. Errors are logged only.
 
     A failure text of the user's own is kept; its secrets are masked, and it is shortened to what the platform shows.
@@ -61,6 +74,7 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
         outcome: How the job ended; its text has no secrets.
         masker: Hides the secrets of the job.
         mode: The job's mode; ``""`` if it has none yet.
+        manifest: The image's; it has the version of smdistributed. None if it was not read yet.
     """
     if not base_directory:
         return
@@ -84,6 +98,7 @@ def write(base_directory: str, outcome: Outcome, masker: Masker, mode: str = "")
             "rank": outcome.rank if outcome.rank >= 0 else None,
             "cause": outcome.account.partition("\n")[0],
             "text": text,
+            "versions": {"launcher": __version__, "smdistributed": _smdistributed(manifest)},
         }
         # First the one by which a launcher of another job knows that the other is not its script's.
         files.write_text(Path(base_directory, names.FAILURE_JSON), json.dumps(document, indent=2) + "\n")

@@ -20,6 +20,7 @@ first steps:
   python build.py --list                             list the targets
   python build.py --framework pytorch --cuda cu121   build and test an image
   python build.py help COMMAND                       explain a command, with examples
+  python build.py --version                          print the version of this program
 
 Every command has `--format json` for programs. Errors are JSON too.
 """
