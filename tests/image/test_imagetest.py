@@ -285,7 +285,12 @@ def test_globs_distributions_and_sizes(tmp_path: Path) -> None:
 def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
     tree.library("/opt/late/libfine.so.1")
     tree.library("/opt/late/libdriver.so.1", "libcuda.so.1")
+    # Needs what lies beside it and names no folder, as libcufile_rdma: its only user is what it needs.
+    tree.library("/opt/late/libhelper.so.1", "libfine.so.1", "libother.so.1")
+    tree.library("/opt/late/libother.so.1", "libfine.so.1")
     tree.library("/opt/gone/liblost.so.1", "libgone.so.1")
+    tree.library("/opt/gone/libround.so.1", "libthere.so.1")
+    tree.library("/opt/gone/libthere.so.1", "libround.so.1")
     (tree.root / "opt/gone/libcut.so.1").write_bytes((tree.root / "opt/late/libfine.so.1").read_bytes()[:300])
     (tree.root / "opt/gone/link.so.1").symlink_to("libcut.so.1")
     patterns = [f"{tree.root}/opt/{folder}/lib*.so*" for folder in ("late", "gone", "none")]
@@ -294,11 +299,12 @@ def test_libraries_that_are_opened_late_are_opened(tree: Tree) -> None:
         for some in (patterns[:1], patterns)
     )
     request = [dataclasses.asdict(check) for check in (fine, broken)]
-    good, (nothing, cut, lost, _) = answer(Path("/"), checks=request)["problems"]
+    good, (nothing, cut, lost, *circle, _) = answer(Path("/"), checks=request)["problems"]
     assert good == []
     assert nothing == f"no file fits {patterns[2]}"
     assert cut.startswith(f"{tree.root}/opt/gone/libcut.so.1 cannot be opened: ")
     assert lost.startswith(f"{tree.root}/opt/gone/liblost.so.1 cannot be opened: libgone.so.1")
+    assert [line.split()[0].rpartition("/")[2] for line in circle] == ["libround.so.1", "libthere.so.1"]
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------

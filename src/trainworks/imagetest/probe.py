@@ -587,9 +587,19 @@ def check_loadable_library(check: dict[str, Any], image: Image) -> list[str]:
     return told(problems, advice) or ([error] if unexplained else [])
 
 
-# Runs under the environment's own Python: sent as text. Each library is opened in a process of its own.
+# Runs under the environment's own Python: sent as text. Each library is opened in a process of its own. What it needs
+# may lie beside it: then a library of that folder opens it, so that the needed one is open before (libcufile_rdma).
 _OPEN = """
 import ctypes, json, os, sys
+def opened(path, before=()):
+    try:
+        return ctypes.CDLL(path, os.RTLD_NOW)
+    except OSError as error:
+        beside = os.path.join(os.path.dirname(path), str(error).partition(":")[0])
+        if beside == path or beside in before or not os.path.isfile(beside):
+            raise
+        opened(beside, (*before, path))
+        return opened(path, (*before, beside))
 found = {}
 for path in sys.argv[1:]:
     receive, send = os.pipe()
@@ -597,7 +607,7 @@ for path in sys.argv[1:]:
     if child == 0:
         said = ""
         try:
-            ctypes.CDLL(path, os.RTLD_NOW)
+            opened(path)
         except OSError as error:
             said = str(error)
         os.write(send, said.encode("utf-8", "replace")[:4000])

@@ -145,7 +145,8 @@ class LoadableLibraryCheck:
 class OpenableLibrariesCheck:
     """Every library that fits a pattern can be opened by itself, by the image's Python.
 
-    These are libraries that others open by name, when a job first needs them: no file NEEDs them.
+    These are libraries that others open by name, when a job first needs them: no file NEEDs them. What one needs of its
+    own folder may be open before.
 
     Attributes:
         component: Who promises it.
