@@ -18,8 +18,8 @@ from trainworks.cli import main
 from trainworks.facts.rows import Facts
 from trainworks.render.builds import current_builds
 
-SECONDS = 3.0
-"""The whole matrix has to be checked in this time, the start of Python included."""
+STARTS = 70
+"""The whole matrix has to be checked in the processor time of so many starts of Python with a few modules."""
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"
@@ -56,17 +56,22 @@ def add_rule(checkout: Path) -> Callable[..., None]:
 
 
 def test_the_whole_matrix_fits_and_is_checked_in_time(root: Path, facts: Facts) -> None:
-    """A process of its own, as a person starts it; CPU time, because other tests may keep this machine busy."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "build.py", "check"], cwd=root, capture_output=True, text=True, check=False, timeout=300
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    """A process of its own, as a person starts it, beside its peer: a busy machine makes both slower."""
+
+    def seconds(*words: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=root, capture_output=True, text=True, check=False, timeout=300
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done
+
+    ours, done = seconds("build.py", "check")
     assert (done.returncode, done.stderr) == (0, "")
     count = len(facts.targets)
     assert f"{count} targets: {count} fit, 0 do not" in done.stdout
-    assert seconds < SECONDS
+    peer = min(seconds("-c", "import argparse, dataclasses, json, re, subprocess, tomllib")[0] for _ in range(3))
+    assert ours < STARTS * peer, (ours, peer)
 
 
 def test_for_programs(root: Path, facts: Facts, run: Run) -> None:
