@@ -114,7 +114,9 @@ def compare(
     merged, whole = model.state_dict(), reference.state_dict()
     assert list(merged) == list(whole)
     found.output = (out.concat() - plain_out).abs().max().item()
-    found.parameter = max([0.0, *((merged[key] - whole[key]).abs().max().item() for key in whole)])
+    found.parameter = max(
+        [0.0, *((merged[key].to(whole[key].device) - whole[key]).abs().max().item() for key in whole)]
+    )
     found.partitions = len(set(model.owner.values()))
     # The next model of this process takes its place.
     wrapped.model = None

@@ -89,6 +89,7 @@ def train(folder: str, fault: Fault) -> None:
 
     if fault.how == "raise and stay" and smp.rank() == fault.rank:
         torch.distributed.destroy_process_group = stay
+        torch.distributed.distributed_c10d._abort_process_group = stay
 
     def fail(where: str) -> None:
         if not armed or fault.rank != smp.rank() or fault.where != where:

@@ -12,20 +12,22 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trainworks_smdistributed import emulation
 from trainworks_smdistributed.environment import ranks_of, set_rendezvous
 
 from .exceptions import PeerError
-from .job.config import Config
+from .job.config import Config, SMPConfigError
 from .job.groups import make_groups
-from .job.ranks import local_rank
 from .job.state import state
 from .job.topology import CommGroup, Topology
+from .partitioning import placement
 from .pipeline.runtime import Runtime, present, use
 from .sharding import mesh
 from .wire.connect import connect
+from .wire.payload import GroupPayload
 from .wire.transport import Transport
 from .wire.watch import Failure, Watch
 
@@ -55,6 +57,8 @@ def init(config: Mapping[str, Any] | None = None) -> None:
     rank, size = ranks.rank, ranks.size
     cfg = Config.resolve(config, os.environ, size)
     set_rendezvous(os.environ, cfg.ddp_port)
+    # Read when CUDA starts. With fewer queues than streams, a receive may stand in the way of the send it waits for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     topology = Topology(size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement, rank)
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if emulation.cuda_is_available() else "gloo"
@@ -91,7 +95,7 @@ def _connect(cfg: Config, topology: Topology) -> None:
     _install_hook(_watch)
     if cfg.pipeline_parallel_degree > 1:
         pipeline = topology.members(CommGroup.PP_GROUP)
-        transport = Transport(rank, pipeline, connections["pp"], payload=_payload())
+        transport = Transport(rank, pipeline, connections["pp"], payload=_payload(topology), device=placement.device())
         peers = None
         if ordered is not None:
             members = topology.members(_LINKS[ordered])
@@ -99,13 +103,20 @@ def _connect(cfg: Config, topology: Topology) -> None:
         use(Runtime(cfg, transport, transport.me, transport.n, peers=peers))
 
 
-def _payload() -> Any:
-    """Return what carries CUDA tensors between the ranks of a pipeline: NCCL where it is there, else host memory."""
-    if not (emulation.cuda_is_available() and dist.is_nccl_available()):
-        return None
-    from .wire.transport_nccl import NcclPayload
+def _payload(topology: Topology) -> GroupPayload | None:
+    """Return what carries tensors between the ranks of a pipeline; None: all go through host memory.
 
-    return NcclPayload(dist.get_rank(), local_rank(), state.topo)
+    `SMP_PAYLOAD` is `host`, or a backend of torch.distributed. NCCL where it is there.
+    """
+    gpu = placement.device()
+    backend = os.environ.get("SMP_PAYLOAD") or ("nccl" if gpu is not None and dist.is_nccl_available() else "host")
+    if backend == "host":
+        return None
+    if backend not in dist.Backend.backend_list:
+        raise SMPConfigError(
+            f"SMP_PAYLOAD={backend}: torch.distributed has no such backend\nSet it to host, or unset it."
+        )
+    return GroupPayload(topology.rank, gpu or torch.device("cpu"), topology, backend)
 
 
 def _name(topology: Topology, rank: int) -> str:
@@ -141,10 +152,16 @@ def _shutdown() -> None:
     if dist.is_initialized():
         # gloo's threads end with the last reference. Left to static destruction they abort the process, 1 in 100.
         state.groups = None  # type: ignore[assignment]
-        dist.destroy_process_group()
+        _end_groups(abort=watch is not None and watch.failed)
         gc.collect()
     if watch is not None:
         watch.leave()
+
+
+def _end_groups(*, abort: bool) -> None:
+    """End all process groups. After a failure NCCL's would wait for ranks that are gone: they are aborted."""
+    aborts = getattr(dist.distributed_c10d, "_abort_process_group", None) if abort else None  # torch 2.6 and later
+    (aborts or dist.destroy_process_group)()
 
 
 def _install_hook(watch: Watch) -> None:

@@ -134,5 +134,10 @@ def _check(index: int) -> None:
 def device() -> torch.device | None:
     """Return the GPU of this rank, or None: everything stays on the CPU."""
     if emulation.cuda_is_available():
-        return torch.device("cuda", local_rank())
+        return torch.device("cuda", gpu_of(local_rank(), torch.cuda.device_count()))
     return None
+
+
+def gpu_of(local_rank: int, visible: int) -> int:
+    """Return which of the GPUs that a rank sees is its own. Schedulers let each rank see one, or all of its host."""
+    return local_rank % visible

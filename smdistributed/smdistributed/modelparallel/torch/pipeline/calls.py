@@ -72,6 +72,7 @@ class RemoteCall:
         )
         port.post(self.first, message, tensors, f"arguments of module {port.modules.title(self.number)}")
         self.value, self.differentiable, results = port.scheduler.wait(("R", self.id), FORWARD)
+        port.arrived(results)
         return list(results)
 
     def backward(self, grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -90,6 +91,7 @@ class RemoteCall:
         else:
             self.caller.expect(self, grads)
         gradients: list[torch.Tensor | None] = self.caller.port.scheduler.wait(("B", self.id), BACKWARD)
+        self.caller.port.arrived(gradients)
         return gradients
 
     def ask(self, grads: list[torch.Tensor | None]) -> None:

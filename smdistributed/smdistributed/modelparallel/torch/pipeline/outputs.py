@@ -40,6 +40,7 @@ class Model:
         context.calls += 1
         if port.me != port.root_rank:
             message, tensors = port.scheduler.wait(("O", context.microbatch, number), FORWARD)
+            port.arrived(tensors)
             return self._take(message, tensors)
         port.order.append(("F", context.microbatch))
         context.in_model = True

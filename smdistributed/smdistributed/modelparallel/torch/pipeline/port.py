@@ -70,6 +70,10 @@ class Port:
             )
         return self.scheduler.current
 
+    def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Make the tensors of a message ready for this thread, which uses them."""
+        self._transport.arrived(tensors)
+
     def post(
         self, peer: int, message: object, tensors: Sequence[torch.Tensor | None], what: str, *, hidden: bool = False
     ) -> None:

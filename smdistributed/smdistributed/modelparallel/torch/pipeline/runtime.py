@@ -195,8 +195,6 @@ class Runtime:
                 )
             )
             return
-        if link.payload is not None:
-            link.payload.arrived(tensors)
         given: Any = tensors
         match message:
             case Forward():

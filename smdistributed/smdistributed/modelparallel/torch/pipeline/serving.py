@@ -113,6 +113,7 @@ class Server:
     def _forward(self, message: Forward, tensors: list[torch.Tensor]) -> None:
         port = self.port
         port.order.append(("F", message.microbatch))
+        port.arrived(tensors)
         inputs = [t.requires_grad_() if needed else t for t, needed in zip(tensors, message.needs, strict=True)]
         given = [fresh(t) if needed else t for t, needed in zip(inputs, message.needs, strict=True)]
         result, following = self._run(message, *unpack_arguments(message.arguments, given))
@@ -186,6 +187,7 @@ class Server:
     def _backward(self, message: Backward, grads: list[torch.Tensor | None]) -> None:
         port = self.port
         port.order.append(("B", message.microbatch))
+        port.arrived(grads)
         saved = self._saved.pop((message.call, message.segment), None)
         if saved is None:
             raise StepError(

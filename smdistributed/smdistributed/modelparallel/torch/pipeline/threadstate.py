@@ -110,6 +110,7 @@ class Home:
             _C._len_torch_function_stack() == len(self.modes)
             and _C._len_torch_dispatch_stack() == 0
             and not _saved_tensors_hooks()
+            and (self.stream is None or torch.cuda.current_stream() == self.stream)
         )
 
 

@@ -4,7 +4,7 @@ torch.distributed ends a receive by a timeout, and NCCL has no receive from any 
 first, and needs the second. `Transport` is one link, a mesh. A message is a picklable header with tensors. Tensors
 travel as raw bytes from the sender's memory to the receiver's.
 
-CUDA tensors go by NCCL if the link has a `payload` (transport_nccl.py), else through host memory.
+Tensors that the link's `payload` carries go its way, by NCCL for example (payload.py), all others through host memory.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ class Gone:
 
 
 class Payload(Protocol):
-    """Carries the CUDA tensors of a link."""
+    """Carries tensors of a link."""
+
+    def carries(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor goes this way."""
 
     def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Send tensors, in this order."""
+        """Launch the sends of tensors, in this order."""
 
     def receive(self, peer: int, descriptions: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
         """Receive the next tensors of a peer, in the order of its headers."""
@@ -50,11 +53,17 @@ class Payload(Protocol):
     def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Make the current stream wait for received tensors. Called by the thread that uses them."""
 
+    def close(self) -> None:
+        """Let everything go."""
+
 
 Item = tuple["Transport", int, Any, "list[torch.Tensor | None]"]
 """A link, the peer's rank in it, the message, its tensors."""
 
 _C: Any = torch._C  # noqa: SLF001  torch has no public names for the stacks of modes of a thread
+
+_HOST, _GPU, _CARRIED = range(3)
+"""How a tensor travels: as bytes for a CPU, as bytes for a GPU, by the payload."""
 
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
@@ -79,6 +88,7 @@ class Transport:
         kind: str = "pp_rank",
         inbox: Inbox[Item] | None = None,
         payload: Payload | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Start to read from all connections.
 
@@ -88,13 +98,14 @@ class Transport:
             connections: Sockets by global rank.
             kind: What a rank within the group is called.
             inbox: Where messages go; two links may share one.
-            payload: Carries CUDA tensors; without it they go through host memory.
+            payload: Carries tensors; without it all go through host memory.
+            device: This rank's GPU.
         """
         self.members, self.kind = tuple(members), kind
         self.me, self.n = self.members.index(rank), len(self.members)
-        # NCCL receives on threads of their own: a receive sets the thread's GPU.
+        # A receive is posted as soon as its header is there, whatever this rank does: each peer has a thread.
         self.inbox: Inbox[Item] = inbox or Inbox(_without_modes if payload is None else None)
-        self.payload = payload
+        self.payload, self.device = payload, device
         self.bytes_sent = self.msgs_sent = 0
         self._sockets = {self.members.index(peer): connection for peer, connection in connections.items()}
         self.closed = False
@@ -120,10 +131,10 @@ class Transport:
             OSError: The connection is lost.
             TypeError: A tensor is in the message itself, or something that pickle does not know.
         """
-        descriptions: list[tuple[str, tuple[int, ...], bool] | None] = []
+        descriptions: list[tuple[str, tuple[int, ...], int] | None] = []
         parts: list[Any] = [b""]
         kept: list[torch.Tensor] = []
-        device: list[torch.Tensor] = []
+        carried: list[torch.Tensor] = []
         total = 0
         for tensor in tensors:
             if tensor is None:
@@ -133,12 +144,14 @@ class Transport:
             if tensor.is_conj() or tensor.is_neg():
                 tensor = tensor.resolve_conj().resolve_neg()
             tensor = tensor.contiguous()
-            on_device = tensor.is_cuda
-            descriptions.append((str(tensor.dtype), tuple(tensor.shape), on_device))
-            if on_device and self.payload is not None:
-                device.append(tensor)
+            way = _GPU if tensor.is_cuda else _HOST
+            if self.payload is not None and self.payload.carries(tensor):
+                way = _CARRIED
+                carried.append(tensor)
+            descriptions.append((str(tensor.dtype), tuple(tensor.shape), way))
+            if way == _CARRIED:
                 continue
-            if on_device:
+            if way == _GPU:
                 tensor = tensor.cpu()
             size = tensor.numel() * tensor.element_size()
             if size:
@@ -147,9 +160,9 @@ class Transport:
                 total += size
         head = pickle.dumps((message, descriptions), 5) if hidden else dumps((message, descriptions))
         parts[0] = _SIZES.pack(len(head)) + head
+        if carried and self.payload is not None:
+            self.payload.send(peer, carried)  # before the header: the receive that this posts never waits for long
         _send_all(self._sockets[peer], parts, len(parts[0]) + total)
-        if device and self.payload is not None:
-            self.payload.send(peer, device)
         self.bytes_sent += total
         self.msgs_sent += 1
 
@@ -162,9 +175,16 @@ class Transport:
         self.inbox.wait_for_end({connection.fileno() for connection in self._sockets.values()}, 1)
         for connection in self._sockets.values():
             connection.close()
+        if self.payload is not None:
+            self.payload.close()
+
+    def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Make received tensors ready for the thread that calls this, and uses them."""
+        if self.payload is not None:
+            self.payload.arrived(tensors)
 
     def tensors(
-        self, peer: int, stream: _Stream, descriptions: Sequence[tuple[str, tuple[int, ...], bool] | None]
+        self, peer: int, stream: _Stream, descriptions: Sequence[tuple[str, tuple[int, ...], int] | None]
     ) -> list[torch.Tensor | None]:
         """Read the tensors of a message."""
         tensors: list[torch.Tensor | None] = []
@@ -173,8 +193,8 @@ class Transport:
             if description is None:
                 tensors.append(None)
                 continue
-            name, shape, on_device = description
-            if on_device and self.payload is not None:
+            name, shape, way = description
+            if way == _CARRIED:
                 late.append(len(tensors))
                 tensors.append(None)
                 continue
@@ -182,9 +202,11 @@ class Transport:
             size = tensor.numel() * tensor.element_size()
             if size:
                 stream.fill(_memory(tensor, size))
-            tensors.append(tensor.cuda() if on_device else tensor)
+            tensors.append(tensor.to(self.device) if way == _GPU and self.device is not None else tensor)
         if late and self.payload is not None:
-            wanted = [description for description in descriptions if description is not None and description[2]]
+            wanted = [
+                description for description in descriptions if description is not None and description[2] == _CARRIED
+            ]
             received = self.payload.receive(peer, [(_DTYPES[name], shape) for name, shape, _ in wanted])
             for index, tensor in zip(late, received, strict=True):
                 tensors[index] = tensor

@@ -89,6 +89,11 @@ class Watch:
         late = f"what runs at the end of its process had not ended {self.grace:g} s after its failure"
         self._after_grace(late)
 
+    @property
+    def failed(self) -> bool:
+        """Whether this rank, or another as far as is known, has failed."""
+        return self._own is not None or self._known
+
     def wait_for_failure(self, seconds: float) -> Failure | None:
         """Return the failure of another rank, for which up to some seconds are waited."""
         self._failed.wait(seconds)

@@ -1,0 +1,116 @@
+"""Tensors between the ranks of a pipeline, by a backend of torch.distributed: NCCL for those on GPUs.
+
+**Never run on a GPU.** Tests run it with a backend that has NCCL's rules, on CPUs.
+
+NCCL matches sends and receives of two ranks by nothing but their order, and neither ends without the other. So:
+- Each directed pair of ranks has a communicator: what goes one way never waits for what goes the other way.
+- Communicators are made and used once in `smp.init`: the first use of one waits for both ranks.
+- A send is launched before its header goes by TCP. The reader thread of the receiver posts the receives in the order of
+  the headers, which is the order of the sends. No receive is posted whose send waits for something else.
+- Everything travels as bytes: NCCL knows neither all integers nor complex numbers.
+- No thread waits for a GPU: the stream that uses a tensor waits for its receive (`arrived`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smdistributed.modelparallel.torch.job.topology import CommGroup, Topology
+
+_WORK = "_smp_work"
+"""The attribute of a received tensor that holds its receive until `arrived`."""
+
+
+class GroupPayload:
+    """The communicators of one rank's pipeline.
+
+    Args:
+        rank: Global rank of this process.
+        device: Its device. Scripts choose their GPU after `smp.init`, so it is not the current one.
+        topology: Which rank is where. Every rank makes the communicators of all pipelines, in the same order.
+        backend: Of torch.distributed.
+    """
+
+    def __init__(self, rank: int, device: torch.device, topology: Topology, backend: str) -> None:
+        """Make the communicators. Collective over the job."""
+        self.rank, self.device = rank, device
+        self.members = topology.members(CommGroup.PP_GROUP)
+        self._groups: dict[tuple[int, int], Any] = {}
+        for pipeline in topology.all_groups(CommGroup.PP_GROUP):
+            for pair in permutations(pipeline, 2):
+                group = dist.new_group(list(pair), backend=backend)
+                if rank in pair:
+                    self._groups[pair] = group
+        # Receives wait for nothing that this rank computes: they are posted beside a stream that stays empty.
+        self._aside: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._sent: list[tuple[Any, torch.Tensor]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """Use each communicator once, in the same order on both its ranks."""
+        with self._on_device():
+            token = torch.zeros(1, dtype=torch.uint8, device=self.device)
+            for (source, target), group in self._groups.items():
+                if source == self.rank:
+                    dist.send(token, target, group=group)
+                else:
+                    dist.recv(token, source, group=group)
+            if self._aside is not None:
+                torch.cuda.synchronize(self.device)
+
+    def carries(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor goes this way."""
+        return tensor.device == self.device
+
+    def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Launch the sends of contiguous tensors, after what the current stream has to do for them."""
+        target = self.members[peer]
+        self._sent = [each for each in self._sent if not each[0].is_completed()]
+        with self._on_device():
+            for tensor in tensors:
+                if tensor.numel():
+                    part = _bytes(tensor)
+                    self._sent.append((dist.isend(part, target, group=self._groups[self.rank, target]), part))
+
+    def receive(self, peer: int, descriptions: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+        """Post the receives of a header; called by the reader thread of that peer."""
+        source = self.members[peer]
+        received = []
+        with self._on_device(), torch.cuda.stream(self._aside) if self._aside is not None else contextlib.nullcontext():
+            for dtype, shape in descriptions:
+                tensor = torch.empty(shape, dtype=dtype, device=self.device)
+                if tensor.numel():
+                    setattr(tensor, _WORK, dist.irecv(_bytes(tensor), source, group=self._groups[source, self.rank]))
+                received.append(tensor)
+        return received
+
+    def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Make the current stream wait for received tensors. Called by the thread that uses them."""
+        for tensor in tensors:
+            work = None if tensor is None else vars(tensor).pop(_WORK, None)
+            if tensor is not None and work is not None:
+                with self._on_device():
+                    work.wait()
+                    if self._aside is not None:
+                        tensor.record_stream(torch.cuda.current_stream())
+
+    def close(self) -> None:
+        """Let the communicators go."""
+        self._sent.clear()
+        self._groups.clear()
+
+    @contextlib.contextmanager
+    def _on_device(self) -> Iterator[None]:
+        with torch.cuda.device(self.device) if self._aside is not None else contextlib.nullcontext():
+            yield
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory of a contiguous tensor as bytes."""
+    return tensor.reshape(-1).view(torch.uint8)

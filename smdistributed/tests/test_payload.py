@@ -1,0 +1,211 @@
+"""Tensors of the pipeline by a backend of torch.distributed that has NCCL's rules (strict.py), as they go by NCCL."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import strict
+import test_equality
+from ranks import run_ranks
+from smdistributed.modelparallel.torch.job.config import SMPConfigError
+from smdistributed.modelparallel.torch.partitioning import placement
+from smdistributed.modelparallel.torch.wire.transport import Transport
+
+STRICT = {"SMP_PAYLOAD": "strict"}
+
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    *(torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.float8_e5m2, torch.float8_e4m3fn),
+)
+
+
+def train(config: dict[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], int]:
+    """Train as test_equality does. Return the differences, and the bytes that took the way through the host."""
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
+
+    strict.register()
+    found = test_equality.compare(config, names)
+    runtime = present()
+    assert runtime is not None
+    return found, runtime.transport.bytes_sent
+
+
+@pytest.mark.parametrize(
+    ("degree", "pipeline", "replicas"),
+    [
+        pytest.param(2, "interleaved", 1, marks=pytest.mark.core),
+        (2, "simple", 2),
+        (4, "interleaved", 1),
+    ],
+)
+def test_a_pipeline_keeps_nccl_s_order(degree: int, pipeline: str, replicas: int) -> None:
+    config = {"pipeline_parallel_degree": degree, "microbatches": 4, "pipeline": pipeline, "ddp": replicas > 1}
+    for found, by_host in run_ranks(degree * replicas, train, config, test_equality.PLAIN[:3], variables=STRICT):
+        assert by_host == 0
+        assert all(worst.largest <= 1e-10 for worst in found.values()), found
+
+
+def exchange() -> list[bool]:
+    """Send a tensor of each type both ways at once, and some that have no elements."""
+    import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.pipeline.runtime import present
+
+    strict.register()
+    smp.init({"pipeline_parallel_degree": 2})
+    runtime = present()
+    assert runtime is not None
+    link = runtime.transport
+    values = [torch.arange(6).remainder(2).reshape(2, 3).to(dtype) for dtype in DTYPES]
+    values += [torch.empty(0, 7), torch.tensor(3.5), torch.arange(6.0).reshape(2, 3).t()]
+    link.send(1 - link.me, "all", [*values, None])
+    _, _, message, tensors = link.inbox.get(timeout=300)
+    assert message == "all"
+    link.arrived(tensors)
+    assert tensors.pop() is None
+    smp.barrier()
+    return [
+        now is not None and (now.dtype, now.shape) == (was.dtype, was.shape) and now.tolist() == was.tolist()
+        for was, now in zip(values, tensors, strict=True)
+    ]
+
+
+def test_types_that_nccl_lacks_arrive_too() -> None:
+    assert all(all(each) for each in run_ranks(2, exchange, variables=STRICT))
+
+
+class Noted:
+    """A payload that notes what happens to it."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def carries(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
+        return True
+
+    def send(self, peer: int, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ARG002
+        self.notes.append("send launched")
+
+    def receive(self, peer: int, descriptions: Sequence[Any]) -> list[torch.Tensor]:  # noqa: ARG002
+        self.notes.append("receive posted")
+        return [torch.zeros(shape) for _, shape in descriptions]
+
+    def arrived(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_send_is_launched_before_its_receive_is_posted() -> None:
+    notes: list[str] = []
+    links = [
+        Transport(rank, range(2), {1 - rank: end}, payload=Noted(notes)) for rank, end in enumerate(socket.socketpair())
+    ]
+    links[0].send(1, "first", [torch.ones(2)])
+    assert links[1].inbox.get(timeout=300)[2] == "first"
+    for link in links:
+        link.close()
+    assert notes == ["send launched", "receive posted"]
+
+
+def rules() -> tuple[bool, str, str]:
+    """Return whether a send ended before its receive was posted, and what is said of a wrong type and a wrong size."""
+    strict.register()
+    dist.init_process_group("gloo", rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=2)
+    group = dist.new_group([0, 1], backend="strict")
+    found, errors = True, ["", ""]
+    if dist.get_rank() == 0:
+        work: Any = dist.isend(torch.ones(4), 1, group=group)
+        found = work.is_completed()
+        dist.barrier()
+        work.wait()
+        dist.isend(torch.ones(8), 1, group=group)
+        try:
+            dist.isend(torch.ones(4, dtype=torch.int16), 1, group=group)
+        except TypeError as error:
+            errors[0] = str(error)
+    else:
+        dist.barrier()
+        for _ in range(2):
+            work = dist.irecv(torch.ones(4), 0, group=group)
+            try:
+                work.wait()
+            except RuntimeError as error:
+                errors[1] = str(error)
+    dist.barrier()
+    return found, errors[0], errors[1]
+
+
+def test_the_stand_in_has_nccl_s_rules() -> None:
+    (early, kind, _), (_, _, size) = run_ranks(2, rules)
+    assert not early
+    assert "not supported" in kind
+    assert size == "a send of 32 bytes meets a receive of 16"
+
+
+def test_a_rank_that_sees_one_gpu_has_that_one() -> None:
+    assert [placement.gpu_of(rank, 1) for rank in range(4)] == [0, 0, 0, 0]
+    assert [placement.gpu_of(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+
+
+def unknown() -> str:
+    import smdistributed.modelparallel.torch as smp
+
+    with pytest.raises(SMPConfigError) as caught:
+        smp.init({"pipeline_parallel_degree": 2})
+    return str(caught.value)
+
+
+def test_an_unknown_backend_is_named() -> None:
+    for said in run_ranks(2, unknown, variables={"SMP_PAYLOAD": "pigeons"}):
+        assert said.startswith("SMP_PAYLOAD=pigeons: torch.distributed has no such backend")
+
+
+def test_each_context_makes_ready_what_it_uses() -> None:
+    """The thread that uses a tensor waits for it: it may have another stream than the one that reads messages."""
+    assert all(run_ranks(2, used_where_made_ready, variables=STRICT))
+
+
+def used_where_made_ready() -> bool:
+    import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel.torch.wire.payload import GroupPayload
+
+    strict.register()
+    threads: dict[int, int] = {}
+    arrived = GroupPayload.arrived
+
+    def noted(self: GroupPayload, tensors: Sequence[torch.Tensor | None]) -> None:
+        threads.update({tensor.data_ptr(): threading.get_ident() for tensor in tensors if tensor is not None})
+        arrived(self, tensors)
+
+    GroupPayload.arrived = noted  # type: ignore[method-assign]
+    seen: list[bool] = []
+
+    class Body(torch.nn.Linear):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            seen.append(threads.get(value.data_ptr()) == threading.get_ident())
+            return super().forward(value)
+
+    smp.init({"pipeline_parallel_degree": 2, "microbatches": 4, "auto_partition": False, "default_partition": 0})
+    with smp.partition(1):
+        body = Body(4, 4)
+    model = smp.DistributedModel(torch.nn.Sequential(torch.nn.Linear(4, 4), body))
+
+    @smp.step
+    def step(model: Any, value: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(value).mean()
+        model.backward(loss)
+        return loss
+
+    step(model, torch.ones(8, 4))
+    smp.barrier()
+    return all(seen) and len(seen) == (4 if smp.pp_rank() == 1 else 0)
