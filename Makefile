@@ -12,7 +12,7 @@ TORCH := ../.cache/peers/smdistributed/bin/python
 # imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: image test test-quick test-all check fix proof arm64 docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu check fix proof arm64 docs site golden benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -38,6 +38,9 @@ test-all: setup engines peers  ## every test, but for `proof`, `arm64` and SMP_F
 	@echo "== 3 of 3: real images, real jobs =="
 	$(BIN)/python -m pytest -m engine --numprocesses 3
 	tools/note-test-run end
+
+gpu:  ## everything that one NVIDIA GPU can show, with a Python that has CUDA PyTorch; ten minutes; writes report.json
+	$(PYTHON) tests/gpu/run.py --report report.json
 
 check: setup torch  ## lint, format, types, import contracts, generated and golden files; says what to run for a refusal
 	@tools/check

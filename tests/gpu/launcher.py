@@ -1,0 +1,89 @@
+"""The launcher starts a script and torchrun on the GPU; every answer of `train check` is the real library's."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from launching import check, launch
+from together import NotTestedError, main
+
+NEEDS = ("torch", "cuda", "nccl")
+BOUND = 120
+
+SCRIPT = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+
+device = sys.argv[1]
+found = {"devices": torch.cuda.device_count(), "sum": 0.0}
+if "RANK" in os.environ and found["devices"] + (device == "cpu"):
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    ones = torch.ones(4, device=device)
+    dist.all_reduce(ones)
+    found["sum"] = ones.sum().item()
+    dist.destroy_process_group()
+print("found", json.dumps(found), flush=True)
+"""
+
+
+def run(options: dict[str, Any]) -> dict[str, Any]:
+    device = options["device"]
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(SCRIPT, encoding="utf-8")
+        for what, mode, variables in (
+            ("torchrun", "torchrun", {}),
+            ("script", "none", {}),
+            ("script without a visible GPU", "none", {"CUDA_VISIBLE_DEVICES": ""}),
+        ):
+            status, said, seconds = launch(folder, [str(script), device], 1, variables, mode)
+            print(said)
+            assert status == 0, f"{what}: status {status}"
+            (line,) = [line.partition("found ")[2] for line in said.splitlines() if "found {" in line]
+            found = json.loads(line)
+            expected = 0 if variables or device == "cpu" else 1
+            assert min(found["devices"], 1) == expected, f"{what}: {found}"
+            assert found["sum"] == (4.0 if mode == "torchrun" else 0.0), f"{what}: {found}"
+            figures[what] = f"{seconds:.1f} s"
+    status, said = check()
+    print(said)
+    assert status == 0, f"train check: status {status}: {said}"
+    figures["train check"] = said.strip()[-500:]
+    if device == "cuda":
+        figures |= management()
+    return figures
+
+
+def management() -> dict[str, Any]:
+    """Return what NVML says of each GPU, after a comparison with CUDA's own answers."""
+    import torch
+
+    from trainworks_launcher.checks import nvml
+
+    found = nvml.read(0.1)
+    if found.problem:
+        raise NotTestedError(f"NVML: {found.problem}")
+    assert found.error == 0, f"NVML's first call ended with {found.error}"
+    assert found.driver, "NVML gives no version of the driver"
+    assert found.devices, "NVML sees no GPU"
+    for number, device in enumerate(found.devices):
+        assert device.error == 0, f"GPU {number}: {device}"
+        assert device.uuid.startswith(("GPU-", "MIG-")), f"GPU {number}: {device}"
+        assert device.throttle is not None, f"GPU {number} does not say why its clocks are low"
+    own = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    sliced = "MIG" in torch.cuda.get_device_name(0)
+    assert not own or sliced or any(own in device.uuid for device in found.devices), (
+        f"CUDA's GPU {own} is none of NVML's"
+    )
+    status, said = check({"CUDA_VISIBLE_DEVICES": found.devices[0].uuid})
+    assert status == 0, f"train check with CUDA_VISIBLE_DEVICES: {said}"
+    return {"driver": found.driver, "GPUs": [device._asdict() for device in found.devices], "XIDs": list(found.xids)}
+
+
+if __name__ == "__main__":
+    main(globals())

@@ -1,0 +1,58 @@
+"""NCCL through an image's own aws-ofi-nccl and libfabric, with libfabric's tcp provider."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from together import NotTestedError, main, ranks
+
+NEEDS = ("torch", "cuda", "nccl", "archive")
+BOUND = 90
+
+MIB = 64
+
+
+def run(options: dict[str, Any]) -> dict[str, Any]:
+    """Unpack the archive, which has the libraries in lib/, and move data through them."""
+    if options["device"] == "cpu":
+        raise NotTestedError("the plugin is NCCL's, which needs a GPU")
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(options["archive"]) as archive:
+            archive.extractall(folder, filter="data")
+        plugins = sorted(Path(folder, "lib").glob("libnccl-net*.so"))
+        if not plugins:
+            raise NotTestedError("the archive has no lib/libnccl-net*.so")
+        path = os.pathsep.join(filter(None, (str(plugins[0].parent), os.environ.get("LD_LIBRARY_PATH"))))
+        variables = {
+            "LD_LIBRARY_PATH": path,
+            "NCCL_NET_PLUGIN": str(plugins[0]),
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_FILE": f"{folder}/nccl-%p.log",
+            "FI_PROVIDER": "tcp",
+            "OFI_NCCL_PROTOCOL": "SENDRECV",
+        }
+        ranks(__file__, 2, "move", variables)
+        logs = "\n".join(file.read_text(errors="replace") for file in Path(folder).glob("nccl-*.log"))
+    used = [line.strip() for line in logs.splitlines() if "NET/" in line and "sing" in line]
+    assert any("OFI" in line for line in used), f"NCCL did not take the plugin: {used[:5]}"
+    return {"plugin": plugins[0].name, "NCCL": used[0][-200:]}
+
+
+def move() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    data = torch.arange(MIB << 18, device="cuda", dtype=torch.int32) * (rank + 1)
+    dist.all_reduce(data)
+    assert torch.equal(data, torch.arange(MIB << 18, device="cuda", dtype=torch.int32) * 3)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(globals())

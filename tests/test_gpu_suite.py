@@ -1,0 +1,201 @@
+"""`make gpu` without a GPU: the runner, its parts on CPUs with gloo, and what becomes of a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = ROOT / "tests" / "gpu" / "run.py"
+RECORD = ROOT / "tools" / "record-gpu"
+TORCH = ROOT / ".cache" / "peers" / "smdistributed" / "bin" / "python"
+PARTS = ("communication", "compiled", "data_parallel", "hangs", "launcher", "pipelines", "plugin")
+
+TOYS = {
+    "good": "def run(options):\n    return {'answer': 42}\n",
+    "wrong": "def run(options):\n    print('before')\n    assert 1 == 2, 'one is not two'\n",
+    "broken": "import no_such_module\n",
+    "dies": "import os, signal\ndef run(options):\n    os.kill(os.getpid(), signal.SIGSEGV)\n",
+    "silent": "import os\ndef run(options):\n    os._exit(0)\n",
+    "absent": "from together import NotTestedError\ndef run(options):\n    raise NotTestedError('no such card')\n",
+    "hangs": "import threading\ndef run(options):\n    threading.Event().wait()\n",
+    # A child of its own session, which outlives its parent.
+    "leaves": """
+import os, subprocess, sys
+def run(options):
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
+    return child.pid
+""",
+}
+
+
+def run(*words: object, python: Path = Path(sys.executable), **variables: str) -> tuple[int, str]:
+    ended = subprocess.run(
+        [str(python), str(RUN), *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
+        timeout=3000,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def toys(folder: Path, names: Sequence[str], bound: float = 60) -> Path:
+    """Write parts of a few lines."""
+    folder.mkdir()
+    for name in names:
+        head = f'"""A toy that is {name}."""\nfrom together import main\nNEEDS = ()\nBOUND = {bound}\n'
+        (folder / f"{name}.py").write_text(f"{head}{TOYS[name]}\nif __name__ == '__main__':\n    main(globals())\n")
+    (folder / "helper.py").write_text("BOUND = 3\n")
+    return folder
+
+
+def test_the_parts_are_listed() -> None:
+    status, said = run("--list")
+    assert status == 0
+    assert [line.split()[0] for line in said.splitlines()] == list(PARTS)
+    bounds = [float(line.split()[1]) for line in said.splitlines()]
+    assert all(0 < bound <= 600 for bound in bounds)
+
+
+def test_without_torch_every_part_says_why_it_was_not_tested(tmp_path: Path) -> None:
+    status, said = run("--report", tmp_path / "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert status == 3, said
+    assert [part["part"] for part in report["parts"]] == list(PARTS)
+    for part in report["parts"]:
+        assert part["result"] == "NOT TESTED", part
+        assert part["cause"].startswith("this Python cannot import torch"), part
+    assert "nothing was tested" in said
+    assert report["digest"].startswith("sha256:")
+    assert report["versions"]["devices"] == []
+
+
+def test_each_end_of_a_part_is_told(tmp_path: Path) -> None:
+    status, said = run(
+        "--parts", toys(tmp_path / "parts", sorted(TOYS.keys() - {"hangs", "leaves"})), "--report", tmp_path / "r"
+    )
+    results = {part["part"]: part for part in json.loads((tmp_path / "r").read_text())["parts"]}
+    assert status == 1, said
+    ends = {name: (part["result"], part["cause"]) for name, part in results.items()}
+    assert ends == {
+        "good": ("PASSED", ""),
+        "wrong": ("FAILED", "AssertionError: one is not two"),
+        "broken": ("FAILED", "ModuleNotFoundError: No module named 'no_such_module'"),
+        "dies": ("FAILED", "it was killed by SIGSEGV"),
+        "silent": ("FAILED", "it said nothing"),
+        "absent": ("NOT TESTED", "no such card"),
+    }
+    assert results["good"]["figures"] == {"answer": 42}
+    assert results["wrong"]["last_lines"][0] == "before"
+
+
+def test_a_part_that_hangs_is_ended(tmp_path: Path) -> None:
+    status, said = run("--parts", toys(tmp_path / "parts", ["hangs"], bound=1), "--report", tmp_path / "r")
+    (part,) = json.loads((tmp_path / "r").read_text())["parts"]
+    assert status == 1, said
+    assert (part["result"], part["cause"]) == ("FAILED", "it had not ended after 1 s")
+
+
+def test_what_a_part_leaves_behind_is_ended(tmp_path: Path) -> None:
+    status, said = run("--parts", toys(tmp_path / "parts", ["leaves"]), "--report", tmp_path / "r")
+    (part,) = json.loads((tmp_path / "r").read_text())["parts"]
+    assert status == 0, said
+    with pytest.raises(ProcessLookupError):
+        os.kill(part["figures"], 0)
+
+
+def test_one_part_alone_and_an_unknown_one(tmp_path: Path) -> None:
+    folder = toys(tmp_path / "parts", ["good", "wrong"])
+    status, said = run("--parts", folder, "--only", "good")
+    assert status == 0, said
+    assert "wrong" not in said
+    status, said = run("--parts", folder, "--only", "bad")
+    assert status == 2
+    assert "there is no part bad" in said
+
+
+@pytest.mark.engine
+def test_the_same_parts_pass_on_cpus_with_gloo(tmp_path: Path) -> None:
+    if not TORCH.exists():
+        pytest.skip("NOT TESTED: make torch")
+    status, said = run("--device", "cpu", "--times", 10, "--report", tmp_path / "report.json", python=TORCH)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert status == 0, said
+    results = {part["part"]: part["result"] for part in report["parts"]}
+    assert results == {**dict.fromkeys(PARTS, "PASSED"), "plugin": "NOT TESTED"}, said
+    assert record(report, tmp_path)[0] == 1
+
+
+# -- The row of docs/status.md ----------------------------------------------------------------------------------------
+
+REPORT: dict[str, Any] = {
+    "schema": 1,
+    "date": "2026-11-25",
+    "device": "cuda",
+    "versions": {
+        "python": "3.12.1",
+        "torch": "2.11.0",
+        "cuda": "13.0",
+        "nccl": "2.28.9",
+        "driver": "580.1",
+        "devices": ["NVIDIA A | B"],
+    },
+    "commit": "0123456789abcdef",
+    "digest": "sha256:" + "ab" * 32,
+    "parts": [
+        {"part": "communication", "result": "PASSED", "seconds": 20.0, "cause": ""},
+        {"part": "pipelines", "result": "FAILED", "seconds": 100.4, "cause": "a | b\nc"},
+        {"part": "plugin", "result": "NOT TESTED", "seconds": 1.0, "cause": "no archive"},
+    ],
+}
+
+STATUS = "# Status\n\n## Jobs\n| what | date | result |\n|---|---|---|\n| a job | 2026-11-20 | green |\n"
+
+
+def record(report: dict[str, Any], folder: Path) -> tuple[int, str]:
+    (folder / "report.json").write_text(json.dumps(report))
+    (folder / "status.md").write_text(STATUS)
+    ended = subprocess.run(
+        [sys.executable, str(RECORD), str(folder / "report.json"), "--page", str(folder / "status.md")],
+        capture_output=True,
+        text=True,
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_a_report_becomes_a_row(tmp_path: Path) -> None:
+    assert record(REPORT, tmp_path) == (0, "")
+    assert (tmp_path / "status.md").read_text() == STATUS + (
+        "| `make gpu` at `0123456` on NVIDIA A / B: torch 2.11.0, CUDA 13.0, NCCL 2.28.9, driver 580.1 | 2026-11-25 | "
+        "passed in 2 min: communication; failed: pipelines (a / b c); not tested: plugin (no archive) |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"device": "cpu"}, "it is of a CPU"),
+        ({"versions": {**REPORT["versions"], "devices": []}}, "it names no GPU"),
+        ({"parts": [{**REPORT["parts"][2]}]}, "nothing was tested"),
+        ({"schema": 2}, "it is not a report of tests/gpu/run.py"),
+    ],
+    ids=["cpu", "no device", "nothing tested", "another schema"],
+)
+def test_a_report_that_shows_nothing_of_a_gpu_is_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    status, error = record({**REPORT, **change}, tmp_path)
+    assert status == 1
+    assert said in error
+    assert (tmp_path / "status.md").read_text() == STATUS
+
+
+def test_the_page_says_that_nothing_ran_on_a_gpu_until_a_report_is_recorded() -> None:
+    page = (ROOT / "docs" / "status.md").read_text(encoding="utf-8")
+    assert "| a GPU |" in page.partition("## Images")[0]
