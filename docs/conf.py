@@ -4,7 +4,15 @@ project = "trainworks"
 extensions = ["myst_parser"]
 # Pages link to each other by path, as a code host needs it. So the source folder is the root of the repository.
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/adr/*.md", "docs/platforms/*.md", "*/README.md", "benchmarks/results.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/adr/*.md",
+    "docs/platforms/*.md",
+    "*/README.md",
+    "tests/gpu/README.md",
+    "benchmarks/results.md",
+]
 exclude_patterns = [".*", "build", "dist"]
 myst_heading_anchors = 6
 nitpicky = True
