@@ -27,10 +27,11 @@ def test_what_lies_before_the_first_sample_is_late_on_any_machine() -> None:
 
 @pytest.mark.skipif(not PRESSURE.exists(), reason=f"no {PRESSURE}: this kernel does not count the time")
 def test_seconds_without_a_processor_are_taken_off() -> None:
-    """More processes than processors: most of their two seconds somebody waits, on four times the bound as well."""
+    """More processes than processors: somebody waits most of the time, until the last one ends."""
     began = start_clock()
     processes = [subprocess.Popen(BUSY) for _ in range(6 * (os.cpu_count() or 1))]
     for process in processes:
         process.wait()
-    assert time.monotonic() - began > 2
-    assert_within(0.5, began, began + 2)
+    end = time.monotonic()
+    assert end - began > 2
+    assert_within(0.6 * (end - began), began, end)

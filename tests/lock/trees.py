@@ -41,6 +41,7 @@ def make_tree(
     (images / "lock").mkdir(parents=True)
     shutil.copytree(ROOT / "templates", root / "templates")
     shutil.copytree(ROOT / "launcher" / "entrypoint", root / "launcher" / "entrypoint")
+    shutil.copy(ROOT / "launcher" / "pyproject.toml", root / "launcher")
     for name in (table.name for table in TABLES.values()):
         # Rows that name other rows would need them all.
         content = (ROOT / "images" / f"{name}.toml").read_text(encoding="utf-8") if name in ("bases", "cuda") else ""
