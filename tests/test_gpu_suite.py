@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "tests" / "gpu" / "run.py"
 RECORD = ROOT / "tools" / "record-gpu"
 TORCH = ROOT / ".cache" / "peers" / "smdistributed" / "bin" / "python"
-PARTS = ("communication", "compiled", "data_parallel", "hangs", "launcher", "pipelines", "plugin")
+PARTS = ("communication", "compiled", "data_parallel", "failures", "hangs", "launcher", "pipelines", "plugin")
 
 TOYS = {
     "good": "def run(options):\n    return {'answer': 42}\n",

@@ -39,6 +39,20 @@ class NotTestedError(Exception):
     """A part cannot run here; the text says what is absent."""
 
 
+class RanksError(Exception):
+    """A rank failed; its last lines are in the text.
+
+    Attributes:
+        statuses: Exit statuses by rank. Those that had not ended after some seconds more were killed.
+        output: What each rank wrote.
+    """
+
+    def __init__(self, text: str, statuses: list[int], output: list[str]) -> None:
+        """Note how the ranks ended."""
+        super().__init__(text)
+        self.statuses, self.output = statuses, output
+
+
 def main(part: Mapping[str, Any]) -> None:
     """Run a part, or one of its ranks, as this process: `run OPTIONS RESULT` or `rank FUNCTION ARGUMENTS RESULT`.
 
@@ -73,7 +87,7 @@ def ranks(
         arguments: For JSON.
 
     Raises:
-        RuntimeError: A rank failed; its last lines are in the text.
+        RanksError: A rank failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         place, port = Path(folder), free_port()
@@ -85,9 +99,11 @@ def ranks(
                 children.append(subprocess.Popen(words, stdout=output, stderr=output, env=environment))
         first = _wait(children)
         if first is not None:
-            said = "\n".join((place / f"output{first}").read_text(errors="replace").splitlines()[-15:])
+            texts = [(place / f"output{rank}").read_text(errors="replace") for rank in range(count)]
             ended = [child.returncode for child in children]
-            raise RuntimeError(f"{function} {arguments} of {count}: rank {first} failed first of {ended}\n{said}")
+            said = "\n".join(texts[first].splitlines()[-15:])
+            what = f"{function} {arguments} of {count}: rank {first} failed first of {ended}"
+            raise RanksError(f"{what}\n{said}", ended, texts)
         return [json.loads((place / f"result{rank}").read_text(encoding="utf-8")) for rank in range(count)]
 
 
@@ -176,4 +192,4 @@ def cause_of(output: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-__all__ = ["ONE_GPU", "ROOT", "NotTestedError", "cause_of", "main", "near", "ranks"]
+__all__ = ["ONE_GPU", "ROOT", "NotTestedError", "RanksError", "cause_of", "main", "near", "ranks"]

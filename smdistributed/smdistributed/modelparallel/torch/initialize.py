@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import gc
 import multiprocessing.util
@@ -160,8 +161,11 @@ def _shutdown() -> None:
 
 def _end_groups(*, abort: bool) -> None:
     """End all process groups. After a failure NCCL's would wait for ranks that are gone: they are aborted."""
-    aborts = getattr(dist.distributed_c10d, "_abort_process_group", None) if abort else None  # torch 2.6 and later
-    (aborts or dist.destroy_process_group)()
+    if abort:
+        with contextlib.suppress(AttributeError, RuntimeError):  # before torch 2.6; a backend that cannot
+            dist.distributed_c10d._abort_process_group()  # noqa: SLF001  there is no public name
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _install_hook(watch: Watch) -> None:
