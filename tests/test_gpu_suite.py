@@ -16,7 +16,17 @@ ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / "tests" / "gpu" / "run.py"
 RECORD = ROOT / "tools" / "record-gpu"
 TORCH = ROOT / ".cache" / "peers" / "smdistributed" / "bin" / "python"
-PARTS = ("communication", "compiled", "data_parallel", "failures", "hangs", "launcher", "pipelines", "plugin")
+PARTS = (
+    "communication",
+    "compiled",
+    "data_parallel",
+    "failures",
+    "hangs",
+    "launcher",
+    "nccl_tests",
+    "pipelines",
+    "plugin",
+)
 
 TOYS = {
     "good": "def run(options):\n    return {'answer': 42}\n",
@@ -130,7 +140,7 @@ def test_the_same_parts_pass_on_cpus_with_gloo(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert status == 0, said
     results = {part["part"]: part["result"] for part in report["parts"]}
-    assert results == {**dict.fromkeys(PARTS, "PASSED"), "plugin": "NOT TESTED"}, said
+    assert results == {**dict.fromkeys(PARTS, "PASSED"), "nccl_tests": "NOT TESTED", "plugin": "NOT TESTED"}, said
     assert record(report, tmp_path)[0] == 1
 
 
