@@ -13,7 +13,7 @@ import pytest
 from packaging.tags import sys_tags
 
 from trainworks.errors import LockError
-from trainworks.inputs.lock_python import _best_file
+from trainworks.inputs.lock_python import _best_file, run_uv, uv_platform
 from trainworks.plan.wheel_tags import wheel_tags
 
 GLIBC = platform.libc_ver()
@@ -36,6 +36,29 @@ def test_the_tags_of_this_machine_are_those_of_packaging() -> None:
     assert [tag for tag in TAGS if "-linux_" not in str(tag)] == [
         tag for tag in sys_tags() if "-linux_" not in str(tag)
     ]
+
+
+@pytest.mark.parametrize(
+    ("glibc", "level"),
+    [("2.17", 17), ("2.26", 17), ("2.30", 28), ("2.36", 36), ("2.40", 40), ("2.41", 40), ("2.99", 40), ("3.0", 40)],
+)
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_a_library_between_or_beyond_what_uv_knows_is_taken_for_an_older_one(
+    tmp_path: Path, machine: str, glibc: str, level: int
+) -> None:
+    """Debian 13 has 2.41, Amazon Linux 2 has 2.26; a newer uv may know more."""
+    known = uv_platform(machine, glibc)
+    assert known.startswith(f"{machine}-manylinux_2_")
+    assert level <= int(known.rpartition("_")[2]) <= max(level, int(glibc.split(".")[1]), 99 if glibc == "3.0" else 0)
+    (tmp_path / "requirements.in").write_text("", encoding="utf-8")
+    options = ("--offline", "--python", sys.executable, "--python-platform", known)
+    run_uv(("pip", "compile", "requirements.in", *options), tmp_path, "nothing", {})
+
+
+@pytest.mark.parametrize(("machine", "glibc"), [("x86_64", "2.16"), ("sparc", "2.36")])
+def test_what_uv_has_no_platform_for_is_said(machine: str, glibc: str) -> None:
+    with pytest.raises(LockError, match=f"uv resolves nothing for {machine} with glibc {glibc}"):
+        uv_platform(machine, glibc)
 
 
 @pytest.mark.parametrize(

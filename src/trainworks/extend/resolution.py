@@ -39,7 +39,7 @@ from trainworks.host.downloads import Client, UnreachableError
 from trainworks.host.index import archives_only
 from trainworks.host.pip import uv_configuration
 from trainworks.host.settings import HostSettings
-from trainworks.inputs.lock_python import run_uv
+from trainworks.inputs.lock_python import run_uv, uv_platform
 
 MOST_BUILDS = 12
 """So many releases of source archives are built to find a set of versions; then the search is given up."""
@@ -555,7 +555,7 @@ class _Search:
                     "python/bin/python",
                     "--no-build-isolation",
                 ),
-                *("--python-platform", f"{base.machine}-manylinux_{base.glibc.replace('.', '_')}"),
+                *("--python-platform", uv_platform(base.machine, base.glibc)),
             ]
             arguments += ["--prerelease", "allow"] if choice.prereleases else []
             try:

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -83,7 +84,7 @@ def _resolve(
         arguments = (
             *("pip", "compile", "requirements.in", "--quiet", "--no-header"),
             *("--python-version", platform.python),
-            *("--python-platform", f"{platform.machine}-manylinux_{platform.glibc.replace('.', '_')}"),
+            *("--python-platform", uv_platform(platform.machine, platform.glibc)),
             *("--config-file", "uv.toml", "--constraints", "constraints.in"),
         )
         lock_path = folder / "pylock.toml"
@@ -133,16 +134,40 @@ def run_uv(arguments: Sequence[str], folder: Path, what: str, environment: Mappi
     clean = {name: value for name, value in environment.items() if not name.startswith(("PIP_", "UV_"))}
     # Only metadata of wheels are read: uv needs no interpreter of that version, and would look for one on the network.
     clean["UV_PYTHON_DOWNLOADS"] = "never"
-    try:
-        # The one that was installed with the builder, whatever PATH has.
-        words = (find_uv_bin(), "--directory", str(folder), *arguments)
-        done = run(words, timeout=SECONDS, environment=clean)
-    except FileNotFoundError as error:
-        raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
+    done = run((_uv(), "--directory", str(folder), *arguments), timeout=SECONDS, environment=clean)
     if done.status != 0:
         said = f"no answer within {SECONDS:.0f} s" if done.timed_out else done.words
         raise LockError(f"{what} cannot be resolved:\n{said}")
     return done.output.decode()
+
+
+def _uv() -> str:
+    """Return the uv that was installed with the builder, whatever PATH has; raises ``LockError``."""
+    try:
+        return find_uv_bin()
+    except FileNotFoundError as error:
+        raise LockError("uv is not installed", hint="`make setup` installs what the builder needs") from error
+
+
+@cache
+def uv_platform(machine: str, glibc: str) -> str:
+    """Return uv's name of a platform: of the newest C library that it knows and that is not newer than ``glibc``.
+
+    uv knows some levels only, and none that is newer than itself; wheels of a level in between are passed by.
+
+    Args:
+        machine: As of ``uname -m``.
+        glibc: The C library's version, such as ``2.41``.
+
+    Raises:
+        LockError: uv knows no such machine, or only newer libraries.
+    """
+    help_text = run((_uv(), "pip", "compile", "--help"), timeout=SECONDS, environment={}).output.decode()
+    known = {int(level) for level in re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)}
+    fitting = [level for level in known if (2, level) <= tuple(map(int, glibc.split(".")[:2]))]
+    if not fitting:
+        raise LockError(f"uv resolves nothing for {machine} with glibc {glibc}", hint="it knows glibc from 2.17 on")
+    return f"{machine}-manylinux_2_{max(fitting)}"
 
 
 def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str, str]:
