@@ -64,22 +64,37 @@ class Tail:
     def add(self, data: bytes, stream: int = 0) -> None:
         """Append to stream 0 or 1; its oldest bytes fall out. May be called from several threads."""
         with self._lock:
-            self.added_at = time.monotonic()
-            self.first_at = self.first_at or self.added_at
-            if _TRACEBACK in data:
-                self.traced_at, self.printed = self.added_at, 0
-            elif not stream:
-                self.printed += len(data)
-            if stream:
-                self._latest = len(data) + (self._latest if self.added_at - self._error_at < PAUSE_SECONDS else 0)
-                self._error_at = self.added_at
-            if self._pieces and self._pieces[-1][0] == stream:
-                self._pieces[-1][1].extend(data)
-            else:
-                self._pieces.append((stream, bytearray(data)))
-            self._sizes[stream] += len(data)
-            if self._sizes[stream] > 2 * self._limit:
-                self._pieces = list(self._last())
+            self._append(data, stream)
+
+    def read_from(self, source: int, size: int, stream: int) -> bytes:
+        """Read a piece of a pipe that does not block, and append it; raises what ``os.read`` raises.
+
+        Both at once: else a traceback could be read and appended between the two, and what was printed before it would
+        seem to come after it.
+        """
+        with self._lock:
+            data = os.read(source, size)
+            if data:
+                self._append(data, stream)
+            return data
+
+    def _append(self, data: bytes, stream: int) -> None:
+        self.added_at = time.monotonic()
+        self.first_at = self.first_at or self.added_at
+        if _TRACEBACK in data:
+            self.traced_at, self.printed = self.added_at, 0
+        elif not stream:
+            self.printed += len(data)
+        if stream:
+            self._latest = len(data) + (self._latest if self.added_at - self._error_at < PAUSE_SECONDS else 0)
+            self._error_at = self.added_at
+        if self._pieces and self._pieces[-1][0] == stream:
+            self._pieces[-1][1].extend(data)
+        else:
+            self._pieces.append((stream, bytearray(data)))
+        self._sizes[stream] += len(data)
+        if self._sizes[stream] > 2 * self._limit:
+            self._pieces = list(self._last())
 
     def read(self) -> bytes:
         """Return what is kept; a line of one stream never goes on with the other one's."""
@@ -282,13 +297,12 @@ class Copier:
     def _read(self, stream: Stream) -> bytes:
         """One piece of a stream; b"" if there is nothing now, or nothing any more."""
         try:
-            chunk = os.read(stream.source, _CHUNK_BYTES)
+            chunk = stream.tail.read_from(stream.source, _CHUNK_BYTES, stream.number)
         except BlockingIOError:
             return b""
         except OSError:
             chunk = b""
         if chunk:
-            stream.tail.add(chunk, stream.number)
             return chunk
         stream.ended = True
         if stream.source in self._selector.get_map():
