@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -89,3 +90,14 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "trainworks").write_text("a file in the place of the folder", encoding="utf-8")
     assert memory(tmp_path).remember(PASSED).results == PASSED
     assert memory(tmp_path).passed() is None
+
+
+def test_a_user_without_a_home_folder_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user id that the system does not know: the image is tested, and nothing fails behind it."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    with pytest.raises(RuntimeError):
+        Path.home()
+    nowhere = CheckMemory(IMAGE, cast("Engine", Probed()), CHECKS, forbidden=(), base=None, environment={})
+    assert nowhere.passed() is None
+    assert nowhere.remember(PASSED).results == PASSED

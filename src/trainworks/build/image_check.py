@@ -49,13 +49,13 @@ def check_image(name: str, session: BuildSession, *, engine_name: str | None, ju
     if request is None:
         raise UnknownNameError(
             f"{reference}: the name {title or reference} does not say which components the image has",
-            hint="build it again with the same --with and --without: a build that changes nothing runs its tests",
+            hint="build it again with the same --with and --without, and --junit FILE: that runs its tests",
         )
     plan = make_plan(request, facts)
     if image.labels.get(BASE_NAME_LABEL) != plan.labels[BASE_NAME_LABEL]:
         raise UnknownNameError(
             f"{reference} extends {image.labels.get(BASE_NAME_LABEL, 'another image')}",
-            hint="`python build.py extend` with the same options runs its tests, and builds nothing that is there",
+            hint="`python build.py extend` with the same options and --junit FILE runs its tests, and builds nothing",
         )
     rendering = render(plan, facts)
     if image.labels.get(INPUTS_LABEL) != rendering.digest:

@@ -44,7 +44,7 @@ class CheckMemory:
         base: BuiltImage | None,
         environment: Mapping[str, str],
     ) -> None:
-        """Find the place of the results; arguments as of ``imagetest.run.run_checks``."""
+        """Name the results by what decides them; arguments as of ``imagetest.run.run_checks``."""
         probe = engine.probe()
         decides = (
             *(image.identifier, base.identifier if base else "", probe.name, probe.version),
@@ -52,23 +52,26 @@ class CheckMemory:
             *sorted(forbidden),
             _own_code(),
         )
-        name = hashlib.sha256("\0".join(decides).encode()).hexdigest()
-        self._path = cache_folder(environment, "tested", f"{name}.json")
+        self._name = hashlib.sha256("\0".join(decides).encode()).hexdigest()
+        self._environment = environment
 
     def passed(self) -> PassedChecks | None:
         """Return what passed before; ``None`` where nothing is known, or the file cannot be read."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            found = json.loads(self._path.read_bytes())
+        with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):
+            found = json.loads(self._path().read_bytes())
             return PassedChecks(results=tuple(CheckResult(**each) for each in found["results"]), when=found["when"])
         return None
 
     def remember(self, results: tuple[CheckResult, ...]) -> PassedChecks:
-        """Keep results that all passed; a cache that cannot be written keeps nothing."""
+        """Keep results that all passed; a cache that cannot be written, or a user without one, keeps nothing."""
         now = PassedChecks(results=results, when=datetime.now(UTC).isoformat(timespec="seconds"))
         if results and all(each.passed for each in results):
-            with suppress(OSError):
-                write_cached(self._path, json.dumps(asdict(now)).encode())
+            with suppress(OSError, RuntimeError):
+                write_cached(self._path(), json.dumps(asdict(now)).encode())
         return now
+
+    def _path(self) -> Path:
+        return cache_folder(self._environment, "tested", f"{self._name}.json")
 
 
 @cache

@@ -166,7 +166,8 @@ def uv_platform(machine: str, glibc: str) -> str:
     known = {int(level) for level in re.findall(rf"\b{re.escape(machine)}-manylinux_2_(\d+)\b", help_text)}
     fitting = [level for level in known if (2, level) <= tuple(map(int, glibc.split(".")[:2]))]
     if not fitting:
-        raise LockError(f"uv resolves nothing for {machine} with glibc {glibc}", hint="it knows glibc from 2.17 on")
+        names = ", ".join(f"2.{level}" for level in sorted(known)) or "none for this machine"
+        raise LockError(f"uv resolves nothing for {machine} with glibc {glibc}", hint=f"levels that it knows: {names}")
     return f"{machine}-manylinux_2_{max(fitting)}"
 
 
