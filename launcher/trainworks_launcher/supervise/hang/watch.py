@@ -4,10 +4,13 @@ A host is quiet when nothing on it made progress for the limit. The leader hears
 again. When all are quiet it asks each for a last look; if that shows no progress either, it names the rank that differs
 and tells every host. All of it happens once for a stall: again only after some host has made progress.
 
+Where the leader's own output came steadily and stops, the same happens earlier (``pace``), and then only warns.
+
 ==========  =========  ================================================================================
 message     direction  meaning
 ==========  =========  ================================================================================
-quiet       to leader  ``quiet``: whether nothing on this host has made progress for the limit
+quiet       to leader  ``quiet``: 2 where nothing on this host has made progress for the limit, 1 for that of the pace
+pace        to host    ``limit``: look now, for a silence of so many ms already; 0: for the whole limit only
 look        to host    look once more; ``round`` comes back in the answer
 rows        to leader  nothing has moved: where each rank is
 verdict     to host    the job hangs: write the stacks down; ``text`` for the log
@@ -36,15 +39,19 @@ from trainworks_launcher.supervise.hang.naming import (
     waits_for_others,
     waits_in_a_package,
 )
+from trainworks_launcher.supervise.hang.pace import FIRST_LOOK, SHORTEST, Pace
 from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
 _ANSWER_SECONDS = 12.0
 _FILES = 20
-_SHORTEST, _LONGEST = 0.5, 30.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TALKING = 3.0
 _LOOKS = 20
+_LISTEN_SECONDS = SHORTEST / 8
+_MOVES, _EARLY, _WHOLE = 0, 1, 2
+"""How quiet a host is: something moves, nothing did for the limit of the pace, nothing did for the limit."""
 
 T = TypeVar("T")
 
@@ -96,29 +103,36 @@ class Watch:
         self._loop = loop
         self._eyes = eyes
         self._around = around
-        self._pause = min(max(around.limit / _LOOKS, _SHORTEST), _LONGEST)
         self._moved_at = 0.0
         self._spoke_at = 0.0
         self._wrote: Mapping[int, int] | None = None
         self._before: Look | None = None
         self._seen = Seen()
-        self._quiet = False
+        self._quiet = _MOVES
+        self._stalled_at = 0.0
+        self._looked_since = 0.0
+        self._early = 0.0
+        self._turn = 0
+        self._looking = 0
         self._over = False
         self._stacks = ""
         self._written = 0
         self.idle = 0.0
         self.waits: dict[int, tuple[int, int]] = {}
         # Of the leader:
-        self._quiet_hosts: set[str] = set()
+        self._pace = Pace(around.limit)
+        self._quiet_hosts: dict[str, int] = {}
         self._round = 0
-        self._asking = False
-        self._reported = False
+        self._asking = _MOVES
+        self._reported = _MOVES
         self._rows: dict[str, list[Row]] = {}
 
     def begin(self, started: float) -> None:
         """Look from now on. started: when the program was started (monotonic clock)."""
         self._moved_at = started
         self._tick()
+        if self._around.leader and self._around.limit > SHORTEST:
+            self._listen()
 
     def end(self) -> None:
         """The job ends: look no more."""
@@ -133,8 +147,12 @@ class Watch:
             self._look_again(number(message.get("round")))
         elif what == "verdict" and not self._around.leader:
             self._report(words(message.get("text")))
+        elif what == "pace" and not self._around.leader:
+            self._early = number(message.get("limit")) / 1000
+            if not self._looking:
+                self._tick_in(0)
         elif what == "quiet" and self._around.leader:
-            self._heard(host, message.get("quiet") is True)
+            self._heard(host, number(message.get("quiet")))
         elif what == "rows" and self._around.leader and number(message.get("round")) == self._round:
             self._answered(host, read_documents(host, message.get("rows")))
 
@@ -153,16 +171,22 @@ class Watch:
         self._in_thread(lambda: self._eyes.wrote(roots), judged)
 
     def _look_or_wait(self) -> None:
+        limit, whole = self._limit(), self._around.limit
         waited = time.monotonic() - self._last_sign()
-        first = self._around.limit * names.HANG_FIRST_LOOK
+        first = whole * names.HANG_FIRST_LOOK
+        if limit < whole:  # the leader asks for a look where it is needed
+            first = min(first, limit * FIRST_LOOK) if self._around.leader else 0.0
         if waited < first:
             self._before = None
             if self._spoke_at > self._moved_at:
                 self._seen = Seen()  # a new stall
-            self._set_quiet(False)
+            self._judge()
+            self._tell_pace(whole)
             # What goes on to print is asked again soon: the last word of a main thread is not known more exactly.
-            self._after(min(first - waited, max(self._pause, _TALKING)), self._tick)
+            soon = _pause(limit) if limit >= whole else limit / 4
+            self._tick_in(min(first - waited, max(soon, _TALKING)))
             return
+        self._tell_pace(limit)
         roots, before, printed = self._around.roots(), self._before, self._around.printed()
 
         def looked(look: Look) -> None:
@@ -189,15 +213,21 @@ class Watch:
     def _looked(self, look: Look) -> None:
         if self._before is not None:
             if sign_of_life(self._before, look, self._seen):
+                self._pace.excuse(look.at - self._last_sign())
                 self._moved_at = look.at
             elif self._spoke_at <= self._before.at:
                 self.idle += look.at - self._before.at
+        else:
+            self._looked_since = look.at
         self._before = look
         for rank, pid in look.ranks.items():
             self._count(rank, waits_for_others(look.processes[pid].stack))
         self._seen.add(look)
-        self._set_quiet(time.monotonic() - self._last_sign() >= self._around.limit)
-        self._after(self._pause, self._tick)
+        self._judge()
+        waited = time.monotonic() - self._last_sign()
+        if waited > 2 * self._limit() and not self._asking:
+            self._pace.excuse(waited)  # another host works
+        self._tick_in(_pause(self._limit()))
 
     def _count(self, rank: int, waits: bool) -> None:
         looks, waited = self.waits.get(rank, (0, 0))
@@ -206,13 +236,38 @@ class Watch:
     def _last_sign(self) -> float:
         return max(self._moved_at, self._spoke_at)
 
-    def _set_quiet(self, quiet: bool) -> None:
+    def _limit(self) -> float:
+        """Seconds without progress that are too many now. The leader has warned of a stall: wait for the limit."""
+        if self._around.leader:
+            return self._around.limit if self._reported else self._pace.early
+        return min(self._early or self._around.limit, self._around.limit)
+
+    def _judge(self) -> None:
+        """Tell the leader how quiet this host is, where that is news."""
+        now, sign, limit = time.monotonic(), self._last_sign(), self._limit()
+        quiet = self._quiet if sign <= self._stalled_at else _MOVES
+        if now - sign >= self._around.limit:
+            quiet = _WHOLE
+        elif now - sign >= limit and now - self._looked_since >= limit * (1 - FIRST_LOOK):
+            quiet = max(quiet, _EARLY)
+        self._stalled_at = sign
         if quiet != self._quiet:
             self._quiet = quiet
             if self._around.leader:
                 self._heard(self._around.member, quiet)
             else:
                 self._around.tell({"what": "quiet", "quiet": quiet})
+
+    def _tell_pace(self, limit: float) -> None:
+        """The leader's own silence is long for its pace, or no longer: the others look closely, or as before."""
+        early = limit if limit < self._around.limit else 0.0
+        if self._around.leader and early != self._early:
+            self._early = early
+            self._around.tell({"what": "pace", "limit": int(early * 1000)})
+
+    def _listen(self) -> None:
+        self._pace.hear(self._around.printed())
+        self._after(_LISTEN_SECONDS, self._listen)
 
     def _look_again(self, round_: int) -> None:
         """The leader asks: is it so, and where is each rank? The stacks are read while the answer is on its way."""
@@ -235,7 +290,7 @@ class Watch:
             self._before = seen
             if moved or self._last_sign() > seen.at:
                 self._moved_at = max(self._moved_at, seen.at)
-                self._set_quiet(False)
+                self._judge()
             elif around.leader:
                 self._answered(around.member, rows)
             else:
@@ -244,20 +299,22 @@ class Watch:
         self._in_thread(look, looked)
 
     # ------------------------------------------------------------------------------------------------------ the leader
-    def _heard(self, host: str, quiet: bool) -> None:
+    def _heard(self, host: str, quiet: int) -> None:
         if not quiet:
-            self._quiet_hosts.discard(host)
-            self._asking = self._reported = False
+            self._quiet_hosts.pop(host, None)
+            self._asking = self._reported = _MOVES
             return
-        self._quiet_hosts.add(host)
-        if not (self._asking or self._reported) and self._quiet_hosts >= set(self._all()):
-            self._asking = True
-            self._round += 1
-            self._rows = {}
-            self._around.tell({"what": "look", "round": self._round})
-            self._look_again(self._round)
-            round_ = self._round
-            self._after(_ANSWER_SECONDS, lambda: self._decide(round_))
+        self._quiet_hosts[host] = quiet
+        least = min(self._quiet_hosts.get(each, _MOVES) for each in self._all())
+        if self._asking or least <= self._reported or (self._reported and not self._around.fails):
+            return
+        self._asking = least
+        self._round += 1
+        self._rows = {}
+        self._around.tell({"what": "look", "round": self._round})
+        self._look_again(self._round)
+        round_ = self._round
+        self._after(_ANSWER_SECONDS, lambda: self._decide(round_))
 
     def _all(self) -> tuple[str, ...]:
         return (self._around.member, *self._around.others())
@@ -271,14 +328,17 @@ class Watch:
         """All have answered, or have had the time to."""
         if not self._asking or round_ != self._round:
             return
-        self._asking, self._reported = False, True
+        early = self._early if self._asking == _EARLY else 0.0
+        self._asking, self._reported = _MOVES, self._asking
         rows = [row for host_rows in self._rows.values() for row in host_rows]
         silent = sorted(set(self._all()) - set(self._rows))
-        verdict = name_the_odd(rows, silent, self._around.limit)
-        shown = "\n".join(filter(None, (verdict.text, grid(rows, verdict.odd, silent))))
+        verdict = name_the_odd(rows, silent, early or self._around.limit)
+        rest = f"it was silent for {self._pace.longest:.0f} s at most before, and goes on" if early else ""
+        shown = "\n".join(filter(None, (verdict.text, rest, grid(rows, verdict.odd, silent))))
         self._around.tell({"what": "verdict", "text": shown})
         written = self._report(shown)
-        if self._around.fails:
+        self._tell_pace(self._around.limit)
+        if self._around.fails and not early:
             row = verdict.odd[0] if verdict.odd else None
             where = f"stacks of the ranks of each host: {written}" if written else ""
             more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:])))
@@ -315,6 +375,12 @@ class Watch:
         return f"{names.HANG_DIRECTORY}/hang{number_}-HOST.txt"
 
     # -------------------------------------------------------------------------------------------------------- helpers
+    def _tick_in(self, seconds: float) -> None:
+        """Look next after so many seconds, and not before."""
+        self._turn += 1
+        turn = self._turn
+        self._after(seconds, lambda: self._tick() if turn == self._turn else None)
+
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
         self._loop.after(seconds, lambda: None if self._over else action())
 
@@ -330,11 +396,18 @@ class Watch:
                 os.close(target)
 
         def done(_: int) -> None:
+            self._looking -= 1
             self._loop.unwatch(source)
             os.close(source)
             if found and not self._over:
                 then(found[0])
 
+        self._looking += 1
         self._loop.watch(source, READ, done)
         with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is looked at
             threading.Thread(target=run, name="trainworks-hang", daemon=True).start()
+
+
+def _pause(limit: float) -> float:
+    """Return the seconds between two looks for a silence of so many seconds."""
+    return min(max(limit / _LOOKS, _SHORTEST_PAUSE), _LONGEST_PAUSE)
