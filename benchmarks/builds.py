@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from measure import ROOT, Figure, Section, clock, clock_process, describe, load, machine, run, table, write
 from peer import WORDS, Peer, write_peer
-from trainworks.build.base import ensure_base
+from trainworks.assemble.base import ensure_base
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine, StepEvent
 from trainworks.engine.scratch import private_folder

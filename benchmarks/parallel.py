@@ -25,7 +25,7 @@ from typing import Any
 
 from builds import CACHE, OWN_CACHES, freeze, ignore, say
 from measure import Figure, Section, clock, describe, load, machine, run, write
-from trainworks.build.many import PlannedTarget, plan_targets
+from trainworks.assemble.many import PlannedTarget, plan_targets
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuildRequest, Engine
 from trainworks.engine.scratch import private_folder

@@ -26,10 +26,10 @@ from typing import IO, Any
 
 from builds import CACHE, empty_caches, freeze
 from measure import Figure, Section, describe, machine, table, write
-from trainworks.build.image import build_image
-from trainworks.build.order import BuildOptions
-from trainworks.build.session import BuildSession
-from trainworks.build.target import image_spec
+from trainworks.assemble.image import build_image
+from trainworks.assemble.order import BuildOptions
+from trainworks.assemble.session import BuildSession
+from trainworks.assemble.target import image_spec
 from trainworks.engine import create
 from trainworks.engine.archive import files_of
 from trainworks.engine.docker import DockerEngine

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainworks.build.many import plan_targets
+from trainworks.assemble.many import plan_targets
 from trainworks.cli.commands import push
 from trainworks.cli.commands.build import parser
 from trainworks.facts.rows import Facts

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli.stand_in import write_stand_in
-from trainworks.build.many import (
+from trainworks.assemble.many import (
     PlannedTarget,
     RunSummary,
     TargetSummary,
@@ -22,8 +22,8 @@ from trainworks.build.many import (
     build_many,
     worst,
 )
-from trainworks.build.order import BuildOrder
-from trainworks.build.session import BuildSession
+from trainworks.assemble.order import BuildOrder
+from trainworks.assemble.session import BuildSession
 from trainworks.cli import main
 from trainworks.errors import UnknownNameError
 from trainworks.facts.rows import Facts

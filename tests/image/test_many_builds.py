@@ -15,7 +15,7 @@ import pytest
 
 from documented import promised
 from image.support import engine_that_answers
-from trainworks.build.base import ensure_base
+from trainworks.assemble.base import ensure_base
 from trainworks.engine import ENGINES
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError

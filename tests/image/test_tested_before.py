@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from trainworks.build.tested import CheckMemory
+from trainworks.assemble.tested import CheckMemory
 from trainworks.engine.protocol import BuiltImage, Engine, EngineInformation
 from trainworks.imagetest.results import CheckResult
 from trainworks.plan.checks import Check, ImportCheck

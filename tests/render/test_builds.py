@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from trainworks.build.record import record
+from trainworks.assemble.record import record
 from trainworks.cli import main
 from trainworks.errors import FactsError
 from trainworks.facts.data import FOLDERS

@@ -1,4 +1,4 @@
-"""``build.py extend``: base, requirements and code become a plan, its rendering and an image (``build.image``).
+"""``build.py extend``: base, requirements and code become a plan, its rendering and an image (``assemble.image``).
 
 Problems are looked for in two rounds, and each round reports all of them at once: first what this machine's files say
 (``extend.inputs``), without an engine; then what the base image says (``extend.base``), before anything is built.
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from trainworks.build.context import write_output
-from trainworks.build.image import ImageSpec, build_image
-from trainworks.build.session import BuildReport
+from trainworks.assemble.context import write_output
+from trainworks.assemble.image import ImageSpec, build_image
+from trainworks.assemble.session import BuildReport
 from trainworks.engine import choose
 from trainworks.engine.protocol import BuiltImage, Engine
 from trainworks.errors import ExtendError, OutputError

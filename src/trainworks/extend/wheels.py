@@ -13,8 +13,8 @@ from email.parser import BytesParser
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from trainworks.build.image import ImageSpec, run_build
-from trainworks.build.order import BuildOptions
+from trainworks.assemble.image import ImageSpec, run_build
+from trainworks.assemble.order import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, LockError
 from trainworks.extend.plan import WheelSource

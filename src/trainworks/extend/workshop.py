@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainworks.build.image import ImageSpec
-from trainworks.build.order import BuildOptions
+from trainworks.assemble.image import ImageSpec
+from trainworks.assemble.order import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import render_wheels

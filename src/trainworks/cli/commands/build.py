@@ -29,8 +29,8 @@ from trainworks.errors import BuildError, HostError, InterruptionError, RecipeEr
 from trainworks.terminal.output import put, put_result
 
 if TYPE_CHECKING:
-    from trainworks.build.order import BuildOrder
-    from trainworks.build.session import BuildSession
+    from trainworks.assemble.order import BuildOrder
+    from trainworks.assemble.session import BuildSession
     from trainworks.facts.rows import Facts, TargetRow
     from trainworks.plan.model import Request
 
@@ -143,8 +143,8 @@ def run(options: Namespace, root: Path) -> int:
         current = remembered_builds(facts, root, os.environ)
         put(list_json(rows, facts, current) if options.format == "json" else list_text(rows, facts, current))
         return 0
-    from trainworks.build.run import run_target
-    from trainworks.build.session import BuildSession
+    from trainworks.assemble.run import run_target
+    from trainworks.assemble.session import BuildSession
     from trainworks.inputs.mirror import read_mirror
     from trainworks.plan.resolve import make_plan
 
@@ -154,7 +154,7 @@ def run(options: Namespace, root: Path) -> int:
     if options.all or options.only or options.bake:
         return _many(options, request, session, order)
     if options.trust_first_use:
-        from trainworks.build.first_use import with_first_use
+        from trainworks.assemble.first_use import with_first_use
 
         session = with_first_use(request, session)
     result = run_target(request, make_plan(request, session.facts), session, order)
@@ -262,7 +262,7 @@ def _wrong_together(options: Namespace) -> list[str]:
 
 
 def _order(options: Namespace) -> BuildOrder:
-    from trainworks.build.order import BuildOrder, PushOrder
+    from trainworks.assemble.order import BuildOrder, PushOrder
 
     push = PushOrder(
         repositories=tuple(options.repository),
@@ -286,12 +286,12 @@ def _order(options: Namespace) -> BuildOrder:
 
 
 def _many(options: Namespace, like: Request, session: BuildSession, order: BuildOrder) -> int:
-    from trainworks.build.many import as_json, as_text, build_many, plan_targets, worst
+    from trainworks.assemble.many import as_json, as_text, build_many, plan_targets, worst
     from trainworks.plan.select import rows_like
 
     targets = plan_targets(rows_like(options.only, session.facts), session.facts, like)
     if options.bake:
-        from trainworks.build.bake import write_bake
+        from trainworks.assemble.bake import write_bake
 
         done = write_bake(targets, session, options.output, mirror=options.mirror, strict=options.strict)
         content = {"file": str(done.file), "targets": done.targets, "groups": done.groups}

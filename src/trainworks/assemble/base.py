@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from trainworks.build.context import one_at_a_time
+from trainworks.assemble.context import one_at_a_time
 from trainworks.engine.protocol import Engine
 from trainworks.engine.scratch import private_folder
 from trainworks.facts.rows import Base

@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from trainworks.build.order import BuildOrder
-from trainworks.build.session import BuildReport, BuildSession
+from trainworks.assemble.order import BuildOrder
+from trainworks.assemble.session import BuildReport, BuildSession
 from trainworks.inputs.source_code import names_without
 from trainworks.inputs.sources import Places, missing_sources, sources_folder
 from trainworks.inspect.plan import describe_plan, describe_sources
@@ -27,14 +27,14 @@ def run_target(request: Request, plan: ImagePlan, session: BuildSession, order: 
     Raises:
         RecipeError: A recipe and its values do not fit.
         OutputError: The folder of ``--output`` has files that are not ours, or cannot be written.
-        TrainworksError: See ``build.target.build_target``.
+        TrainworksError: See ``assemble.target.build_target``.
     """
     if order.until == "plan":
         return _show_plan(request, plan, session, order)
     if order.until == "render":
         return _write_rendering(plan, session, order.output)
     # Only here: a plan needs no engine's libraries.
-    from trainworks.build.target import build_target
+    from trainworks.assemble.target import build_target
 
     return build_target(request, plan, session, order)
 
@@ -52,7 +52,7 @@ def _show_plan(request: Request, plan: ImagePlan, session: BuildSession, order: 
 
 
 def _write_rendering(plan: ImagePlan, session: BuildSession, output: Path | None) -> BuildReport:
-    from trainworks.build.context import write_output
+    from trainworks.assemble.context import write_output
 
     text, values = write_output(render(plan, session.facts), output)
     return BuildReport(report={"name": plan.target.name, "tags": plan.tags, **values}, text=text)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainworks.build.context import replace_output
-from trainworks.build.image import ImageSpec, fill_context
-from trainworks.build.many import PlannedTarget
-from trainworks.build.session import BuildSession
-from trainworks.build.target import image_spec
+from trainworks.assemble.context import replace_output
+from trainworks.assemble.image import ImageSpec, fill_context
+from trainworks.assemble.many import PlannedTarget
+from trainworks.assemble.session import BuildSession
+from trainworks.assemble.target import image_spec
 from trainworks.errors import LockError, OutputError
 from trainworks.inputs.source_code import download_missing
 from trainworks.plan.locks import refuse_unlocked

@@ -1,6 +1,6 @@
 """One image, from its rendering to a tested result: base, context, engine, checks. Every build goes through here.
 
-``build.target`` and ``extend.image`` say what the image is made of; ``build.many`` does several, one thread each.
+``assemble.target`` and ``extend.image`` say what the image is made of; ``assemble.many`` does several, one thread each.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trainworks.build.base import ensure_base
-from trainworks.build.context import context_folder, replace_output, write_context
-from trainworks.build.order import BuildOptions
-from trainworks.build.tested import CheckMemory, PassedChecks
+from trainworks.assemble.base import ensure_base
+from trainworks.assemble.context import context_folder, replace_output, write_context
+from trainworks.assemble.order import BuildOptions
+from trainworks.assemble.tested import CheckMemory, PassedChecks
 from trainworks.engine.progress import StepTally
 from trainworks.engine.protocol import BuildRequest, BuiltImage, Engine, Secret
 from trainworks.errors import ImageTestError
@@ -121,7 +121,7 @@ def build_image(
     """Build an image and test it, as far as ``options.until`` says.
 
     Where the engine has an image of this name that was built from the very same inputs, that one is the result. Checks
-    that this image has passed are not asked again (``build.tested``), unless ``options.test_again``.
+    that this image has passed are not asked again (``assemble.tested``), unless ``options.test_again``.
 
     Args:
         spec: What to build.

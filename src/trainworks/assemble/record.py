@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trainworks.build.context import one_at_a_time
-from trainworks.build.image import ImageResult
+from trainworks.assemble.context import one_at_a_time
+from trainworks.assemble.image import ImageResult
 from trainworks.errors import OutputError
 from trainworks.facts.data import writable_root
 from trainworks.facts.load import BUILT

@@ -15,7 +15,7 @@ from trainworks.inputs.mirror import Mirror
 from trainworks.inputs.sources import Places
 
 if TYPE_CHECKING:
-    from trainworks.build.image import ImageResult
+    from trainworks.assemble.image import ImageResult
 
 
 @dataclass(frozen=True, kw_only=True)

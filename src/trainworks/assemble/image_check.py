@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainworks.build.image import ImageResult, test_image
-from trainworks.build.session import BuildSession
-from trainworks.build.target import image_spec
+from trainworks.assemble.image import ImageResult, test_image
+from trainworks.assemble.session import BuildSession
+from trainworks.assemble.target import image_spec
 from trainworks.engine import choose, image_in
 from trainworks.errors import UnknownNameError
 from trainworks.inspect.targets import find_image

@@ -1,4 +1,4 @@
-"""One target: plan, sources, rendering, image (``build.image``), record, push."""
+"""One target: plan, sources, rendering, image (``assemble.image``), record, push."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from trainworks.build.context import add_local_artifacts, add_local_wheels, one_at_a_time
-from trainworks.build.image import ImageResult, ImageSpec, build_image, unchanged_image
-from trainworks.build.order import BuildOrder, PushOrder
-from trainworks.build.session import BuildReport, BuildSession
+from trainworks.assemble.context import add_local_artifacts, add_local_wheels, one_at_a_time
+from trainworks.assemble.image import ImageResult, ImageSpec, build_image, unchanged_image
+from trainworks.assemble.order import BuildOrder, PushOrder
+from trainworks.assemble.session import BuildReport, BuildSession
 from trainworks.engine import choose
 from trainworks.engine.protocol import Engine
 from trainworks.errors import EngineUnavailableError, UnknownNameError
@@ -53,7 +53,7 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
         check_mirror(plan, session.mirror.folder, complete=order.offline)
     spec = image_spec(plan, render(plan, facts), session)
     if order.record:
-        from trainworks.build.record import refuse_record
+        from trainworks.assemble.record import refuse_record
 
         refuse_record(plan, facts, session.root)
     engine = _engine_that_answers(order)
@@ -72,7 +72,7 @@ def build_target(request: Request, plan: ImagePlan, session: BuildSession, order
     }
     text = f"{plan.tags[0]}\n"
     if order.record and result.broken is None:
-        from trainworks.build.record import record_result
+        from trainworks.assemble.record import record_result
 
         say(f"recorded in {record_result(plan, facts, result, session.root, os.environ)}")
     if order.push is not None and result.broken is None:

@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
-from trainworks.build.image import ImageResult
-from trainworks.build.order import BuildOrder
-from trainworks.build.run import run_target
-from trainworks.build.session import BuildSession
+from trainworks.assemble.image import ImageResult
+from trainworks.assemble.order import BuildOrder
+from trainworks.assemble.run import run_target
+from trainworks.assemble.session import BuildSession
 from trainworks.engine import choose
 from trainworks.engine.processes import Interruption, uninterrupted
 from trainworks.errors import (

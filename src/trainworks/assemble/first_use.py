@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from trainworks.build.session import BuildSession
+from trainworks.assemble.session import BuildSession
 from trainworks.errors import LockError
 from trainworks.facts.data import writable_root
 from trainworks.facts.load import load
