@@ -22,13 +22,17 @@ _FRAMEWORK_COMPONENTS: Mapping[str, str] = MappingProxyType({"pytorch": "torch"}
 
 
 class Instance(NamedTuple):
-    """What the instance table says of one instance type. Counts are per host; ``efa_devices`` is 0 if not known."""
+    """What the instance table says of one instance type, per host; a count of 0 may mean that it is not known.
+
+    ``network_gigabits`` is what its network carries in a second, each way.
+    """
 
     gpus: int = 0
     neuron_cores: int = 0
     efa: bool = False
     efa_rdma: bool = False
     efa_devices: int = 0
+    network_gigabits: int = 0
 
 
 class FabricVariable(NamedTuple):
@@ -156,6 +160,7 @@ def parse_manifest(document: str, where: str) -> Manifest:
             efa=row.get("efa") is True,
             efa_rdma=row.get("efa_rdma") is True,
             efa_devices=number(row.get("efa_devices")),
+            network_gigabits=number(row.get("network_gigabits")),
         )
     fabric = content.get("fabric")
     return Manifest(

@@ -297,6 +297,7 @@ class Instance:
     efa_rdma: bool
     source: str
     efa_devices: int = 0
+    network_gigabits: int = 0
     memory_gib: int = 0
     architecture: Architecture = "amd64"
     smp_loader_workers: bool = True

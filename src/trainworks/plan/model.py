@@ -96,7 +96,7 @@ class Missing:
 class InstanceShape:
     """What one host of an instance type has; the launcher's fallback where it cannot look at the hardware.
 
-    ``efa_devices``: 0 if not known.
+    ``efa_devices`` and ``network_gigabits``, what its network carries in a second each way: 0 if not known.
     """
 
     gpus: int
@@ -104,6 +104,7 @@ class InstanceShape:
     efa: bool
     efa_rdma: bool
     efa_devices: int = 0
+    network_gigabits: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,6 +160,7 @@ def _shapes(facts: Facts) -> dict[str, InstanceShape]:
             efa=row.efa,
             efa_rdma=row.efa_rdma,
             efa_devices=row.efa_devices,
+            network_gigabits=row.network_gigabits,
         )
         for row in facts.instances
     }
