@@ -214,7 +214,7 @@ def _link(source: Path, target: Path) -> None:
     """Put a file into the context: a hard link costs nothing; across file systems only a copy is possible."""
     try:
         try:
-            os.link(source, target)
+            os.link(source.resolve(), target)  # a folder may have links
         except FileExistsError:
             return
         except OSError:
