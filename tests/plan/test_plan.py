@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.errors import FactsError, LockError
+from trainworks.errors import FactsError, LockError, UnknownNameError
 from trainworks.facts.rows import CheckRow, Facts, Lock
 from trainworks.plan.checks import (
     DebianPackageCheck,
@@ -28,6 +28,8 @@ from trainworks.plan.select import request_for
 from trainworks.plan.shares import companion_distributions
 from trainworks.plan.target import context_of
 from trainworks.plan.variants import TITLE_LABEL, image_named, request_of
+from trainworks.render.dockerfile import render
+from trainworks.render.manifest import render_manifest
 
 
 def plan_of(name: str, facts: Facts) -> ImagePlan:
@@ -35,6 +37,7 @@ def plan_of(name: str, facts: Facts) -> ImagePlan:
     return make_plan(request_for(row, facts), facts)
 
 
+CU132 = "pytorch-2.15.0-cu132-py311-debian12"
 CU121 = "pytorch-2.4.1-cu121-py311-debian12"
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
 
@@ -224,6 +227,35 @@ def test_what_an_image_lacks_is_said_with_its_cost(facts: Facts) -> None:
 def with_lock(facts: Facts, name: str, lock: Lock | None) -> Facts:
     locks = {key: value for key, value in facts.locks.items() if key != name}
     return replace(facts, locks=locks if lock is None else {**locks, name: lock})
+
+
+def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Facts) -> None:
+    row = next(row for row in facts.targets if facts.name_of(row) == CU132)
+    plans = [
+        make_plan(replace(request_for(row, facts), with_components=names), facts)
+        for names in (("nccl-tests",), ("nccl-tests", "nvcc"), ())
+    ]
+    steps = [{step.component: step for step in plan.steps} for plan in plans]
+    lent, own = steps[0]["nvcc"], steps[1]["nvcc"]
+    assert (lent.in_image, own.in_image, "nvcc" in steps[2]) == (False, True, False)
+    assert lent.python == own.python
+    assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
+    assert plans[0].tags[0].endswith("-with-nccl-tests")
+    assert ["CUDA_HOME" in plan.environment for plan in plans] == [False, True, False]
+    assert [any(check.component == "nvcc" for check in plan.checks) for plan in plans] == [False, True, False]
+    assert ["flash-attn" in plan.compiled_by for plan in plans] == [True, False, True]
+    dockerfile = render(plans[0], facts).dockerfile
+    assert "COPY --from=nvcc /opt/venv /opt/venv" in dockerfile.partition("FROM system AS image")[0]
+    assert "--from=nvcc" not in dockerfile.partition("FROM system AS image")[2]
+    assert '"nvcc"' not in render_manifest(plans[0]).partition('"missing"')[0]
+
+
+def test_nccl_tests_is_refused_where_nothing_compiles_it_and_the_nearest_is_named(facts: Facts) -> None:
+    row = next(row for row in facts.targets if facts.name_of(row) == CU121)
+    with pytest.raises(UnknownNameError) as caught:
+        make_plan(replace(request_for(row, facts), with_components=("nccl-tests",)), facts)
+    assert "it is compiled by nvcc: the wheels of CUDA 12 have ptxas, but neither nvcc nor cicc" in str(caught.value)
+    assert "pytorch-2.14.1-cu130-py311-debian12: --cuda cu130" in (caught.value.hint or "")
 
 
 def test_a_missing_lock_names_the_command_that_makes_it(facts: Facts) -> None:

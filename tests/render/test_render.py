@@ -299,7 +299,7 @@ def test_the_manifest_says_what_the_launcher_reads(
         manifest = json.loads(next(file.content for file in rendering.files if file.path == "image.json"))
         assert manifest["schema"] == 1
         assert manifest["name"] == name
-        versions = {step.component: step.version for step in plans[name].steps if step.version}
+        versions = {step.component: step.version for step in plans[name].steps if step.version and step.in_image}
         assert {component: row["version"] for component, row in manifest["components"].items()} == versions
         assert versions["launcher"] == own
         if "trainworks-smdistributed" in manifest["protected"]:

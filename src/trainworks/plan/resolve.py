@@ -94,13 +94,14 @@ def assemble(context: TargetContext, components: Sequence[Component], parts: Par
     row, base, cell = context.row, context.base, context.cell
     target = _target_of(context)
     steps = _steps(components, context, parts.artifacts)
-    recipes = [facts.recipes[step.recipe] for step in steps]
+    inside = [step for step in steps if step.in_image]
+    recipes = [facts.recipes[step.recipe] for step in inside]
     image = _reference(row.image, base, facts)
     variant = variant_of(components, context, facts)
     labels = _labels(target, row.image or base.image, variant)
-    environment = _environment(context, steps, recipes)
+    environment = _environment(context, inside, recipes)
     plan_checks = (
-        *declared_checks(steps, facts.recipes, target.python),
+        *declared_checks(inside, facts.recipes, target.python),
         *image_checks(steps, labels, environment, context),
         *file_checks(recipes, facts),
     )
@@ -300,7 +301,8 @@ def _steps(
     artifacts: Mapping[str, tuple[Artifact, ...]],
 ) -> tuple[Step, ...]:
     apt = target.base.package_manager == "apt"
-    shares = share_packages(components, target.cell, lock_of(target), fetched=artifacts.keys())
+    lent = {each.name for each in components if each.build_only and not target.components[each.name].build_only}
+    shares = share_packages(components, target.cell, lock_of(target), fetched=artifacts.keys(), lent=lent)
     chosen = {component.name for component in components}
     replaced = {package for component in components for package in component.replaces_debian}
     steps = [

@@ -249,10 +249,13 @@ def select_components(request: Request, target: TargetContext, facts: Facts) -> 
     if problems:
         raise together(problems)
     built_with = {other for name in chosen for other in available[name].builds_with}
+    lent = {name for name in built_with - chosen if name in available and not available[name].default}
     return tuple(
-        component
+        replace(component, build_only=True, summary=f"{component.summary}; here it only builds others")
+        if name in lent
+        else component
         for name, component in available.items()
-        if name in chosen and (not component.build_only or name in built_with)
+        if name in lent or (name in chosen and (not component.build_only or name in built_with))
     )
 
 

@@ -43,7 +43,12 @@ def distribution_name(requirement: str) -> str:
 
 
 def share_packages(
-    components: Sequence[Component], cuda: Cuda, lock: Sequence[LockedPackage], *, fetched: Set[str] = frozenset()
+    components: Sequence[Component],
+    cuda: Cuda,
+    lock: Sequence[LockedPackage],
+    *,
+    fetched: Set[str] = frozenset(),
+    lent: Set[str] = frozenset(),
 ) -> dict[str, tuple[LockedPackage, ...]]:
     """Share the files of a lock out among components: every file belongs to exactly one, in the order of components.
 
@@ -51,7 +56,8 @@ def share_packages(
     that depends on it. What no chosen component needs is left out. Build files belong to ``builder`` and to components
     that only build, which have nothing else: a distribution that is needed both while building and in the image
     (``setuptools``) is in the lock twice, maybe in two versions (the CUDA headers).
-    What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken.
+    What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken. One
+    that is ``lent``, built for another alone, has the files that it would have in the image.
     """
     replaced = [pattern for each in components for pattern in each.replaces]
     lock = [package for package in lock if not any(fnmatchcase(package.name, pattern) for pattern in replaced)]
@@ -60,7 +66,11 @@ def share_packages(
     }
     owners = {
         build: _owners(
-            [each for each in components if (each.name == BUILDER or each.build_only) is build],
+            [
+                each
+                for each in components
+                if (each.name == BUILDER or (each.build_only and each.name not in lent)) is build
+            ],
             cuda,
             {package.name: package for package in lock if package.build is build},
         )
@@ -128,7 +138,7 @@ def companion_distributions(components: Sequence[Component], steps: Sequence[Ste
 
 def compiled_distributions(components: Sequence[Component], cuda: Cuda, facts: Facts) -> dict[str, str]:
     """Return the distributions that compile for GPUs with a component that an image for CUDA lacks: name to that."""
-    chosen = {component.name for component in components}
+    chosen = {component.name for component in components if not component.build_only}
     lacking = [each for each in facts.components if each.compiles and cuda.version and each.name not in chosen]
     return {name: each.name for each in lacking for name in each.compiles}
 

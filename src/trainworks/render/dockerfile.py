@@ -137,6 +137,8 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         if check:
             _check_signature(environment, recipe, values)
         blocks = _blocks(environment, step.recipe, values)
+        if not step.in_image:
+            blocks.pop("image", None)
         texts[step.component] = "\n".join(blocks.values())
         if "stage" in blocks:
             stages.append(

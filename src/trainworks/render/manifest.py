@@ -20,7 +20,9 @@ def render_manifest(plan: ImagePlan) -> str:
         "schema": SCHEMA,
         "name": plan.target.name,
         "target": asdict(plan.target),
-        "components": {step.component: {"version": step.version} for step in plan.steps if step.version},
+        "components": {
+            step.component: {"version": step.version} for step in plan.steps if step.version and step.in_image
+        },
         "missing": [asdict(missing) for missing in plan.missing],
         "programs": programs,
         "hostname_shim": plan.programs.get(HOSTNAME_SHIM, ""),
