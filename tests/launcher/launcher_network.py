@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, TRAIN, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher.contract.values import Json
 
@@ -154,9 +154,11 @@ def job_on(
     manifest: Path | None = None,
     variables: Mapping[str, str] | None = None,
     started: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    program: Sequence[str] = TRAIN,
     config: Callable[[str], Mapping[str, Json]] = lambda _: {},
 ) -> Iterator[tuple[Host, ...]]:
-    """A launcher on each host of the network. started: those that come, default all of them."""
+    """A launcher on each host of the network. started: those that come, default all. arguments: of ``train``."""
     made: list[Host] = []
     with contextlib.ExitStack() as stack:
         for host in started or network.hosts:
@@ -171,7 +173,7 @@ def job_on(
             own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
             prefix = network.inside(host, *own, "sh", "-c", 'hostname aws && exec "$@"', "sh")
             environment = {**(variables or {}), **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {})}
-            host_ = Host(base, variables=environment, prefix=prefix)
+            host_ = Host(base, *arguments, variables=environment, prefix=prefix, program=program)
             stack.enter_context(host_)
             made.append(host_)
         yield tuple(made)

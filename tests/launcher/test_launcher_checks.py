@@ -133,35 +133,12 @@ def test_a_difference_between_clocks(difference: float, uncertainty: float, word
 
 
 @pytest.mark.parametrize(
-    ("rates", "slow"),
-    [
-        ({}, []),
-        ({"a": 10e9, "b": 9e9, "c": 2e9}, ["c"]),
-        ({"a": 10e9, "b": 9e9, "c": 3e9}, []),
-        ({"a": 50e6}, ["a"]),  # slow on its own account
-    ],
+    ("variables", "gpus", "checked", "in_a_process"),
+    [({}, 0, True, False), ({"TRAINWORKS_CHECK": "off"}, 8, False, False), ({}, 8, True, True)],
 )
-def test_a_host_that_is_slower_than_the_others_is_named(rates: Mapping[str, float], slow: list[str]) -> None:
-    assert [finding.what.partition(" ")[0] for finding in rules.bandwidth(rates)] == slow
-
-
-@pytest.mark.parametrize(
-    ("variables", "changes", "expected"),
-    [
-        ({}, {}, ("quick", 0, False)),
-        ({"TRAINWORKS_CHECK": "off"}, {}, ("off", 0, False)),
-        ({}, {"devices": NO_GPU._replace(gpus=8)}, ("quick", 8, True)),
-        ({"TRAINWORKS_CHECK": "bandwidth"}, {"hosts": ("algo-1",)}, ("bandwidth", 0, False)),
-        ({"TRAINWORKS_CHECK": "bandwidth"}, {"hosts": ("algo-1", "algo-2")}, ("bandwidth", 0, True)),
-    ],
-)
-def test_what_a_job_asks_for(variables: Mapping[str, str], changes: dict[str, object], expected: object) -> None:
-    asked = plan(environment(variables={"PATH": "/bin", **variables}, **changes)).checks  # type: ignore[arg-type]
-    assert (
-        asked.level if asked else "off",
-        asked.gpus if asked else 0,
-        bool(asked and asked.needs_process),
-    ) == expected
+def test_what_a_job_asks_for(variables: Mapping[str, str], gpus: int, checked: bool, in_a_process: bool) -> None:
+    made = plan(environment(variables={"PATH": "/bin", **variables}, devices=NO_GPU._replace(gpus=gpus)))
+    assert (made.checks is not None, bool(made.checks and made.checks.needs_process)) == (checked, in_a_process)
 
 
 def test_one_of_several_tasks_on_a_host_checks_it() -> None:
@@ -316,6 +293,13 @@ def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
     with Launcher(tmp_path, variables={"TRAINWORKS_CHECK": "quik"}) as made:
         assert made.wait() == 64
     assert "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?" in made.text
+
+
+def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_path: Path) -> None:
+    with Launcher(tmp_path, "check", "bandwidth") as made:
+        assert made.wait() == 0
+    assert made.text.startswith("warning: all_reduce_perf is not in this image: build it with `--with nccl-tests`")
+    assert "nothing is wrong with this host" in made.text
 
 
 def test_the_command_checks_a_host_without_a_script(tmp_path: Path, nvml: Path) -> None:

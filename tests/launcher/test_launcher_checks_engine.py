@@ -1,62 +1,112 @@
-"""The measurement between hosts, in network namespaces whose speed ``tc`` limits. Marked ``engine``: root, iproute2."""
+"""``train check bandwidth`` on two hosts, by a real mpirun; a stand-in for nccl-tests' program. Marked ``engine``."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from launcher_network import call, engine_manifest, job_on, need, network_of
-from launcher_support import TIME_OUT
+from launcher_network import PREFIX, Host, engine_manifest, job_on, need, network_of
+from launcher_support import TRAIN
+
+from trainworks_launcher.contract.values import Json
 
 pytestmark = pytest.mark.engine
 
-BANDWIDTH = {"TRAINWORKS_CHECK": "bandwidth"}
+STAND_IN = f"""#!{sys.executable}
+# What all_reduce_perf 2.19.6 prints and writes: nccl-tests, src/util.cu (writeResultFooter) and src/common.cu.
+import argparse, json, os, signal, sys
+
+parser = argparse.ArgumentParser()
+for name in ("minbytes", "maxbytes", "check", "output_file"):
+    parser.add_argument(f"--{{name}}", required=True)
+asked = parser.parse_args()
+rank, what = int(os.environ["OMPI_COMM_WORLD_RANK"]), os.environ["STAND_IN"]
+for _ in range(2000):  # NCCL_DEBUG=INFO: more than a pipe holds
+    print(f"algo:{{rank}} [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0")
+sys.stdout.flush()
+while what == "hang":
+    signal.pause()
+if what == "wrong":
+    print("# Out of bounds values : 3 FAILED", flush=True)
+    sys.exit(1)
+if rank == 0:
+    print("# Out of bounds values : 0 OK")
+    print(f"# Avg bus bandwidth    : {{float(what):g}} ")
+    time = {{"time": 51234.5, "alg_bw": 20.625, "bus_bw": float(what), "nwrong": 0.0}}
+    size = {{"size": 1 << 30, "count": 1 << 28, "type": "float", "redop": "sum", "root": "    -1"}}
+    document = {{
+        "version": 3,
+        "env": [f"{{name}}={{value}}" for name, value in os.environ.items()],
+        "nccl_version": 23007,
+        "results": [{{**size, "out_of_place": time, "in_place": time, "actual_iterations": 20, "experiment_name": ""}}],
+        "out_of_bounds": {{"count": 0, "okay": "true"}},
+        "average_bus_bandwidth": {{"bandwidth": float(what), "okay": "unchecked"}},
+        "errors": [],
+    }}
+    with open(asked.output_file, "x") as file:
+        json.dump(document, file)
+"""
+
+HASTY = (
+    "import sys; from trainworks_launcher.command.cli import main; from trainworks_launcher.plan import measure;"
+    " measure.LIMIT_SECONDS = 2.0; sys.exit(main(sys.argv[1:]))"
+)
+"""The launcher with less patience."""
 
 
-def test_a_slow_host_is_measured_and_named(tmp_path: Path) -> None:
-    if not shutil.which("tc"):
-        pytest.skip("not here: tc")
-    with network_of(3) as network:
-        limit = ("rate", "40mbit", "burst", "16kb", "latency", "100ms")
-        call("tc", "-n", network.space("algo-3"), "qdisc", "add", "dev", "eth0", "root", "tbf", *limit)
-        with job_on(network, tmp_path, "print('it ran')", {}, variables=BANDWIDTH) as hosts:
-            assert [host.wait() for host in hosts] == [0, 0, 0]
-    log = hosts[0].text
-    rate = re.search(r"TCP to algo-1: (\d+) Mbit/s from algo-3, the slowest of 2 host\(s\)", log)
-    assert rate, log
-    assert 20 <= int(rate.group(1)) <= 48
-    assert "trainworks: warning: algo-3 sends " in log
-    assert "warning: algo-2" not in log
-    assert all("it ran" in host.text for host in hosts)
-
-
-def test_an_all_reduce_of_torch_is_timed_between_the_hosts(tmp_path: Path) -> None:
-    need("torchrun")
+def measure(tmp_path: Path, what: str, hasty: bool = False) -> tuple[list[int], tuple[Host, ...]]:
+    """Start the command on two hosts; their statuses, and the hosts."""
+    need("mpirun", "ssh", "sshd")
+    stand_in = tmp_path / "bin/all_reduce_perf"
+    stand_in.parent.mkdir()
+    stand_in.write_text(STAND_IN, encoding="utf-8")
+    stand_in.chmod(0o755)
+    image = engine_manifest(tmp_path)
+    document = json.loads(image.read_text(encoding="utf-8"))
+    document["instances"] = {"ml.x": {"gpus": 0, "neuron_cores": 0, "efa": False, "network_gigabits": 400}}
+    image.write_text(json.dumps(document), encoding="utf-8")
+    instance: dict[str, Json] = {"current_instance_type": "ml.x"}
+    variables = {"PATH": f"{stand_in.parent}:{PREFIX}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "STAND_IN": what}
     with network_of(2) as network:
-        image = engine_manifest(tmp_path)
-        document = json.loads(image.read_text(encoding="utf-8"))
-        document["components"]["torch"] = {"version": "2"}
-        image.write_text(json.dumps(document), encoding="utf-8")
-        with job_on(network, tmp_path, "print('it ran')", {}, manifest=image, variables=BANDWIDTH) as hosts:
-            assert [host.wait() for host in hosts] == [0, 0]
-    assert re.search(r"all-reduce \(gloo, 2 ranks, 16 MiB\): [\d.]+ [GM]bit/s per rank", hosts[0].text)
-    assert max(host.seconds for host in hosts) < TIME_OUT
+        started = job_on(
+            network,
+            tmp_path,
+            "",
+            {},
+            manifest=image,
+            variables=variables,
+            arguments=("check", "bandwidth"),
+            program=(sys.executable, "-c", HASTY) if hasty else TRAIN,
+            config=lambda _: instance,
+        )
+        with started as hosts, ThreadPoolExecutor(len(hosts)) as readers:  # both print more than a pipe holds
+            return list(readers.map(Host.wait, hosts)), hosts
 
 
-def test_a_port_that_is_closed_between_the_hosts_ends_the_job(tmp_path: Path) -> None:
-    """The control channel is let through, and nothing else."""
-    if not shutil.which("iptables"):
-        pytest.skip("not here: iptables")
-    with network_of(2) as network:
-        rule = ("iptables", "-A", "INPUT", "-p", "tcp", "--dport", "7777", "-j", "DROP")
-        call(*network.inside("algo-1", *rule))
-        variables = {**BANDWIDTH, "TRAINWORKS_JOIN_LIMIT_SECONDS": "3"}
-        with job_on(network, tmp_path, "print('it ran')", {}, variables=variables) as hosts:
-            assert [host.wait() for host in hosts] == [67, 67]
-    for host in hosts:
-        assert "port 7777, cannot be measured" in host.failure
-        assert "security group" in host.failure
-        assert "it ran\n" not in host.text
+@pytest.mark.parametrize(("figure", "warned"), [("41.25", False), ("3.5", True)])
+def test_the_figure_stands_beside_what_the_network_carries(tmp_path: Path, figure: str, warned: bool) -> None:
+    statuses, (leader, worker) = measure(tmp_path, figure)
+    assert statuses == [0, 0], leader.text
+    said = f"all-reduce of 2 ranks on 2 host(s): {float(figure):.2f} GB/s bus bandwidth"
+    assert f"trainworks: {said}; the network of ml.x carries 50 GB/s\n" in leader.text
+    assert "bus bandwidth" not in worker.text
+    assert ("warning: that is less than half of it" in leader.text) is warned
+    assert re.search(r"\[algo-1 rank 0\] # Avg bus bandwidth    : ", leader.text)
+    assert worker.text.count("NCCL INFO") == 2000
+
+
+def test_a_wrong_sum_fails(tmp_path: Path) -> None:
+    statuses, (leader, worker) = measure(tmp_path, "wrong")
+    assert statuses == [1, 1]
+    assert "all_reduce_perf" in leader.failure
+    assert leader.failure == worker.failure
+
+
+def test_a_run_that_does_not_end_is_a_warning(tmp_path: Path) -> None:
+    statuses, (leader, worker) = measure(tmp_path, "hang", hasty=True)
+    assert statuses == [0, 0], leader.text + worker.text
+    assert "trainworks: warning: the all-reduce of 2 ranks on 2 host(s) has not ended within 2 s: run it" in leader.text

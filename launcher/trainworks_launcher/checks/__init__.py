@@ -1,9 +1,9 @@
 """Checks of a host before the first step: what is asked (``Checks``), and what is found (``Finding``). Pure.
 
-``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library, ``between``
-measures between hosts. ``rules`` says what the figures mean: a function for each subject, with severity and reason.
-``programs/check.py`` is the process that does it where the driver is asked or something is measured; a host without
-GPUs is looked at in the launcher itself, which costs two milliseconds with its loading.
+``plan.asked`` makes Checks from a job. ``look`` reads the kernel's files, ``nvml`` asks NVIDIA's library. ``rules``
+says what the figures mean: a function for each subject, with severity and reason. ``programs/check.py`` is the process
+that does it where the driver is asked; a host without GPUs is looked at in the launcher itself, which costs two
+milliseconds with its loading.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainworks_launcher.contract import names
 
-QUICK, BANDWIDTH, OFF = names.CHECK_LEVELS
+QUICK, OFF = names.CHECK_LEVELS
 
 QUICK_SECONDS = 3.0
 """The most that QUICK may take in all, where the driver is at work already."""
@@ -46,7 +46,6 @@ class Checks(NamedTuple):
     """What is checked on one host, and what is expected of it.
 
     Attributes:
-        level: QUICK or BANDWIDTH.
         gpus: GPUs that the host seems to have; its driver is asked if there are any.
         visible_gpus: Those that the job may use, by number or by UUID, and that are judged; None: all.
         row_gpus: GPUs that the instance table says; 0 if it does not.
@@ -59,15 +58,8 @@ class Checks(NamedTuple):
         shared_memory: Whether the job uses /dev/shm: several processes, GPUs, or a framework with data loaders.
         interface: Network interface to the other hosts; ``""`` if none is known, or there are no others.
         directories: Where the job writes.
-        host: This host, in ``hosts``.
-        hosts: Hosts of the job, the leader first.
-        address: Name or address of the leader.
-        port: TCP port that is free until the ranks start; the leader listens there for the measurement.
-        wait: Seconds within which the other hosts come.
-        python: Python of the image that has torch; ``""`` if it has none.
     """
 
-    level: str = QUICK
     gpus: int = 0
     row_gpus: int = 0
     row_efa: int = 0
@@ -79,15 +71,9 @@ class Checks(NamedTuple):
     shared_memory: bool = False
     interface: str = ""
     directories: tuple[str, ...] = ()
-    host: str = ""
-    hosts: tuple[str, ...] = ()
-    address: str = ""
-    port: int = 0
-    wait: float = 0.0
-    python: str = ""
     visible_gpus: tuple[str, ...] | None = None
 
     @property
     def needs_process(self) -> bool:
-        """Whether a driver is asked, which may hang, or something is measured."""
-        return self.gpus > 0 or (self.level == BANDWIDTH and len(self.hosts) > 1)
+        """Whether a driver is asked, which may hang."""
+        return self.gpus > 0

@@ -6,7 +6,7 @@ else is a warning. What does not apply (no GPU, an instance type that is not kno
 
 from __future__ import annotations
 
-from typing import Iterator, Mapping, Sequence
+from typing import Iterator
 
 from trainworks_launcher.checks import FAILED, WARNING, Checks, Finding
 from trainworks_launcher.checks.look import Seen
@@ -27,12 +27,6 @@ DISK_FULL_BYTES = 16 << 20
 CLOCK_SECONDS = 2.0
 """A larger difference between two hosts is a warning: logs are in the wrong order, and files of the other host look
 new or old. AWS refuses signed requests from 5 minutes on."""
-
-SLOW_NETWORK = 0.25
-"""A host whose bandwidth is below this part of the median of all hosts is named."""
-
-LEAST_BITS_PER_SECOND = 100e6
-"""Less is a warning on any host: the slowest instance types that train have more than ten times that."""
 
 
 def version_of(text: str) -> tuple[int, ...]:
@@ -119,29 +113,6 @@ def clock(host: str, difference: float, uncertainty: float) -> Finding | None:
     return Finding(
         WARNING, what, "synchronize the clocks (chrony, NTP): logs, certificates and signed requests need it"
     )
-
-
-def bandwidth(measured: Mapping[str, float]) -> Iterator[Finding]:
-    """Yield a warning for each host that is much slower than the others.
-
-    Args:
-        measured: Host -> bits per second that it sends to the leader.
-    """
-    middle = median(list(measured.values()))
-    for host, rate in measured.items():
-        if rate < max(SLOW_NETWORK * middle, LEAST_BITS_PER_SECOND):
-            what = f"{host} sends {bits(rate)} to the leader, and the median of the hosts is {bits(middle)}"
-            yield Finding(WARNING, what, "look at its network interface, or replace the host")
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the upper median; 0 for none."""
-    return sorted(values)[len(values) // 2] if values else 0.0
-
-
-def bits(rate: float) -> str:
-    """Return a rate in words."""
-    return f"{rate / 1e9:.2f} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.0f} Mbit/s"
 
 
 def _size(size: int) -> str:

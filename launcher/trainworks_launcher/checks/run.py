@@ -1,11 +1,10 @@
-"""Runs the checks of a host: looks, asks the driver, measures. Takes Checks, returns findings and lines for the log."""
+"""Runs the checks of a host: looks, asks the driver. Takes Checks, returns findings."""
 
 from __future__ import annotations
 
 import os
-from typing import Callable
 
-from trainworks_launcher.checks import BANDWIDTH, FAILED, GPU_SECONDS, QUICK_SECONDS, Checks, Finding
+from trainworks_launcher.checks import FAILED, GPU_SECONDS, QUICK_SECONDS, Checks, Finding
 from trainworks_launcher.checks.look import look
 from trainworks_launcher.checks.rules import judge
 
@@ -20,26 +19,15 @@ _PERSISTENCE = "/run/nvidia-persistenced/socket"
 """Of the daemon that keeps the driver at work when no program uses a GPU; NVIDIA's container runtime mounts it."""
 
 
-def run(asked: Checks, log: Callable[[str], None]) -> tuple[Finding, ...]:
-    """Check this host.
-
-    Args:
-        asked: What is checked.
-        log: Prints a line: figures that were measured.
-    """
+def run(asked: Checks) -> tuple[Finding, ...]:
+    """Check this host."""
     gpus = None
     if asked.gpus:
         from trainworks_launcher.checks import nvml
 
         starting = 0.0 if os.path.exists(_PERSISTENCE) else asked.gpus * GPU_SECONDS  # noqa: PTH110
         gpus = nvml.ask(QUICK_SECONDS - _OTHER_SECONDS + starting, _LISTEN_SECONDS)
-    found = judge(asked, look(asked.interface, asked.directories, gpus))
-    failed = any(finding.severity == FAILED for finding in found)
-    if asked.level == BANDWIDTH and not failed and (len(asked.hosts) > 1 or asked.gpus > 1):
-        from trainworks_launcher.checks import between
-
-        found += between.measure(asked, log)
-    return found
+    return judge(asked, look(asked.interface, asked.directories, gpus))
 
 
 _FAILURE = "check failed: "

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"trainworks: {error} (see: train --help)\n")
         return names.EXIT_NOT_STARTED
     if command.name == "check":
-        return _check()
+        return _check("bandwidth" in parsed)
     return _train(asked) if command is options.TRAIN else _show(command.name, parsed, asked)
 
 
@@ -178,8 +178,20 @@ def _execute(words: Sequence[str]) -> int:
         return names.EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else names.EXIT_NOT_EXECUTABLE
 
 
-def _check() -> int:
-    """Check this host; the script and the rest of the job need not be there."""
+def _check(measures: bool) -> int:
+    """Check this host; the script and the rest of the job need not be there.
+
+    Args:
+        measures: Whether an all-reduce is timed, too: a job of its own, which begins with the same checks.
+    """
+    if measures:
+        import shutil
+
+        from trainworks_launcher.plan import measure
+
+        if shutil.which(measure.PROGRAM):
+            return _train(measure.ASKED, measures)
+        print(f"warning: {measure.MISSING}")
     from trainworks_launcher.checks import FAILED, OFF, QUICK
     from trainworks_launcher.checks.run import line_of, run
     from trainworks_launcher.given.environment import read_environment
@@ -192,7 +204,7 @@ def _check() -> int:
     network, _ = read_network(environment, placement)
     level = "" if environment.variables.get(names.CHECK_VARIABLE) != OFF else QUICK
     asked = checks_of(environment, placement, network, level)
-    found = run(asked, print) if asked is not None else ()
+    found = run(asked) if asked is not None else ()
     for finding in found:
         print(line_of(finding))
     if not found:
@@ -249,17 +261,18 @@ def _summary(base: str) -> Mapping[str, Json]:
     return found if found.get("writer") == names.SUMMARY_WRITER else {}
 
 
-def _train(asked: Invocation | None = None) -> int:
+def _train(asked: Invocation | None = None, measures: bool = False) -> int:
     """Run this host's part. The handlers come first: a stop signal during all that follows is not lost.
 
     Args:
         asked: What the command line asks for; None: nothing.
+        measures: Whether that is ``plan.measure``'s all-reduce.
     """
     from trainworks_launcher.contract.stop_signals import EarlyStops, StoppedError
 
     with EarlyStops() as stops:
         try:
-            return _run(stops, asked)
+            return _run(stops, asked, measures)
         except StoppedError as stopped:
             stops.hold()
             return _stopped(stopped.number, asked)
@@ -286,7 +299,7 @@ def _stopped(number: int, asked: Invocation | None) -> int:
     return outcome.status
 
 
-def _run(stops: EarlyStops, asked: Invocation | None) -> int:
+def _run(stops: EarlyStops, asked: Invocation | None, measures: bool) -> int:
     """Read the job, plan this host's part, and run it."""
     from trainworks_launcher.contract.errors import RefusalError
     from trainworks_launcher.contract.masking import Masker
@@ -319,6 +332,10 @@ def _run(stops: EarlyStops, asked: Invocation | None) -> int:
         results = report_directory(base, environment.variables)
         outcome_files.write(results, outcome, masker, manifest=environment.manifest)
         return refusal.status
+    if measures:
+        from trainworks_launcher.plan.measure import measured
+
+        plan = measured(plan, job)
     for line in first_lines(plan, job):
         output.log(masker.text(line))
     if environment.variables.get(names.EXPLAIN_VARIABLE) not in (None, "", "0"):

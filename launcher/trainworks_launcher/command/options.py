@@ -68,7 +68,11 @@ COMMANDS: tuple[Command, ...] = (
             *_HOW,
         ),
     ),
-    Command("check", "check this host as a job does before it starts; run nothing", ()),
+    Command(
+        "check",
+        "check this host as a job does before it starts; run nothing",
+        (Option("bandwidth", "", "then time an all-reduce over the GPUs of all hosts: start it on each of them"),),
+    ),
 )
 """The commands beside TRAIN."""
 

@@ -115,9 +115,9 @@ STOP_GRACE_VARIABLE = "TRAINWORKS_STOP_GRACE_SECONDS"
 """Seconds between a stop signal and KILL; default: the platform's own, less STOP_RESERVE_SECONDS."""
 
 CHECK_VARIABLE = "TRAINWORKS_CHECK"
-"""``quick`` (default), ``bandwidth`` or ``off``: checks of the hosts before the program starts (CHECK_LEVELS)."""
+"""``quick`` (default) or ``off``: checks of the hosts before the program starts (CHECK_LEVELS)."""
 
-CHECK_LEVELS = ("quick", "bandwidth", "off")
+CHECK_LEVELS = ("quick", "off")
 """Values of CHECK_VARIABLE, the default first."""
 
 CHECKPOINT_DIRECTORY_VARIABLE = "TRAINWORKS_CHECKPOINT_DIRECTORY"

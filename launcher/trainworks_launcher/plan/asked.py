@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainworks_launcher.checks import BANDWIDTH, OFF, Checks
+from trainworks_launcher.checks import OFF, Checks
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.given.environment import Environment
@@ -10,7 +10,7 @@ from trainworks_launcher.job.network import Network
 from trainworks_launcher.job.placement import Placement
 
 TORCH = "torch"
-"""Component of the image whose collectives are measured, and whose data loaders use /dev/shm."""
+"""Component of the image whose data loaders use /dev/shm."""
 
 
 _TEMPORARY = "/tmp"  # noqa: S108  (what tempfile uses where nothing else is said)
@@ -31,10 +31,8 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         return None
     manifest, devices = environment.manifest, environment.devices
     row = manifest.instances.get(placement.instance_type)
-    hosts = placement.hosts
-    several = len(hosts) > 1
+    several = len(placement.hosts) > 1
     return Checks(
-        level=level,
         gpus=devices.gpus,
         visible_gpus=devices.visible_gpus,
         row_gpus=row.gpus if row and devices.visible_gpus is None else 0,
@@ -47,10 +45,4 @@ def checks_of(environment: Environment, placement: Placement, network: Network, 
         shared_memory=devices.gpus > 0 or placement.processes_per_host > 1 or manifest.framework == TORCH,
         interface=network.interface.partition(",")[0] if several else "",
         directories=(environment.results, environment.variables.get("TMPDIR", _TEMPORARY)),
-        host=placement.host,
-        hosts=hosts if level == BANDWIDTH else (),
-        address=environment.platform.leader_address or placement.leader,
-        port=network.master_port,
-        wait=network.limits.join,
-        python=environment.programs.get("python", "") if TORCH in manifest.components else "",
     )

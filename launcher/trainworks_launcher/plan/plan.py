@@ -6,7 +6,7 @@ import json
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.checks import Checks
+from trainworks_launcher.checks import OFF, QUICK, Checks
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.origins import Origin
@@ -200,7 +200,7 @@ class NodePlan(NamedTuple):
             "control": {**self.control._asdict(), "hosts": list(self.control.hosts)} if self.control else None,
             "shell": self.shell._asdict() if self.shell else None,
             "limits_seconds": self.limits._asdict(),
-            "checks": self.checks.level if self.checks else "off",
+            "checks": QUICK if self.checks else OFF,
             "why": [
                 {"subject": reason.subject, "origin": reason.origin.word, "why": reason.why} for reason in self.why
             ],

@@ -1,7 +1,7 @@
 """Checks this host before the job starts: ``check.py CHECKS``, a JSON object with the fields of ``checks.Checks``.
 
-A process of its own, because a driver may never answer and a measurement takes seconds, while the launcher's heartbeats
-and stop signals go on. Findings are lines on standard error; the status is names.EXIT_CHECK if one of them failed.
+A process of its own, because a driver may never answer, while the launcher's heartbeats and stop signals go on.
+Findings are lines on standard error; the status is names.EXIT_CHECK if one of them failed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(document: str) -> int:
     fields: dict[str, Any] = json.loads(document)
     fields.update({name: tuple(value) for name, value in fields.items() if isinstance(value, list)})
     asked = Checks(**fields)
-    found = run(asked, _log)
+    found = run(asked)
     for finding in found:
         _log(line_of(finding))
     return names.EXIT_CHECK if any(finding.severity == FAILED for finding in found) else 0

@@ -80,7 +80,7 @@ class Preparation:
         from trainworks_launcher.checks import FAILED as CHECK_FAILED
         from trainworks_launcher.checks.run import line_of, run
 
-        found = run(asked, self._log)
+        found = run(asked)
         for finding in found:
             self._log(line_of(finding))
         failed = [str(finding) for finding in found if finding.severity == CHECK_FAILED]
