@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from together import NotTestedError, main
+from together import NotTestedError, main, nvidia_libraries
 
 NEEDS = ("torch", "cuda", "archive")
 BOUND = 60
@@ -23,7 +23,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         program = Path(folder, "bin", "all_reduce_perf")
         if not program.is_file():
             raise NotTestedError("the archive has no bin/all_reduce_perf")
-        path = os.pathsep.join(filter(None, (f"{folder}/lib", os.environ.get("LD_LIBRARY_PATH"))))
+        path = os.pathsep.join(filter(None, (f"{folder}/lib", *nvidia_libraries(), os.environ.get("LD_LIBRARY_PATH"))))
         ended = subprocess.run(
             [str(program), "--minbytes", "8", "--maxbytes", "64M", "--stepfactor", "8", "--ngpus", "1", "--check", "1"],
             stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from together import NotTestedError, main, ranks
+from together import NotTestedError, main, nvidia_libraries, ranks
 
 NEEDS = ("torch", "cuda", "nccl", "archive")
 BOUND = 90
@@ -26,6 +26,9 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
         plugins = sorted(Path(folder, "lib").glob("libnccl-net*.so"))
         if not plugins:
             raise NotTestedError("the archive has no lib/libnccl-net*.so")
+        # The plugin asks the loader for CUDA's runtime by a name that no wheel has.
+        for runtime in (file for place in nvidia_libraries() for file in Path(place).glob("libcudart.so.*")):
+            (plugins[0].parent / "libcudart.so").symlink_to(runtime)
         path = os.pathsep.join(filter(None, (str(plugins[0].parent), os.environ.get("LD_LIBRARY_PATH"))))
         variables = {
             "LD_LIBRARY_PATH": path,

@@ -128,6 +128,13 @@ def free_port() -> int:
         return port
 
 
+def nvidia_libraries() -> list[str]:
+    """Return the folders of NVIDIA's wheels that have libraries: those that torch itself loads."""
+    import torch
+
+    return [str(place) for place in sorted(Path(torch.__file__).parents[1].glob("nvidia/*/lib"))]
+
+
 def near(what: str, difference: float, limit: float) -> float:
     """Return a difference.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
+import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,29 @@ def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None
     assert [check["title"] for check in checks if not check["passed"]] == []
     components = {check["component"] for check in checks}
     assert {"rdma-core", "libfabric", "gdrcopy", "aws-ofi-nccl"} <= components
+
+
+def test_the_plugin_loads_from_an_archive_of_its_files(cuda_image: BuiltByCommand, root: Path, tmp_path: Path) -> None:
+    """As tests/gpu loads it, on a machine with a GPU and without the image."""
+    archive = tmp_path / "plugin.tar.gz"
+    tool = root / "tools" / "gpu-archive"
+    subprocess.run((sys.executable, tool, cuda_image.reference, archive), check=True, timeout=300)
+    assert archive.stat().st_size < 30 * MEBIBYTE
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path, filter="data")
+    script = (
+        "import ctypes, os; plugin = ctypes.CDLL('lib/libnccl-net.so', mode=os.RTLD_NOW); "
+        "print(bool(plugin.ncclNetPlugin_v8), sum('/lib/libfabric.so' in line for line in open('/proc/self/maps')) > 0)"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", script),
+        cwd=tmp_path,
+        env={"LD_LIBRARY_PATH": str(tmp_path / "lib")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "True True\n", done.stderr
 
 
 def test_two_hosts_move_data_through_the_plugin(cuda_image: BuiltByCommand, programs: Path, network: Any) -> None:
