@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from launcher_support import NO_GPU, environment, manifest, plan
@@ -13,6 +15,9 @@ from trainworks_launcher.checks import FAILED, Checks
 from trainworks_launcher.checks.gpus import LOST, Gpu, Gpus
 from trainworks_launcher.checks.look import Seen
 from trainworks_launcher.checks.rules import judge
+from trainworks_launcher.command.explain import explain
+from trainworks_launcher.contract.errors import RefusalError
+from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given import devices, platforms
 from trainworks_launcher.given.environment import Devices
 from trainworks_launcher.given.platforms import Given
@@ -209,3 +214,115 @@ def test_gpus_that_were_left_out_on_purpose_are_not_missed() -> None:
     asked = checks_of(job.environment, job.placement, job.network)
     assert asked is not None
     assert (asked.gpus, asked.row_gpus, asked.visible_gpus) == (1, 0, ("0",))
+
+
+# ---------------------------------------------------------------------------------------------------------------- NUMA
+class Sockets(NamedTuple):
+    """A host's own listing of its GPUs and NUMA nodes, and what this process may use."""
+
+    gpu_nodes: Sequence[str | None] = ("0", "0", "1", "1")
+    cpu_lists: Sequence[str] = ("0-1,4", "2-3")
+    cpus: Sequence[int] = (0, 1, 2, 3, 4)
+    gpus: int = 4
+    visible: tuple[str, ...] | None = None
+    numactl: str = "exit 0"
+
+
+def nodes_on(root: Path, host: Sockets) -> tuple[int, ...]:
+    """What the launcher finds on such a host."""
+    for number, cpus in enumerate(host.cpu_lists):
+        node = root / f"sys/devices/system/node/node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(f"{cpus}\n")
+    for number, at in enumerate(host.gpu_nodes):
+        address = f"0000:{number:x}e:00.0"
+        (root / "driver" / address.upper()).mkdir(parents=True)
+        device = root / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        if at is not None:
+            (device / "numa_node").write_text(f"{at}\n")
+    (root / "bin").mkdir()
+    if host.numactl:
+        (root / "bin/numactl").write_text(f"#!/bin/sh\n{host.numactl}\n")
+        (root / "bin/numactl").chmod(0o755)
+    variables = {"PATH": f"{root}/bin"}
+    return devices.nodes_of_gpus(host.gpus, host.visible, variables, f"{root}/sys", f"{root}/driver", host.cpus)
+
+
+@pytest.mark.parametrize(
+    ("host", "nodes"),
+    [
+        (Sockets(), (0, 0, 1, 1)),
+        (Sockets(gpu_nodes=("1", "0", "1", "0")), (1, 0, 1, 0)),
+        (Sockets(cpus=(4, 3)), (0, 0, 1, 1)),
+        (Sockets(gpus=2, visible=("3", "0")), (1, 0)),
+        # numactl is tried with a CPU that this process may use
+        (Sockets(cpus=(3, 4), numactl='[ "$1" = --physcpubind=4 ]'), (0, 0, 1, 1)),
+    ],
+)
+def test_gpus_of_two_nodes(tmp_path: Path, host: Sockets, nodes: tuple[int, ...]) -> None:
+    assert nodes_on(tmp_path, host) == nodes
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        Sockets(cpu_lists=("0-4",), gpu_nodes=("0",) * 4),
+        Sockets(gpu_nodes=("0", "0", "0", "0")),  # the CPUs of the other node would be nobody's
+        Sockets(gpu_nodes=("-1", "-1", "-1", "-1")),  # torch takes node 0 for all of them
+        Sockets(gpu_nodes=("0", "0", "1", "-1")),
+        Sockets(gpu_nodes=("0", "0", "1", None)),  # torch ends the job: no such file
+        Sockets(gpu_nodes=("0", "0", "1", "2")),  # a node without CPUs, such as a GPU's own memory
+        Sockets(cpu_lists=("0-4", "")),
+        Sockets(cpus=(0, 1, 4)),  # torch ends the job: no CPU to bind to
+        Sockets(gpus=8),  # the driver lists others than the container can open
+        Sockets(gpus=2),
+        Sockets(gpus=1, visible=("3",)),
+        Sockets(gpus=2, visible=("GPU-1f", "GPU-2f")),
+        Sockets(gpu_nodes=(), gpus=4),
+        Sockets(gpu_nodes=(), gpus=0),
+        Sockets(numactl=""),
+        Sockets(numactl="echo 'This system does not support NUMA policy' >&2; exit 1"),
+    ],
+)
+def test_ranks_are_not_bound_where_torch_would_fail_or_choose_wrongly(tmp_path: Path, host: Sockets) -> None:
+    assert nodes_on(tmp_path, host) == ()
+
+
+TWO_SOCKETS = Devices(gpus=4, gpu_nodes=(0, 0, 1, 1))
+TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
+
+
+@pytest.mark.parametrize(
+    ("torch", "variable", "found", "more", "words"),
+    [
+        ("2.9.0", None, TWO_SOCKETS, {}, ["--numa-binding=node"]),
+        ("2.13.0", "auto", TWO_SOCKETS, {}, ["--numa-binding=node"]),
+        ("2.15.0", "off", TWO_SOCKETS, {}, []),
+        ("2.15.0", "exclusive", TWO_SOCKETS, {}, ["--numa-binding=exclusive"]),
+        ("2.15.0", "socket", Devices(gpus=1), {}, ["--numa-binding=socket"]),
+        ("2.8.1", None, TWO_SOCKETS, {}, []),
+        ("", None, TWO_SOCKETS, {}, []),
+        ("2.15.0", None, Devices(gpus=4), {}, []),
+        # rank 1's GPU is not GPU 1
+        ("2.15.0", None, TWO_SOCKETS, {"sagemaker_mpi_num_of_processes_per_host": 2}, []),
+    ],
+)
+def test_ranks_of_torchrun_are_bound_to_the_cpus_near_their_gpu(
+    torch: str, variable: str | None, found: Devices, more: dict[str, Json], words: list[str]
+) -> None:
+    given = {} if variable is None else {"TRAINWORKS_NUMA_BINDING": variable}
+    image = manifest()._replace(components={"torch": torch} if torch else {})
+    made = plan(environment({**TORCHRUN, **more}, devices=found, variables=given, manifest=image))
+    assert [word for word in made.argv if "numa" in word] == words
+    assert [row.value for row in explain(made, given) if row.name == "--numa-binding"] == [
+        word.partition("=")[2] for word in words
+    ]
+
+
+@pytest.mark.parametrize(("torch", "variable"), [("2.8.1", "node"), ("2.15.0", "sockets")])
+def test_a_binding_that_cannot_be_is_refused(torch: str, variable: str) -> None:
+    image = manifest()._replace(components={"torch": torch})
+    given = {"TRAINWORKS_NUMA_BINDING": variable}
+    with pytest.raises(RefusalError, match="TRAINWORKS_NUMA_BINDING"):
+        plan(environment(TORCHRUN, devices=TWO_SOCKETS, variables=given, manifest=image))

@@ -157,6 +157,12 @@ EMULATION_VARIABLE = "SMP_CPU_EMULATION"
 CLEAN_EXIT_VARIABLE = "TRAINWORKS_CLEAN_EXIT"
 """``on`` or ``off``: whether every Python of the job ends only when gloo's threads are idle; default on."""
 
+NUMA_VARIABLE = "TRAINWORKS_NUMA_BINDING"
+"""torchrun's ``--numa-binding``, one of NUMA_BINDINGS: which CPUs a rank may use, by its GPU."""
+
+NUMA_BINDINGS = ("auto", "off", "node", "socket", "exclusive", "core-complex")
+"""``auto``, the default: the CPUs of the GPU's node, where they are known. ``off``: all. The others are torchrun's."""
+
 SUMMARY_VARIABLE = "TRAINWORKS_SUMMARY"
 """``on`` or ``off``: whether a job ends with a line about what it took, and SUMMARY_FILE; default on."""
 

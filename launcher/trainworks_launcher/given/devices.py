@@ -1,4 +1,4 @@
-"""What a container may use of its host's devices: EFA devices, locked memory, GPUs. Reads the kernel's own files.
+"""What a container may use of its host's devices: EFA devices, memory, GPUs, CPUs. Reads the kernel's own files.
 
 The kernel lists RDMA devices and GPUs of the whole host in every container. What counts is what this one can open.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Callable, Collection, Mapping, Sequence
 
 _PROBE_SECONDS = 20.0
 _IPC_LOCK = 14
@@ -115,3 +116,63 @@ def count_gpus(variables: Mapping[str, str]) -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0
     return sum(1 for line in answer.stdout.splitlines() if line.startswith(b"GPU ")) if answer.returncode == 0 else 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- NUMA
+def nodes_of_gpus(
+    gpus: int,
+    visible: Sequence[str] | None,
+    variables: Mapping[str, str],
+    system: str = "/sys",
+    driver: str = "/proc/driver/nvidia/gpus",
+    cpus: Collection[int] | None = None,
+) -> tuple[int, ...]:
+    """Return the NUMA node of each GPU that the job may use; () where ranks cannot be bound to the CPUs of their GPU.
+
+    That needs GPUs on two nodes or more, CPUs of each of these nodes, and a ``numactl`` that may bind. Where the kernel
+    does not know a GPU's node (-1, as in many virtual machines), torch would bind its rank to node 0. Where a file is
+    missing, or a node has no CPU that this process may use, torch would end the job. Sources: torch/numa/binding.py;
+    kernel documentation, sysfs-bus-pci (numa_node) and sysfs-devices-node (cpulist).
+
+    Args:
+        gpus: Number of GPUs that the job may use.
+        visible: Which of the container's they are, as CUDA_VISIBLE_DEVICES calls them; None: all.
+        variables: The process's environment.
+        system: Where the kernel lists nodes and devices.
+        driver: Where NVIDIA's driver lists this container's GPUs by their PCI addresses.
+        cpus: CPUs that this process may use; None: what the kernel says.
+    """
+    if gpus < 2 or len(names_in(f"{system}/devices/system/node", re.compile(r"node\d+").fullmatch)) < 2:
+        return ()
+    listed = [_line(f"{system}/bus/pci/devices/{name.lower()}/numa_node") for name in names_in(driver)]
+    if visible is not None:
+        chosen = [int(entry) for entry in visible if entry.isdecimal()]
+        listed = [listed[number] for number in chosen if number < len(listed)]
+    nodes = tuple(int(node) for node in listed if node.isdecimal())
+    if not len(nodes) == len(listed) == gpus or len(set(nodes)) < 2:
+        return ()
+    allowed = set(os.sched_getaffinity(0) if cpus is None else cpus)
+    usable = [allowed & _numbers(_line(f"{system}/devices/system/node/node{node}/cpulist")) for node in set(nodes)]
+    return nodes if all(usable) and _binds(min(usable[0]), variables) else ()
+
+
+def _numbers(ranges: str) -> set[int]:
+    """Return the numbers of a list of the kernel: ``0-3,8``."""
+    found: set[int] = set()
+    for first, last in re.findall(r"(\d+)(?:-(\d+))?", ranges):
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _binds(cpu: int, variables: Mapping[str, str]) -> bool:
+    """Return whether numactl can bind here, tried with one CPU: a container's filter of system calls may forbid it."""
+    program = shutil.which("numactl", path=variables.get("PATH", os.defpath))
+    if not program:
+        return False
+    import subprocess
+
+    line = (program, f"--physcpubind={cpu}", sys.executable, "-I", "-S", "-c", "")
+    try:
+        return subprocess.run(line, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -22,7 +22,7 @@ from trainworks_launcher.contract.hyperparameters import decode_values, split_re
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
 from trainworks_launcher.contract.values import NOTHING, Json, decode, kind, mapping, text, texts
 from trainworks_launcher.given import drivers, entry, places, platforms
-from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in
+from trainworks_launcher.given.devices import count_gpus, efa_devices, locked_memory, names_in, nodes_of_gpus
 from trainworks_launcher.given.invocation import NOTHING_ASKED, Invocation
 from trainworks_launcher.given.manifest import Manifest, parse_manifest
 from trainworks_launcher.given.source import look_at_code, look_at_program
@@ -52,6 +52,7 @@ class Devices(NamedTuple):
         efa: Names of the EFA devices that can be opened here; None if they cannot be known (preflight).
         closed_efa: Names of the host's other EFA devices.
         locked_memory: Bytes of memory that a process may lock; None: no limit is known.
+        gpu_nodes: NUMA node of each GPU, where ranks can be bound to the CPUs of theirs; else ().
         interfaces: Names of network interfaces.
         reaching: Interface that routes to the leader; looked up only if the given interface does not exist.
     """
@@ -65,6 +66,7 @@ class Devices(NamedTuple):
     visible_gpus: tuple[str, ...] | None = None
     closed_efa: tuple[str, ...] = ()
     locked_memory: int | None = None
+    gpu_nodes: tuple[int, ...] = ()
 
 
 class Environment(NamedTuple):
@@ -475,9 +477,11 @@ def _probe(variables: Mapping[str, str], resource_config: Mapping[str, Json], al
     counted = count_gpus(variables)
     visible = platforms.visible_gpus(variables, counted)
     gpus = counted if visible is None else len(visible)
+    gpus = gpus if allowed is None else min(gpus, allowed)
     usable, closed = efa_devices()
     return Devices(
-        gpus=gpus if allowed is None else min(gpus, allowed),
+        gpus=gpus,
+        gpu_nodes=nodes_of_gpus(gpus, visible, variables),
         visible_gpus=visible,
         neuron_devices=len(names_in("/dev", re.compile(r"neuron\d+").fullmatch)),
         cpus=_count_cpus(),

@@ -33,7 +33,12 @@ def environment_of(environment: Environment, host: str) -> Environment:
     if kind != own:
         row = environment.manifest.instances.get(kind, Instance())
         devices = devices._replace(
-            gpus=row.gpus, visible_gpus=None, neuron_devices=min(row.neuron_cores, 1), efa=None, closed_efa=()
+            gpus=row.gpus,
+            visible_gpus=None,
+            neuron_devices=min(row.neuron_cores, 1),
+            efa=None,
+            closed_efa=(),
+            gpu_nodes=(),
         )
     platform = environment.platform
     if platform.tasks is not None:  # its first task

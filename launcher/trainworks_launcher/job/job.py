@@ -92,6 +92,7 @@ def _check_settings(environment: Environment) -> list[Problem]:
     for name in (names.LOG_PREFIX_VARIABLE, names.CLEAN_EXIT_VARIABLE, names.GIVE_UP_VARIABLE, names.SUMMARY_VARIABLE):
         reader.word(name, ("on", "off"))
     reader.word(names.CHECK_VARIABLE, names.CHECK_LEVELS)
+    reader.word(names.NUMA_VARIABLE, names.NUMA_BINDINGS)
     secret = environment.job_secret
     if secret and len(secret) < names.JOB_SECRET_MINIMUM:
         what = f"a secret of {len(secret)} characters can be guessed"

@@ -31,11 +31,12 @@ def recorder_variables(job: Job) -> Mapping[str, str]:
         (names.RECORDER_FILES, file),
         (("TORCH_NCCL_DUMP_ON_TIMEOUT",), "1"),
     )
-    newer = _release(components["torch"]) >= _RENAMED_IN
+    newer = release(components["torch"]) >= _RENAMED_IN
     return MappingProxyType(
         {both[0 if newer else -1]: value for both, value in rows if not any(name in job.inherited for name in both)}
     )
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, to be compared."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -12,11 +12,14 @@ import math
 from types import MappingProxyType
 
 from trainworks_launcher.contract import names
+from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import truth
 from trainworks_launcher.contract.origins import Origin
+from trainworks_launcher.contract.settings import Reader
 from trainworks_launcher.job.job import Job
 from trainworks_launcher.job.placement import DATA_PARALLEL
 from trainworks_launcher.plan.exported import exported_variables
+from trainworks_launcher.plan.flight_recorder import release
 from trainworks_launcher.plan.modes import common
 from trainworks_launcher.plan.plan import NodePlan, Reason, control_of, network_variables, role_of, words_of
 
@@ -24,12 +27,15 @@ _COMPILE = "RUN_NEURON_PARALLEL_COMPILE"  # "1": compile a Neuron job's graphs b
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torch/distributed/elastic/rendezvous/dynamic_rendezvous.py
 
+_BINDS_FROM = (2, 9)
+"""From this release of torch on, torchrun has ``--numa-binding``. Source: PyTorch 2.9 documentation, elastic/numa."""
+
 _KEEP_ALIVES = 5
 """Keep-alives that a host may miss. They are so far apart that the control channel finds a lost host first."""
 
 
 def plan(job: Job) -> NodePlan:
-    """Plan the job's host. Raises RefusalError if graphs are to be compiled and the image has no compiler for them."""
+    """Plan the job's host. Raises RefusalError for what is asked for and the image does not have."""
     compiling = job.inherited.get(_COMPILE, "").strip() == "1"
     torchrun = common.programs_of_mode(job)["torchrun"]
     compiler = common.program(job, "neuron_parallel_compile", f"{_COMPILE} asks for it") if compiling else ""
@@ -83,7 +89,28 @@ def _line(job: Job, torchrun: str, compiler: str) -> list[Reason]:
     if restarts:
         why = "failed ranks are started again so often"
         line.append(Reason("--max-restarts", why, Origin.USER, (f"--max-restarts={restarts}",)))
-    return [*line, *_program(job)]
+    return [*line, *_numa_binding(job), *_program(job)]
+
+
+def _numa_binding(job: Job) -> list[Reason]:
+    """Return the words that bind each rank to CPUs near its GPU: those asked for, else where rank N has GPU N.
+
+    Raises RefusalError if they are asked for and the image's torch does not have them.
+    """
+    asked = Reader({}, job.inherited).word(names.NUMA_VARIABLE, names.NUMA_BINDINGS)
+    version = job.environment.manifest.components.get("torch", "")
+    nodes, binds = job.environment.devices.gpu_nodes, release(version) >= _BINDS_FROM
+    if asked not in ("auto", "off"):
+        if version and not binds:
+            what = f"torch {version} has no --numa-binding"
+            raise RefusalError([Problem(what, f"variable {names.NUMA_VARIABLE}", "leave it out, or use a newer image")])
+        why = f"{names.NUMA_VARIABLE} asks for it"
+        return [Reason("--numa-binding", why, Origin.USER, (f"--numa-binding={asked}",))]
+    if asked == "off" or not nodes or len(nodes) != job.placement.processes_per_host or not binds:
+        return []
+    listed = ", ".join(map(str, nodes))
+    why = f"ranks use the CPUs of their GPU's NUMA node ({listed}); {names.NUMA_VARIABLE}=off leaves them all CPUs"
+    return [Reason("--numa-binding", why, words=("--numa-binding=node",))]
 
 
 def _hosts(job: Job) -> Reason:
