@@ -269,6 +269,26 @@ def test_mpiruns_help_is_no_ranks_last_word() -> None:
     assert text == "x.py on host a, rank 1 (mode mpi): exit status 42\nstep 1"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[pi-launcher:00010] PMIX ERROR: PMIX_ERR_NOT_FOUND in file /prrte/src/prted/pmix/pmix_server.c at line 1747",
+        "[a:00010] plm:ssh: Warning: setpgid(14,14) failed in parent with errno=Permission denied(13)",
+        "[a.b:12] PRTE ERROR: Not found in file rmaps_base.c at line 98",
+    ],
+)
+def test_what_mpiruns_daemons_log_is_no_ranks_last_word(line: str) -> None:
+    """They miss the rank that failed, at the same time as mpirun tells of it."""
+    said = Said(f"step 1\n{line}\n{MPIRUN}".encode())
+    made = failure_of(what="x.py", host="a", mode="mpi", returncode=42, said=said, rank=1, reported=True)
+    assert made.cause == ""
+    assert made.text.startswith("x.py on host a, rank 1 (mode mpi): exit status 42\n")
+    own = Said(f"error: no data\n{line}\n{MPIRUN}".encode())
+    assert failure_of(what="x", host="a", mode="mpi", returncode=42, said=own, rank=1, reported=True).cause == (
+        "error: no data"
+    )
+
+
 def ended(rank: int, at: float, code: int, text: str) -> Suspect:
     return Suspect(at, Outcome(FAILED if code else SUCCEEDED, code, "a", text, rank), bool(code))
 

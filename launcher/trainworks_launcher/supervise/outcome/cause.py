@@ -392,12 +392,17 @@ def _of_reported(said: Said, rank: int, returncode: int | None) -> LastWords:
     if own:
         return LastWords(own[-1])
     spoken = {at for made in found for at in range(made.start, made.end)}
-    line = _last_line(without_help([line for at, line in enumerate(lines_of(output)) if at not in spoken]))[0]
+    lines = [line for at, line in enumerate(lines_of(output)) if at not in spoken and not _MPI_LOG.match(line)]
+    line = _last_line(without_help(lines))[0]
     line = line if _ERROR.search(line) else ""  # any rank may have printed it
     if returncode not in (None, 1):
         return LastWords(line=line)
     rest = [made for made in found if made.rank < 0 and not _is_of_a_peer(made)]
     return LastWords(rest[-1] if rest else found[0] if found else None, line)
+
+
+_MPI_LOG = re.compile(r"^\[[\w.-]+:\d+\] (PMIX|PRTE|ORTE|OPAL|OMPI|PML|\w+:\w+:)[ _]?")
+"""What Open MPI's daemons log of themselves, often for want of the rank that failed: [host:pid] PMIX ERROR: ..."""
 
 
 def _before_report(output: str) -> str:
