@@ -1,7 +1,8 @@
 """Hosts as network namespaces on a bridge: what the engine tests of the launcher, and its benchmarks, share.
 
-A host is a network namespace with a PID and a UTS namespace of its own in it: as in a container, the launcher is
-process 1, with it everything on that host is gone, and the host's own name is not the one that the platform gave it.
+A host is a network namespace with a PID, a UTS and a mount namespace of its own in it: as in a container, the launcher
+is process 1, with it everything on that host is gone, the host's own name is not the one that the platform gave it, and
+/tmp and /dev/shm are its own. Open MPI names its files there by host name and process id, which are those of others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,24 @@ from trainworks_launcher.contract.values import Json
 NAMES = ("algo-1", "algo-2")
 PREFIX = Path(os.environ.get("TRAINWORKS_TEST_PREFIX") or REPOSITORY / ".cache/peers/programs")
 """A virtual environment with Open MPI, mpi4py and torch; ``tools/set-up-peers`` makes it."""
+
+
+OWN = ("unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""Starts a process in namespaces of its own."""
+
+BECOME_HOST = """
+set -e
+hostname "$1"
+kept=$2
+shift 2
+mount --bind "$kept" /mnt
+for own in /tmp /dev/shm; do mount -t tmpfs "$own" "$own"; done
+mkdir -p "$kept"
+mount --move /mnt "$kept"
+exec "$@"
+"""
+"""Makes the namespaces a host and runs a command in it. $1: what the host calls itself; $2: a directory that all hosts
+have, the tests' own files."""
 
 
 _NUMBER = itertools.count()
@@ -144,6 +163,16 @@ class Host(Launcher):
         self.process.kill()
 
 
+def as_host(hostname: str, folder: Path) -> tuple[str, ...]:
+    """The words that run a command as process 1 of a host, which sees all files of the run of tests that folder is of.
+
+    Those files are below /tmp or /dev/shm, and tests share images and scripts among them.
+    """
+    roots = [root for root in (Path("/dev/shm"), Path("/tmp")) if root in folder.parents]
+    kept = roots[0] / folder.relative_to(roots[0]).parts[0] if roots else folder
+    return (*OWN, "sh", "-c", BECOME_HOST, "sh", hostname, str(kept))
+
+
 @contextlib.contextmanager
 def job_on(
     network: Network,
@@ -170,8 +199,7 @@ def job_on(
                 **config(host),
             }
             write_inputs(base, script, hyperparameters, resources)
-            own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child")
-            prefix = network.inside(host, *own, "sh", "-c", 'hostname aws && exec "$@"', "sh")
+            prefix = network.inside(host, *as_host("aws", tmp_path))
             environment = {**(variables or {}), **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {})}
             host_ = Host(base, *arguments, variables=environment, prefix=prefix, program=program)
             stack.enter_context(host_)

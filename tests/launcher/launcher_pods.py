@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher_network import PREFIX, Host, Network
+from launcher_network import PREFIX, Host, Network, as_host
 from launcher_support import LAUNCHER, TIME_OUT, TRAIN
 
 
@@ -37,8 +37,8 @@ def start_pod(
     """
     base.mkdir(parents=True, exist_ok=True)
     binds = [f"mount --bind {shlex.quote(str(source))} {target}" for target, source in (mounts or {}).items()]
-    script = " && ".join([*binds, f"hostname {hostname}", 'exec "$@"'])
-    own = ("unshare", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script, "sh")
+    script = " && ".join([*binds, 'exec "$@"'])
+    own = (*as_host(hostname, base), "sh", "-c", script, "sh")
     return Host(base, *words, prefix=network.inside(host, *own), variables=variables, program=program)
 
 
