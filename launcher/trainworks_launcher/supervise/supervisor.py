@@ -46,6 +46,7 @@ from trainworks_launcher.supervise.preparation.run import Preparation
 from trainworks_launcher.supervise.stopping import Stopping
 from trainworks_launcher.supervise.verdict import outcome_files
 from trainworks_launcher.supervise.verdict.verdict import (
+    FRUITLESS,
     OTHER_HOST_SECONDS,
     OWN_STARTER_SECONDS,
     Verdict,
@@ -55,8 +56,8 @@ from trainworks_launcher.supervise.verdict.verdict import (
 
 if TYPE_CHECKING:
     from trainworks_launcher.plan.plan import Shell
-    from trainworks_launcher.supervise.children.ranks import Rank, Ranks
-    from trainworks_launcher.supervise.children.rounds import Rounds
+    from trainworks_launcher.supervise.children.ranks import Rank
+    from trainworks_launcher.supervise.children.rounds import Round, Rounds
     from trainworks_launcher.supervise.ssh.access import Access
     from trainworks_launcher.supervise.summary.account import Account
     from trainworks_launcher.supervise.verdict.giving_up import GivingUp
@@ -225,7 +226,9 @@ class _Supervisor:
             )
             self._running.ranks = self._verdict.ranks = self._lookout.ranks = ranks
             if self._plan.ranks_by == "torchrun":  # mpirun starts no rank again
-                self._count_rounds(ranks)
+                self._count_rounds(ranks.take)
+        elif self._plan.argv:
+            self._heard[FRUITLESS] = self._told_of_rounds
         if self._plan.shell is not None:
             self._ssh = self._make_ssh(self._plan.shell)
         self._role = self._make_role()
@@ -334,6 +337,8 @@ class _Supervisor:
             self._report(Outcome(FAILED, names.EXIT_PREPARATION, self._plan.host, text))
             return
         self._start(self._plan.argv, self._plan.cwd, self._command_ended, names.EXIT_PREPARATION)
+        if self._running.ranks is None:
+            self._loop.after(OWN_STARTER_SECONDS, self._read_rounds)
 
     def _begin_account(self) -> None:
         """What the job takes is noted from now on."""
@@ -420,24 +425,49 @@ class _Supervisor:
         """Return what the lines of a rank start with."""
         return (self._prefix % rank).encode() if self._prefix else b""
 
-    def _count_rounds(self, ranks: Ranks) -> None:
-        """Torchrun may start the ranks again; the leader decides when that leads nowhere."""
+    def _read_rounds(self) -> None:
+        """Look, now and then, whether a torchrun that the user's script started has started its ranks again."""
+        if self._phase >= Phase.ENDING or self._stopping.signal or not self._running.is_active:
+            return
+        from trainworks_launcher.supervise.outcome.starters import ROUND_FAILED  # the start has no need of it
+
+        tail, name = self._running.tail, name_of_program(self._plan)
+        said = tail.read()
+        if ROUND_FAILED in said:
+            if self._rounds is None:
+                self._count_rounds(lambda: None)
+            for over, code in self._rounds.read(said) if self._rounds is not None else ():
+                if self._role is not None:
+                    failure = self._verdict.of_command(name, code, tail)
+                    self._role.suspect(Suspect(time.monotonic(), failure, certain=True))
+                self._round_over(over)
+        self._loop.after(OWN_STARTER_SECONDS, self._read_rounds)
+
+    def _told_of_rounds(self, host: str, message: Mapping[str, Json]) -> None:
+        """Another host has counted rounds, before any has failed here."""
+        if self._rounds is None:
+            self._count_rounds(lambda: None)
+            self._told(host, FRUITLESS, message)
+
+    def _count_rounds(self, take: Callable[[], None]) -> None:
+        """Torchrun may start the ranks again; the leader decides when that leads nowhere. take: reads their output."""
         from trainworks_launcher.supervise.children.rounds import Rounds
         from trainworks_launcher.supervise.verdict import giving_up
 
         given, plan = self._environment.variables, self._plan
         heartbeat = given.get(names.HEARTBEAT_FILE_VARIABLE, "").strip()
         checkpoints = plan.env.get(names.CHECKPOINT_DIRECTORY_VARIABLE, "")
-        self._rounds = Rounds(ranks.take, checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
+        self._rounds = Rounds(take, checkpoints, str(Path(plan.cwd, heartbeat)) if heartbeat else "")
         if given.get(names.GIVE_UP_VARIABLE, "").strip() != "off":
             self._giving_up = giving_up.GivingUp(
                 plan.member or plan.host,
                 leads=plan.role != "worker",
-                tell=lambda rounds: self._tell(giving_up.MESSAGE, rounds=rounds),
+                tell=lambda rounds: self._tell(FRUITLESS, rounds=rounds),
                 end=self._report,
                 log=self._log,
+                known=self._verdict.first,
             )
-            self._heard[giving_up.MESSAGE] = self._giving_up.told
+            self._heard[FRUITLESS] = self._giving_up.told
 
     def _tell(self, kind: str, **fields: Json) -> None:
         if self._role is not None:
@@ -448,14 +478,18 @@ class _Supervisor:
         Both are told to give up."""
         over = self._rounds.started(rank) if self._rounds is not None else None
         if over is not None:
-            failure = self._verdict.forget()
-            self._lookout.round_over(0.0 if over.further else over.seconds)
-            if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
-                self._giving_up.judged(over, failure)
+            self._round_over(over)
         if self._stopping.signal or self._phase >= Phase.ENDING:
             processes.send(rank.pid, signal.SIGTERM)
             if self._running.command is not None:
                 self._running.command.signal(signal.SIGTERM)
+
+    def _round_over(self, over: Round) -> None:
+        """The ranks begin again."""
+        failure = self._verdict.forget()
+        self._lookout.round_over(0.0 if over.further else over.seconds)
+        if self._giving_up is not None and self._phase < Phase.ENDING and not self._stopping.signal:
+            self._giving_up.judged(over, failure)
 
     def _rank_ended(self, rank: Rank) -> None:
         """The end of a rank was seen, mostly before the command that started it says anything: tell the leader."""

@@ -61,16 +61,11 @@ class Tail:
         self._error_at = 0.0
         self._latest = 0
 
-    def add(self, data: bytes, stream: int = 0) -> None:
-        """Append to stream 0 or 1; its oldest bytes fall out. May be called from several threads."""
-        with self._lock:
-            self._append(data, stream)
-
     def read_from(self, source: int, size: int, stream: int) -> bytes:
-        """Read a piece of a pipe that does not block, and append it; raises what ``os.read`` raises.
+        """Read a piece of a pipe that does not block, and append it to stream 0 or 1, whose oldest bytes fall out.
 
-        Both at once: else a traceback could be read and appended between the two, and what was printed before it would
-        seem to come after it.
+        Raises what ``os.read`` raises. May be called from several threads. Both at once: else a traceback could be read
+        and appended between the two, and what was printed before it would seem to come after it.
         """
         with self._lock:
             data = os.read(source, size)

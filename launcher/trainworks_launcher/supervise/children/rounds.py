@@ -11,6 +11,8 @@ nothing speaks for a step further, so each of these is believed, and one of them
 - another host was lost, and the ranks were ended for that.
 
 The first round is the measure, and is never fruitless.
+
+The ranks of a torchrun that the user's own script starts are not seen here. Their rounds are read in its output.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Callable, Iterable, NamedTuple
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.supervise.children.ranks import Rank
+from trainworks_launcher.supervise.outcome import starters
 
 _LOOK_SECONDS = 0.8
 """How long files are looked at: a dead network file system never answers, and heartbeats must not wait for it."""
@@ -81,6 +84,9 @@ class Rounds:
         self._printed: Counter[int] = Counter()
         self._files: tuple[int | None, ...] = ()
         self._excused = False
+        self._measured = False
+        self._read: set[bytes] = set()
+        self._seen: set[bytes] = set()
         self.restarts = 0
 
     def started(self, rank: Rank) -> Round | None:
@@ -90,18 +96,42 @@ class Rounds:
             self._began = self._began or time.monotonic()
             self._ranks.append(rank)
             return None
-        self.restarts += 1
-        found = Round(self._got_further(), time.monotonic() - self._began, self.restarts)
-        self._ranks, self._began, self._excused = [rank], time.monotonic(), False
+        self._take()
+        found, self._ranks = self._over(_printed(self._ranks)), [rank]
         return found
+
+    def read(self, output: bytes) -> list[tuple[Round, int]]:
+        """Return what is known of rounds that are over, and their return codes, of a torchrun that prints ``output``.
+
+        It started its ranks again if they fail once more, or if it says nothing of its own end until the next call.
+        """
+        over = []
+        for failed in starters.failed_rounds(output):
+            if failed.line in self._read:
+                continue
+            if failed.ended:  # and another one, for other work perhaps, may be next
+                self._printed.clear()
+                self._measured = False
+            elif failed.last and failed.line not in self._seen:
+                self._seen = {failed.line}
+                break
+            else:
+                over.append((self._over(Counter(map(hash, lines_of(failed.printed)))), failed.code))
+            self._read.add(failed.line)
+        return over
 
     def excuse(self) -> None:
         """The ranks of this round are ended for a host that was lost."""
         self._excused = True
 
-    def _got_further(self) -> bool:
-        self._take()
-        printed = _printed(self._ranks)
+    def _over(self, printed: Counter[int]) -> Round:
+        """A round is over, and the next one begins. printed: its lines, each as a number, and how often."""
+        self.restarts += 1
+        found = Round(self._got_further(printed), time.monotonic() - self._began, self.restarts)
+        self._began, self._excused, self._measured = time.monotonic(), False, True
+        return found
+
+    def _got_further(self, printed: Counter[int]) -> bool:
         before, files = self._files, self._state_of_files()
         new = any(count > self._printed[line] for line, count in printed.items())
         for line, count in printed.items():
@@ -109,7 +139,7 @@ class Rounds:
         self._files = files
         return (
             new
-            or self.restarts == 1
+            or not self._measured
             or self._excused
             or None in files
             or files != before

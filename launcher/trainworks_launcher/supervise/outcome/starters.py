@@ -6,7 +6,7 @@ The user's own script may have started them: so each is read in every mode. Load
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 from trainworks_launcher.contract.values import printable
 
@@ -58,6 +58,42 @@ def torchrun_status(tail: bytes, pid: int) -> int | None:
     """
     found = re.search(rb"failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: %d\)" % pid, tail)
     return int(found[1]) if found else None
+
+
+class FailedRound(NamedTuple):
+    """Ranks that torchrun saw fail, as it logs it before it starts them again or ends.
+
+    Attributes:
+        line: The line, which no other round has: it begins with the time.
+        code: Return code of the rank that failed first.
+        printed: What was printed since such a line before, without the words of torchrun.
+        ended: Whether torchrun ended with it.
+        last: Whether no other such line follows.
+    """
+
+    line: bytes
+    code: int
+    printed: bytes
+    ended: bool
+    last: bool
+
+
+ROUND_FAILED = b"failed (exitcode: "
+"""What torchrun logs of each round that failed. Source: torch/distributed/elastic/multiprocessing/api.py."""
+
+_ROUND_FAILED = re.compile(rb"^.*failed \(exitcode: (-?\d+)\) local_rank: \d+ \(pid: \d+\).*\n?", re.MULTILINE)
+_AGENT = re.compile(rb"^.* torch/distributed/.*\n?", re.MULTILINE)
+
+
+def failed_rounds(tail: bytes) -> Iterator[FailedRound]:
+    """Yield the rounds of ranks in the output of a torchrun, or of a script that started one, in order."""
+    found = [*_ROUND_FAILED.finditer(tail)]
+    for number, match in enumerate(found):
+        begin = found[number - 1].end() if number else 0
+        last = number + 1 == len(found)
+        after = tail[match.end() : len(tail) if last else found[number + 1].start()]
+        printed = _AGENT.sub(b"", tail[begin : match.start()])
+        yield FailedRound(match[0], int(match[1]), printed, b"Root Cause" in after, last)
 
 
 _DEEPSPEED_REPORT = re.compile(r"--local_rank=(\d+)[^\n]*\] exits with return code = (-?\d+)")

@@ -14,9 +14,6 @@ from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.children.rounds import Round
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, exit_status
 
-MESSAGE = "fruitless"
-"""The kind of this module's message to the leader: ``rounds`` in a row without a step further."""
-
 
 class GivingUp:
     """The count of one host, and on the leader those of all."""
@@ -28,6 +25,7 @@ class GivingUp:
         tell: Callable[[int], None],
         end: Callable[[Outcome], None],
         log: Callable[[str], None],
+        known: Callable[[], Outcome | None] = lambda: None,
     ) -> None:
         """No restart has come yet.
 
@@ -37,7 +35,9 @@ class GivingUp:
             tell: Tells the leader of this host's count.
             end: Ends the job.
             log: Prints a line.
+            known: Returns the first failure that some host has told of since the last round of this one.
         """
+        self._known = known
         self._host = host
         self._leads = leads
         self._tell = tell
@@ -59,6 +59,7 @@ class GivingUp:
     def told(self, host: str, message: Mapping[str, Json]) -> None:
         """Another host has counted."""
         if self._leads:
+            self._last = self._known() or self._last
             self._count(host, number(message.get("rounds")))
 
     def begin_anew(self) -> None:

@@ -43,6 +43,9 @@ OTHER_HOST_SECONDS = 1.0
 OWN_STARTER_SECONDS = 5.0
 """The same where each host has a starter that the user's script started: it ends later than its ranks."""
 
+FRUITLESS = "fruitless"
+"""The kind of a message to the leader: ``rounds`` in a row without a step further (``giving_up``)."""
+
 
 class Verdict:
     """Gathers what is known.
@@ -98,8 +101,13 @@ class Verdict:
 
     def forget(self) -> Outcome | None:
         """The ranks begin again: earlier failures no longer count. Return the first of them, None if none is known."""
-        first = first_suspect(self._suspects)
+        first = self.first()
         self._suspects.clear()
+        return first
+
+    def first(self) -> Outcome | None:
+        """Return the first failure of the ranks that run now, None if none is known."""
+        first = first_suspect(self._suspects)
         return first.outcome if first is not None else None
 
     def knows(self, rank: int) -> bool:
