@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measures how jobs of two CPU ranks end: ours beside torchrun alone, with the same script, Python and torch.
 
-The ranks train with gloo under DDP, and end without a word to torch, while gloo's threads still have the works of their
-last collectives to drop. With torchrun alone some ranks are aborted then, after the last line of their script
+The ranks train with gloo under DDP, and end without a word to torch, while gloo's threads still have the works of
+their last collectives to drop. With torchrun alone some ranks are aborted then, after the last line of their script
 ("terminate called without an active exception"); our launcher lets each Python wait for these threads
-(TRAINWORKS_CLEAN_EXIT). Both take turns. What is measured is how many jobs failed, and the seconds from the last line of
-the last rank to the end of the job. Needs torch in .cache/peers/programs (`make peers`, or --prefix PREFIX).
+(TRAINWORKS_CLEAN_EXIT). Both take turns. What is measured is how many jobs failed, and the seconds from the last line
+of the last rank to the end of the job. Needs torch in .cache/peers/programs (`make peers`, or --prefix PREFIX).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LIMIT = 600.0
 
 ABORTED = "terminate called without an active exception"
 SCRIPT = """\
+import os
 import time
 import torch
 import torch.distributed as dist
@@ -46,7 +47,7 @@ for step in range(20):
 works = [dist.all_reduce(parameter.detach().clone(), async_op=True) for parameter in model.parameters()]
 for work in works:
     work.wait()
-print("moment", time.monotonic(), flush=True)
+os.write(1, f"moment {time.monotonic()}\\n".encode())  # in one piece: the other rank writes too
 """
 
 
