@@ -11,6 +11,7 @@ of the last rank to the end of the job. Needs torch in .cache/peers/programs (`m
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -78,7 +79,7 @@ class Ends:
     def words(self) -> str:
         """How many jobs ended with which status."""
         listed = ", ".join(f"{count} with {status}" for status, count in sorted(self.statuses.items()))
-        return f"{listed}; aborted: {self.aborted}"
+        return f"{listed} (aborted: {self.aborted})"
 
 
 def main() -> int:
@@ -103,11 +104,12 @@ def main() -> int:
         own = {**environment, "SAGEMAKER_BASE_DIR": str(folder / "ml"), "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
         job = (str(train), "--mode", "torch_distributed", "--processes-per-host", "2", "--", "train.py")
         alone = (programs["torchrun"], "--standalone", "--nproc-per-node", "2", "train.py")
-        found = machine(torch=_torch(programs["python"]), jobs=f"{asked.repeat} of each")
-        for number in range(asked.repeat):
-            ours.run(job, own, folder)
-            peer.run(alone, environment, folder)
-            print(f"{number + 1}: ours {ours.words}; peer {peer.words}", file=sys.stderr, flush=True)
+        found = machine(torch=_torch(programs["python"]))
+        with contextlib.suppress(KeyboardInterrupt):  # what has been measured until then counts
+            for number in range(asked.repeat):
+                ours.run(job, own, folder)
+                peer.run(alone, environment, folder)
+                print(f"{number + 1}: ours {ours.words}; peer {peer.words}", file=sys.stderr, flush=True)
         found["load at the end"] = load()
     figures = (
         Figure(
