@@ -108,6 +108,67 @@ def test_the_exception_that_a_process_died_of_is_the_cause(tmp_path: Path, scrip
     assert_cause(run(tmp_path, script), words)
 
 
+ASSERTIONS = (
+    "import os\nfor n in range(3000):\n    os.write(2, b'/a/Indexing.cu:1239: select: block: [%d,0,0], thread: [3,0,0]"
+    " Assertion `index < size` failed.\\n' % n)\nraise RuntimeError('CUDA error: device-side assert triggered')"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "cause", "note"),
+    [
+        (
+            "import subprocess, sys\nsubprocess.run((sys.executable, '-c', 'raise ValueError(1)'), check=True)",
+            "ValueError: 1",
+            "",
+        ),
+        (
+            "import subprocess, sys\nsubprocess.run((sys.executable, '-c', 'exit(3)'), check=True)",
+            "subprocess.CalledProcessError: Command",
+            "",
+        ),
+        (
+            "raise RuntimeError('Error(s) in loading state_dict for Net:\\n\\tsize mismatch for fc.weight')",
+            "RuntimeError: Error(s) in loading state_dict for Net: size mismatch for fc.weight",
+            "",
+        ),
+        ("raise ValueError('\\nbad shape\\nof a batch')", "ValueError: bad shape", ""),
+        (
+            "try: {}['rank']\nexcept KeyError as error: raise OSError('no file') from error",
+            "OSError: no file",
+            "caused by KeyError: 'rank'",
+        ),
+        (ASSERTIONS, "RuntimeError: CUDA error: device-side assert", "Assertion `index < size` failed."),
+    ],
+)
+def test_what_an_exception_hides_is_told(tmp_path: Path, script: str, cause: str, note: str) -> None:
+    made = run(tmp_path, script)
+    assert_cause(made, cause)
+    assert note in "\n".join(made.failure.splitlines()[:4])
+
+
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 7, in <module>
+  |     raise ExceptionGroup("2 shards failed", errors)
+  | ExceptionGroup: 2 shards failed (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "train.py", line 5, in read
+    |     open(name)
+    | FileNotFoundError: [Errno 2] No such file or directory: 'shard-3'
+    +---------------- 2 ----------------
+    | KeyError: 'labels'
+    +------------------------------------
+"""
+
+
+def test_a_group_tells_of_its_first_member() -> None:
+    text = failure_of(what="x", host="a", mode="none", returncode=1, said=Said(GROUP.encode(), GROUP.encode())).text
+    assert text.splitlines()[0] == "ExceptionGroup: 2 shards failed (2 sub-exceptions)"
+    assert text.splitlines()[2] == "caused by FileNotFoundError: [Errno 2] No such file or directory: 'shard-3'"
+
+
 BOX = """
 import sys
 print("┏" + "━" * 30, file=sys.stderr)
@@ -142,6 +203,16 @@ sys.exit(1)
         (SILENT + "faulthandler.dump_traceback()\nsys.exit('loss is nan')", "loss is nan"),
         ("import logging, sys\nlogging.error('corrupt')\nlogging.warning('bye')\nsys.exit(3)", "corrupt"),
         ("import sys; print('ERROR: the bucket is empty'); sys.exit(4)", "ERROR: the bucket is empty"),
+        (
+            "import atexit, sys\natexit.register(lambda: 1 / 0)\nsys.exit('accuracy is below 0.9')",
+            "accuracy is below 0.9",
+        ),
+        (
+            SILENT
+            + "os.write(2, b'panic: index 7\\n\\ngoroutine 1 [running]:\\nmain.main()\\n\\t/a.go:9\\nexit status 2\\n');"
+            "os._exit(1)",
+            "panic: index 7",
+        ),
     ],
 )
 def test_without_a_traceback_the_last_line_of_an_error_is_the_cause(tmp_path: Path, script: str, words: str) -> None:

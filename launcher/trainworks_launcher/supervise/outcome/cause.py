@@ -82,9 +82,10 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
         return _of_one_stream(_text(said.output), said.processes)
     lines = lines_of(errors)
     found = find_tracebacks(errors, errors_only=True)
-    telling = [made for made in found if not made.ignored and not made.is_of_starter]
+    dropped = {at for made in found if made.ignored for at in range(made.start, made.end)}
+    telling = _telling(found, lines)
     if not telling:
-        line = _last_line(lines, said.shell)[0]
+        line = _last_line(["" if at in dropped else line for at, line in enumerate(lines)], said.shell)[0]
         return LastWords(line=line) if line else _of_one_stream(_text(said.output), 1)
     last = telling[-1]
     pause = len(lines) - len(lines_of(_text(said.latest))) if said.latest else 0
@@ -95,7 +96,6 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
     if steps:
         _cut(last, lines, min(last.end, last.at + 1 + steps[0]))
     after = _after(last, lines, lines_of(_text(said.output)))
-    dropped = {at for made in found if made.ignored for at in range(made.start, made.end)}
     rest = ["" if at in dropped else line for at, line in enumerate(lines)][last.end :]
     line, at = _last_line(rest, said.shell)
     ending = next((at for at, line in enumerate(rest) if _THROWN_NOTHING.search(line) or _FAULT.match(line)), len(rest))
@@ -113,6 +113,21 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
     return LastWords(None, line, last.cause) if went_on else LastWords(last)
 
 
+def _telling(found: Sequence[Traceback], lines: Sequence[str]) -> list[Traceback]:
+    """Return the tracebacks that may be the cause; one of a program that another one failed is none beside the other's.
+
+    ``subprocess`` only says that its child ended with a status, and the child has said why right before.
+    """
+    telling = [made for made in found if not made.ignored and not made.is_of_starter]
+    while len(telling) > 1 and _CHILD_FAILED.match(telling[-1].cause):
+        if any(line.strip() for line in lines[telling[-2].end : telling[-1].start]):
+            break
+        telling.pop()
+    return telling
+
+
+_CHILD_FAILED = re.compile(r"subprocess\.CalledProcessError: .* returned non-zero exit status")
+
 _LINES_AFTER = 6
 """Lines of the standard error after a traceback with which a process may still be dying of it."""
 
@@ -129,7 +144,7 @@ _LINES_BACK = 12
 _CLOSING = re.compile(
     r"resource_tracker|leaked (semaphore|shared_memory)|^wandb: |^\[?W\d{4} |^Exception ignored "
     r"|^terminate called without|^Aborted|^Segmentation fault|^\+{1,3} |^[^ ]+:\d+: \w*Warning: |^  warnings\.warn"
-    r"|^Set the environment variable HYDRA_|^note: run with |^Pass --help|^Try '.*--help"
+    r"|^Set the environment variable HYDRA_|^note: run with |^Pass --help|^Try '.*--help|^exit status \d+$"
 )
 """What the interpreter, libraries and shells print after the last words."""
 
@@ -141,6 +156,7 @@ _ERROR = re.compile(
 )
 _THROWN = re.compile(r"terminate called after throwing an instance of '(.*)'\n\s*what\(\):\s*([^\n]+)")
 _THROWN_NOTHING = re.compile(r"terminate called (after throwing an instance of '[^']*'|without an active exception)")
+_GO = re.compile(r"^(panic|fatal error): .*(?=\n(?:.*\n)*?goroutine \d+ \[)", re.MULTILINE)
 _FAULT = re.compile(r"^(Fatal Python error: .*|Timeout \(.*\)!)$")
 _OF_FAULT = re.compile(r"^(Current thread |Thread 0x|Extension modules: |  |$)")
 _BORDERS = "│┃|╭╮╰╯┏┓┗┛─━ "
@@ -168,6 +184,9 @@ def _last_line(lines: Sequence[str], shell: bool = False) -> tuple[str, int]:
     thrown = [*_THROWN.finditer(text)]
     if thrown:
         return f"{thrown[-1][1]}: {thrown[-1][2].strip()}", len(lines) - 1
+    panicked = [*_GO.finditer(text)]
+    if panicked:
+        return panicked[-1][0], len(lines) - 1
     fault = max((at for at, line in enumerate(lines) if _FAULT.match(line)), default=-1)
     if fault >= 0 and all(map(_OF_FAULT.match, lines[fault + 1 :])):
         return lines[fault], fault
@@ -318,6 +337,10 @@ EMULATE = (
     "no GPU: with SMP_CPU_EMULATION=1 in its environment, a script of smp or smddp that asks for CUDA runs on CPUs"
 )
 
+_ON_DEVICE = "device-side assert triggered"
+_ASSERTED = re.compile(r"(?m)\S+: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion .* failed\.")
+"""What torch's kernels print where an index is out of bounds; the exception that follows says nothing of it."""
+
 _NO_GPU = re.compile(
     r"no attribute '_cuda_|Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available"
     r"|torch\.cuda\.is_available\(\) is False|no CUDA-capable device|no GPUs found|have NCCL built in"
@@ -359,6 +382,9 @@ def failure_of(
     line = "" if killed else cause or words.line
     found = words.died_of
     cause = found.cause if found is not None else line
+    context = [f"caused by {found.origin}"] if found is not None and found.origin else []
+    asserted = _ASSERTED.search(_text(said.output)) if found is not None and _ON_DEVICE in cause else None
+    context += [f"the GPU had printed: {asserted[0]}"] if asserted else []
     library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in "".join(found.frames))
     made = Outcome(
         FAILED,
@@ -371,6 +397,8 @@ def failure_of(
         UNKNOWN_END if returncode is None else f"{describe_status(returncode, oom_kills)}{note}",
         (EMULATE,) if library and _NO_GPU.search(cause) else (),
     )
+    if context and not killed:
+        made = made._replace(notes=(*made.notes, *map(shorten, context)))
     if found is not None and not killed:
         return made._replace(frames=shorten("\n".join(found.frames)), message=shorten("\n".join(found.exception)))
     earlier = words.earlier or (found.cause if found is not None else "")

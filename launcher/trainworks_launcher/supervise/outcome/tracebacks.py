@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 _TRACEBACK = "Traceback (most recent call last):"
 _GROUP = "Exception Group Traceback (most recent call last):"
 _IGNORED = "Exception ignored in"  # by the interpreter: nothing dies of it
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_CAUSED = "The above exception was the direct cause"
+_CHAINED = ("During handling of the above exception", _CAUSED)
 _LAUNCHERS = ("torch.distributed.elastic.multiprocessing.errors.ChildFailedError",)
 _STARTED = "subprocess.CalledProcessError"
 _STARTER_FRAMES = ("/accelerate/commands/", "/deepspeed/launcher/")
@@ -23,6 +24,7 @@ _OF_GROUP = re.compile(r"^\s*(\||\+[-+]+( \d+ -+)?$)")
 _LOGGED = re.compile(
     r"^(\[?[WEIF]\d{4}|\[?\d{4}-\d\d-\d\d|\[?(DEBUG|INFO|WARNING|ERROR)\b|Exception raised from |frame #)"
 )
+_ANNOUNCED_LINES = 4
 _MESSAGE_LINES = 30
 _STRANGE_LINES = 20
 _RUNNERS = ('  File "<frozen runpy>"',)
@@ -47,6 +49,7 @@ class Traceback:
         at: Index of the first line of the exception.
         end: Index of the first line after it.
         ignored: The interpreter says that it ignored the exception.
+        origin: The exception that this one was raised from, or the first one of a group; "" if there is none.
     """
 
     frames: list[str]
@@ -56,11 +59,22 @@ class Traceback:
     at: int = 0
     end: int = 0
     ignored: bool = False
+    origin: str = ""
 
     @property
     def cause(self) -> str:
-        """First line of the exception; the last line there is, where it was cut off before that."""
-        return (self.exception or self.frames)[0 if self.exception else -1].strip()
+        """First line of the exception; the last line there is, where it was cut off before that.
+
+        A line that only announces another one (``Error(s) in loading state_dict for Net:``) goes on with that.
+        """
+        if not self.exception:
+            return self.frames[-1].strip()
+        words = ""
+        for line in map(str.strip, self.exception[:_ANNOUNCED_LINES]):
+            words = f"{words} {line}".strip()
+            if line and not line.endswith(":"):
+                break
+        return words
 
     @property
     def is_of_starter(self) -> bool:
@@ -111,6 +125,7 @@ def find_tracebacks(text: str, *, errors_only: bool = False) -> list[Traceback]:
         if found and before and before[-1].startswith(_CHAINED):
             first = found.pop()
             made.frames = [*first.frames, *first.exception, *made.frames]
+            made.origin = (first.origin or first.cause) if before[-1].startswith(_CAUSED) else ""
             start = first.start
         mark = marks[start]
         made.rank = int(mark[1]) if mark else -1
@@ -204,11 +219,14 @@ def _read_group(lines: list[str], index: int) -> tuple[Traceback, int]:
     """Read an exception group: its frames, and all that it says of its members."""
     made = Traceback([_GROUP])
     index += 1
+    of_members = re.compile(r"^\s+\|+ ([A-Za-z_][\w.]*: .*)")
     while index < len(lines) and _OF_GROUP.match(lines[index]):
         line = lines[index].strip().lstrip("|")
         index += 1
         if made.exception:
             made.exception.append(lines[index - 1])
+            member = of_members.match(lines[index - 1])
+            made.origin = made.origin or (member[1] if member else "")
         elif _EXCEPTION.match(line.strip()) and not line.startswith("    "):
             made.exception.append(line.strip())
         else:
