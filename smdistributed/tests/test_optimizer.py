@@ -337,7 +337,6 @@ def test_state_goes_to_and_from_one_process(wait: bool) -> None:
 
 def _sharded(shard: bool) -> dict[str, Any]:
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
 
     model = split_model({**SPLIT, "ddp": True, "shard_optimizer_state": shard})
     train = train_step()
@@ -351,10 +350,8 @@ def _sharded(shard: bool) -> dict[str, Any]:
     elements = sum(v.numel() for one in optimizer.state.values() for v in one.values() if v.dim())
     grads = all(p.grad is not None for p in model.local_parameters())
     own, gathered = optimizer.local_state_dict(gather_if_shard=False), optimizer.local_state_dict()
-    if shard:
-        with pytest.raises(SMPRuntimeError, match="cannot be saved with shard_optimizer_state"):
-            optimizer.state_dict()
-    for saved in (own, gathered):
+    whole = optimizer.state_dict()
+    for saved in (own, gathered, whole):
         optimizer.load_state_dict(saved)
         assert set(optimizer.local_state_dict(gather_if_shard=False)["state"]) == set(own["state"])
     return {
@@ -363,6 +360,7 @@ def _sharded(shard: bool) -> dict[str, Any]:
         "grads": grads,
         "own": set(own["state"]),
         "gathered": set(gathered["state"]),
+        "whole": whole,
         "norms": norms,
     }
 
@@ -370,12 +368,21 @@ def _sharded(shard: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("shard", [False, True])
 def test_two_replicas_of_two_partitions(shard: bool) -> None:
     ranks = run_ranks(4, _sharded, shard)
-    want = alone(lambda parameters: torch.optim.AdamW(parameters, lr=0.05), clip=0.1)
+    plain: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        plain.append(torch.optim.AdamW(parameters, lr=0.05))
+        return plain[0]
+
+    want = alone(make, clip=0.1)
     for one in ranks:
         for key, value in want.items():
             assert torch.allclose(one["parameters"][key], value, atol=1e-10, rtol=0)
         assert one["norms"] == ranks[0]["norms"]
         assert one["grads"]
+        for index, values in plain[0].state_dict()["state"].items():
+            for key, value in values.items():
+                assert torch.allclose(one["whole"]["state"][index][key], value, atol=1e-10, rtol=0)
     sizes = {0: 24, 1: 36, 2: 12}
     if shard:  # state is on its owner only: two numbers for each element
         assert [one["own"] for one in ranks] == [{1}, {2}, {0}, set()]

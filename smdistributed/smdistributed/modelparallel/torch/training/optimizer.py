@@ -437,28 +437,26 @@ class DistributedOptimizer(_Optimizer):
     def state_dict(self, gather_to_rank0: bool = False) -> StateDict:
         """Return the state of all parameters, merged over the ranks of the model. Collective over them.
 
+        With ``shard_optimizer_state`` and with sharded data parallelism every rank of the job must call it.
+
         Args:
             gather_to_rank0: Return an empty dict on all ranks of the model but the first; with sharded data
-                parallelism on all ranks of the job, which all must call it, but the first.
+                parallelism on all ranks of the job but the first.
 
         Raises:
-            SMPRuntimeError: ``shard_optimizer_state`` is on: save ``local_state_dict()`` instead.
+            StepError: Ranks are missing. The error names them.
         """
-        if self._smp_sharded:
-            raise SMPRuntimeError(
-                "the full optimizer state cannot be saved with shard_optimizer_state. "
-                "Use optimizer.local_state_dict() with smp.save(partial=True), or smp.save_checkpoint(partial=True)."
-            )
+        divided = wrapped.model is not None and wrapped.model.partitioned
+        if divided or self._smp_everywhere:
+            meet("optimizer.state_dict()", CommGroup.WORLD if self._smp_everywhere else CommGroup.MP_GROUP)
         part = self.local_state_dict()
         if mesh.degree() > 1:
-            meet("optimizer.state_dict()", CommGroup.DP_GROUP)
             part = _mapped([part], self._smp_whole)
             del part[mesh.PART]
             if self._smp_masters is not None:
                 masters = {index: mesh.whole(master.detach()) for index, (_, master) in self._smp_masters.pairs.items()}
                 part[PRECISION]["masters"] = masters
-        elif wrapped.model is not None and wrapped.model.partitioned:
-            meet("optimizer.state_dict()")
+        elif divided:
             if tp_size() > 1:
                 part = self._smp_joined(allgather(part, CommGroup.TP_GROUP))
             if pp_size() > 1:
