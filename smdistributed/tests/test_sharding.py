@@ -21,7 +21,7 @@ from test_equality import PLAIN, compare
 
 
 def config(degree: int, **more: Any) -> dict[str, Any]:
-    return {"ddp": True, "sharded_data_parallel_degree": degree, **more}
+    return {"ddp": True, "sharded_data_parallel_degree": degree, "sdp_gradient_clipping": 0, **more}
 
 
 # -- Equal to one process ---------------------------------------------------------------------------------------------
@@ -381,17 +381,18 @@ def _lamb(parameters: Any) -> Any:
     return smp.optimizers.FusedLAMB(parameters, lr=0.01)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_step_clips_as_sdp_gradient_clipping_says(world: int) -> None:
+@pytest.mark.parametrize(("world", "limit"), [(2, 0.1), (2, None), (4, 0.1)])
+def test_the_step_clips_as_sdp_gradient_clipping_says_and_to_1_without_it(world: int, limit: float | None) -> None:
     plain = network().double()
     adam, norms = _adam(plain.parameters()), []
     for number in range(4):
         x = torch.cat([torch.full((2, 16), number + r / 2, dtype=torch.float64) for r in range(world)])
         adam.zero_grad()
         ((plain(x) - 1.0).pow(2).sum() / world).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.1)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), limit or 1.0)))
         adam.step()
-    for found, values in run_ranks(world, _clipped, config(2, sdp_gradient_clipping=0.1), _adam, False):
+    assert max(norms) > 1.0
+    for found, values in run_ranks(world, _clipped, config(2, sdp_gradient_clipping=limit), _adam, False):
         assert found == pytest.approx(norms, rel=1e-10)
         for ours, theirs in zip(values, plain.state_dict().values(), strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-10)

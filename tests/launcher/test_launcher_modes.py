@@ -331,6 +331,15 @@ def test_sharding_is_refused_where_the_images_torch_cannot_do_it(
 
 
 @pytest.mark.parametrize(
+    ("value", "library", "refused"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_a_partition_file_is_refused_with_the_open_library(*, value: bool, library: bool, refused: bool) -> None:
+    protected = {model_parallel.OPEN_LIBRARY: "1.0"} if library else {}
+    problems = model_parallel.check_library({"partitions": 2, "load_partition": value}, "here", protected)
+    assert ["what a partition file has in it" in str(each) for each in problems] == [True] * refused
+
+
+@pytest.mark.parametrize(
     ("asked", "variables", "kind", "told"),
     [
         (SMP, {}, "ml.plain.xlarge", True),

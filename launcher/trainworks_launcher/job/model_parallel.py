@@ -64,12 +64,16 @@ class _Range(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """The file: the range of each key, the keys that do nothing, rules (kind, key, other key), the first PyTorch."""
+    """The file: the range of each key, the keys that do nothing, rules (kind, key, other key).
+
+    And what the image's own library asks: the first PyTorch for a degree above 1, and switches that cannot be on.
+    """
 
     ranges: Mapping[str, _Range]
     without_effect: tuple[str, ...]
     rules: tuple[tuple[str, str, str], ...]
     needs_torch: Mapping[str, str]
+    refused: Mapping[str, Mapping[str, str]]
 
 
 @lru_cache(maxsize=None)
@@ -80,7 +84,7 @@ def _table() -> _Table:
     ranges = {key: _Range(**{**row, "choices": tuple(row.get("choices", ()))}) for key, row in data["keys"].items()}
     ranges.update({old: ranges[new] for old, new in data["old_names"].items()})
     rules = tuple((kind, key, other) for kind, key, other in data["rules"])
-    return _Table(ranges, tuple(data["without_effect"]), rules, data["needs_torch"])
+    return _Table(ranges, tuple(data["without_effect"]), rules, data["needs_torch"], data["refused"])
 
 
 def known() -> list[str]:
@@ -160,17 +164,23 @@ def check_library(value: Json, where: str, protected: Mapping[str, str]) -> list
 
     protected: Distributions of the image, from its manifest.
     """
-    torch = protected.get("torch", "")
-    if OPEN_LIBRARY not in protected or not torch:
+    if OPEN_LIBRARY not in protected:
         return []
-    return [
+    given = mapping(value)
+    refused = [
+        Problem(f"{key} is true, and the image's smp cannot do it: {row['because']}", where, row["instead"])
+        for key, row in _table().refused.items()
+        if given.get(key) is True
+    ]
+    torch = protected.get("torch", "")
+    return refused + [
         Problem(
-            f"{key} is {mapping(value)[key]}, and needs PyTorch {least}; the image has {torch}",
+            f"{key} is {given[key]}, and needs PyTorch {least}; the image has {torch}",
             where,
             f"take an image with PyTorch {least} or later, or set it to 1; shard_optimizer_state saves memory as well",
         )
         for key, least in _table().needs_torch.items()
-        if _is_on(mapping(value).get(key)) and _release(torch) < _release(least)
+        if torch and _is_on(given.get(key)) and _release(torch) < _release(least)
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import itertools
-import logging
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,7 +35,6 @@ from .training.precision import LossScaler
 from .training.state_dicts import PARTIAL, StateDict
 from .wire import nested
 
-_LOG = logging.getLogger("smp")
 Hook = Callable[["DistributedModel", Any], Any]
 
 
@@ -394,11 +392,6 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 tensor.data = tensor.data.to(gpu, kind).contiguous()
             data_parallel.broadcast(tensor for _, tensor in named)
 
-        if rank() == 0 and state.cfg.sdp_gradient_clipping is None:
-            _LOG.warning(
-                "sharded data parallelism: sdp_gradient_clipping is not set, so optimizer.step() does not clip "
-                "gradients; AWS's library clips them to a norm of 1.0 then"
-            )
         placement.compare(self.module, owner)
         wrap.shard(self.module, ready, half=self._half, unused=self._unused)
         self._passes = Passes(self.module)

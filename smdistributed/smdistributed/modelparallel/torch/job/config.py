@@ -34,6 +34,9 @@ IGNORED = frozenset(_TABLE["without_effect"])
 NEEDS_TORCH: Mapping[str, str] = _TABLE["needs_torch"]
 """The first PyTorch with which a degree can be above 1: 2.6 brought fully_shard to torch.distributed.fsdp."""
 
+REFUSED: Mapping[str, Mapping[str, str]] = _TABLE["refused"]
+"""Switches that cannot be on: the reason, and what to do instead."""
+
 IDLE_SHARDING = frozenset({"sdp_hierarchical_allgather", "sdp_param_persistence_threshold", "sdp_reduce_bucket_size"})
 """Keys of sharded data parallelism to which nothing corresponds in PyTorch's fully_shard."""
 
@@ -127,9 +130,9 @@ class Config:
         sdp_max_live_parameters: A model of at most so many elements stays gathered between its forward and its backward
             pass; None: only the block that runs is gathered.
         sdp_hierarchical_allgather: Whether to gather within a host first.
-        sdp_gradient_clipping: Largest norm of the gradient in an optimizer's step; 0 and None: any.
-        load_partition: Whether to read the partition from a file. Not in this implementation.
-        partition_file: That file.
+        sdp_gradient_clipping: Largest norm of the gradient in an optimizer's step; 0: any.
+        load_partition: Whether to read the partition from a file; cannot be on.
+        partition_file: That file; it has no effect.
     """
 
     pipeline_parallel_degree: int = 1
@@ -160,7 +163,7 @@ class Config:
     sdp_param_persistence_threshold: int = 1_000_000
     sdp_max_live_parameters: int | None = None
     sdp_hierarchical_allgather: bool = True
-    sdp_gradient_clipping: float | None = None
+    sdp_gradient_clipping: float = 1.0
     load_partition: bool = False
     partition_file: str | None = None
 
@@ -205,6 +208,11 @@ class Config:
             text
             for keys, wrong, text in (*_rules(config, good), *(() if world is None else _rules_of(config, world)))
             if wrong and not unusable & set(keys)
+        ]
+        problems += [
+            f"{key} = True: must be False, because {row['because']}; {row['instead']}"
+            for key, row in REFUSED.items()
+            if getattr(config, key)
         ]
         if problems:
             raise SMPConfigError(*problems)
@@ -308,6 +316,7 @@ def _warn(values: Mapping[str, Any]) -> None:
     silent = IGNORED & values.keys()
     if values.get("sharded_data_parallel_degree", 1) != 1:
         silent |= IDLE_SHARDING & values.keys()
-    idle = sorted(silent) + [key for key in ("load_partition", "partition_file") if values.get(key)]
-    if idle:
+    if values.get("partition_file"):
+        silent |= {"partition_file"}
+    if idle := sorted(silent):
         warnings.warn(f"these keys of smp's configuration have no effect: {', '.join(idle)}", stacklevel=3)
