@@ -23,7 +23,13 @@ from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import BuildError, ExtendError, LockError
 from trainworks.extend.image import with_index_of
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
-from trainworks.extend.lock import (
+from trainworks.extend.plan import WheelSource
+from trainworks.extend.reading.options import Choice
+from trainworks.extend.reading.wanted import read_wanted
+from trainworks.extend.reading.wheel import read_wheel
+from trainworks.extend.request import ExtendRequest
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, PackageRequirement, Wheel
+from trainworks.extend.resolving.lock import (
     lock_path_of,
     lock_requirements,
     locked_archives,
@@ -33,15 +39,11 @@ from trainworks.extend.lock import (
     release_dates,
     with_pins,
 )
-from trainworks.extend.plan import WheelSource
-from trainworks.extend.reading.options import Choice
-from trainworks.extend.reading.wanted import read_wanted
-from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement, PackageRequirement, Wheel
-from trainworks.extend.resolution import Archive, BuildArchives, Resolution, Resolvable, resolve
+from trainworks.extend.resolving.releases import Archive, BuildArchives, Resolution, Resolvable
+from trainworks.extend.resolving.search import resolve
 from trainworks.extend.source import read_source
-from trainworks.extend.wheel_files import download_wheels
-from trainworks.extend.wheels import find_sources, read_wheel
+from trainworks.extend.wheels.files import download_wheels
+from trainworks.extend.wheels.sources import find_sources
 from trainworks.facts.rows import Facts
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings

@@ -19,7 +19,8 @@ from image.support import ROOT, BuiltByCommand
 from trainworks.engine.protocol import BuildRequest, Secret
 from trainworks.extend.base import find_base
 from trainworks.extend.requirements import ExtendedBase, Wheel
-from trainworks.extend.resolution import Archive, Resolvable, resolve
+from trainworks.extend.resolving.releases import Archive, Resolvable
+from trainworks.extend.resolving.search import resolve
 from trainworks.facts.load import load
 from trainworks.host.settings import read_host_settings
 

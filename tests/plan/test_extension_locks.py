@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from packaging.utils import canonicalize_name
 
-from trainworks.extend.lock import with_hashes_of
 from trainworks.extend.reading.locks import read_lock, select
 from trainworks.extend.reading.others import OF_OTHER_TOOLS, kind_of, sentence_of
 from trainworks.extend.reading.projects import read_project
 from trainworks.extend.reading.selection import Kept, Selection
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase, GitRequirement
-from trainworks.extend.resolution import LockedRelease
+from trainworks.extend.resolving.lock import with_hashes_of
+from trainworks.extend.resolving.releases import LockedRelease
 from trainworks_launcher.programs import install
 
 BASE = ExtendedBase(

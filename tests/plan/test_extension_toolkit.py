@@ -13,7 +13,7 @@ from trainworks.errors import ExtendError, UnknownNameError
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.requirements import ExtendedBase, Wheel
 from trainworks.extend.toolkit import BARE, compiler_warnings, workbench_of
-from trainworks.extend.wheel_cache import cache_key, cached_wheel, keep_wheel
+from trainworks.extend.wheels.cache import cache_key, cached_wheel, keep_wheel
 from trainworks.facts.rows import Facts
 from trainworks.plan.select import row_named
 

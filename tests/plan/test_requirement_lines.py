@@ -14,7 +14,7 @@ from pip._internal.req import req_file
 from trainworks.extend.reading.lines import OptionLine, RequirementLines, read_requirements
 from trainworks.extend.reading.options import Choice, choice_of, settings_with, without_vendor
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.extend.wheel_files import misfits
+from trainworks.extend.wheels.files import misfits
 from trainworks.host.pip import PipSettings
 
 FLASH = (

@@ -13,7 +13,7 @@ from trainworks.extend.inputs import ExtensionInputs
 from trainworks.extend.kept import conflicts, kept_of
 from trainworks.extend.plan import check_distribution, check_foreign
 from trainworks.extend.requirements import BaseDistribution, ExtendedBase
-from trainworks.extend.wheel_files import misfits
+from trainworks.extend.wheels.files import misfits
 from trainworks.facts.rows import Facts
 from trainworks.imagetest import interpreter
 from trainworks.terminal.output import say

@@ -24,7 +24,15 @@ from trainworks.errors import ExtendError, OutputError
 from trainworks.extend.base import check_fit, find_base
 from trainworks.extend.inputs import ExtensionInputs, notes, read_inputs
 from trainworks.extend.kept import checks_again, left_behind, line_of, same_version
-from trainworks.extend.lock import (
+from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
+from trainworks.extend.reading.lines import locked_versions, read_requirements
+from trainworks.extend.reading.options import choice_of, settings_with, without_vendor
+from trainworks.extend.reading.selection import Kept
+from trainworks.extend.reading.wanted import with_locks
+from trainworks.extend.render import RECIPES, render_extension
+from trainworks.extend.request import ExtendRequest
+from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
+from trainworks.extend.resolving.lock import (
     lock_path_of,
     lock_requirements,
     locked_archives,
@@ -34,20 +42,12 @@ from trainworks.extend.lock import (
     release_dates,
     with_pins,
 )
-from trainworks.extend.plan import ExtensionPlan, WheelSource, make_extension
-from trainworks.extend.reading.lines import locked_versions, read_requirements
-from trainworks.extend.reading.options import choice_of, settings_with, without_vendor
-from trainworks.extend.reading.selection import Kept
-from trainworks.extend.reading.wanted import with_locks
-from trainworks.extend.render import RECIPES, render_extension
-from trainworks.extend.request import ExtendRequest
-from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
-from trainworks.extend.resolution import Resolvable
+from trainworks.extend.resolving.releases import Resolvable
 from trainworks.extend.source import SourceTree
 from trainworks.extend.toolkit import compiler_warnings, workbench_of
-from trainworks.extend.wheel_files import download_wheels
-from trainworks.extend.wheels import find_sources, project_source
-from trainworks.extend.workshop import Workshop, secrets_for
+from trainworks.extend.wheels.files import download_wheels
+from trainworks.extend.wheels.sources import find_sources, project_source
+from trainworks.extend.wheels.workshop import Workshop, secrets_for
 from trainworks.facts.data import data_folder
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts

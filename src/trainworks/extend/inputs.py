@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.errors import ExtendError
-from trainworks.extend.lock import locks_of
 from trainworks.extend.plan import (
     CODE_FOLDER,
     PROJECT_FILES,
@@ -20,6 +19,7 @@ from trainworks.extend.plan import (
 from trainworks.extend.reading.others import OF_OTHER_TOOLS, PROJECT, PYLOCK, UV_LOCK, kind_of, sentence_of
 from trainworks.extend.reading.wanted import Parts, Wanted, read_wanted
 from trainworks.extend.request import ExtendRequest
+from trainworks.extend.resolving.lock import locks_of
 from trainworks.extend.source import SourceTree, read_source, some
 
 REQUIREMENTS = "requirements.txt"

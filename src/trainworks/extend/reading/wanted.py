@@ -12,9 +12,9 @@ from trainworks.extend.reading.others import kind_of, sentence_of
 from trainworks.extend.reading.projects import read_project
 from trainworks.extend.reading.selection import Kept, Lock
 from trainworks.extend.reading.text import decode
+from trainworks.extend.reading.wheel import read_wheel
 from trainworks.extend.requirements import ExtendedBase, FolderRequirement, GitRequirement, PackageRequirement, Wheel
 from trainworks.extend.source import SourceTree, read_source
-from trainworks.extend.wheels import read_wheel
 from trainworks.host.pip import local_path
 
 

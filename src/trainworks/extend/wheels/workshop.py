@@ -13,10 +13,10 @@ from trainworks.engine.protocol import Engine
 from trainworks.extend.plan import WheelSource
 from trainworks.extend.render import render_wheels
 from trainworks.extend.requirements import ExtendedBase, Wheel
-from trainworks.extend.resolution import Archive
+from trainworks.extend.resolving.releases import Archive
 from trainworks.extend.toolkit import Workbench
-from trainworks.extend.wheel_cache import cache_key, cached_wheel, keep_wheel
-from trainworks.extend.wheels import archive_source, build_wheels
+from trainworks.extend.wheels.cache import cache_key, cached_wheel, keep_wheel
+from trainworks.extend.wheels.sources import archive_source, build_wheels
 from trainworks.host.pip import PipSettings
 from trainworks.host.settings import HostSettings
 

@@ -6,45 +6,23 @@ import contextlib
 import hashlib
 import io
 import tarfile
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from email.parser import BytesParser
-
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from trainworks.assemble.image import ImageSpec, run_build
 from trainworks.assemble.order import BuildOptions
 from trainworks.engine.protocol import Engine
 from trainworks.errors import BuildError, LockError
 from trainworks.extend.plan import WheelSource
+from trainworks.extend.reading.wheel import read_wheel
 from trainworks.extend.requirements import ExtendedBase, GitRequirement, Wheel
-from trainworks.extend.resolution import Archive
+from trainworks.extend.resolving.releases import Archive
 from trainworks.facts.rows import SourceFile
 from trainworks.host.bootstrap import EPOCH
 from trainworks.host.cache import cache_folder
 from trainworks.host.git import source_archive
 from trainworks.terminal.build_progress import BuildProgress
 from trainworks.terminal.output import say
-
-
-def read_wheel(file: str, content: bytes, *, extras: str = "", built: bool = False) -> Wheel:
-    """Return a wheel with what its metadata ask for.
-
-    Raises:
-        ValueError: It does not have the name or the form of a wheel.
-    """
-    try:
-        parse_wheel_filename(file)
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-            metadata = BytesParser().parsebytes(archive.read(name), headersonly=True)
-    except StopIteration:
-        raise ValueError(f"{file} is not a wheel: it has no METADATA") from None
-    except (InvalidWheelFilename, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise ValueError(f"{file} is not a wheel: {error}") from None
-    requires = tuple(str(each) for each in metadata.get_all("Requires-Dist", ()))
-    return Wheel(file=file, content=content, requires=requires, extras=extras, built=built)
 
 
 def find_sources(

@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 
 from trainworks.extend.plan import WheelSource
+from trainworks.extend.reading.wheel import read_wheel
 from trainworks.extend.requirements import ExtendedBase, Wheel
 from trainworks.extend.toolkit import Workbench
-from trainworks.extend.wheels import read_wheel
 from trainworks.host.cache import write_cached
 from trainworks.terminal.output import say
 

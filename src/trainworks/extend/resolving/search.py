@@ -9,32 +9,40 @@ in the base image, and then everything is resolved again with what its wheel req
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
 import tomllib
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
-from packaging.requirements import InvalidRequirement
 from packaging.requirements import Requirement as Specification
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import BuildError, LockError
 from trainworks.extend.kept import Move, broken_by, fulfilled, moves_of, same_version
-from trainworks.extend.reading.options import Choice
-from trainworks.extend.requirements import BaseDistribution, ExtendedBase, Wheel
+from trainworks.extend.requirements import BaseDistribution, ExtendedBase
+from trainworks.extend.resolving.answers import (
+    LINE,
+    NO_ANSWER,
+    PRE_RELEASE,
+    UNBUILT,
+    because,
+    is_of,
+    is_version,
+    metadata,
+    metadata_in,
+    release_of,
+    takes,
+    without_extra,
+    write_lines,
+)
+from trainworks.extend.resolving.releases import Archive, BuildArchives, LockedRelease, Older, Resolution, Resolvable
+from trainworks.extend.resolving.stand_ins import no_builds, stand_in
 from trainworks.host.downloads import Client, UnreachableError
 from trainworks.host.index import archives_only
 from trainworks.host.pip import uv_configuration
@@ -43,99 +51,6 @@ from trainworks.inputs.lock_python import run_uv, uv_platform
 
 MOST_BUILDS = 12
 """So many releases of source archives are built to find a set of versions; then the search is given up."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resolvable:
-    """What a lock is made for.
-
-    Attributes:
-        lines: Requirements of names and versions, as pip reads them.
-        constraints: Lines of the same form.
-        wheels: Wheels that are installed whatever an index has.
-        commits: Git requirement to its commit.
-        choice: Which versions and files count.
-        options: Lines that say where packages come from, for the digest of the inputs.
-        hashes: Name and version to the hashes of the files that a lock of another tool has.
-    """
-
-    lines: tuple[str, ...] = ()
-    constraints: tuple[str, ...] = ()
-    wheels: tuple[Wheel, ...] = ()
-    commits: Mapping[str, str] = field(default_factory=dict)
-    choice: Choice = field(default_factory=Choice)
-    options: tuple[str, ...] = ()
-    hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Archive:
-    """A release that is built from its source archive; ``sha256`` is the archive's."""
-
-    name: str
-    version: str
-    file: str
-    sha256: str
-
-    def __str__(self) -> str:
-        """Return what the user knows it by."""
-        return f"{self.name} {self.version}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockedRelease:
-    """One distribution of a resolution.
-
-    Attributes:
-        name: Normalised.
-        version: Exact.
-        hashes: sha256 of its wheels that fit the base, or of the archive that it is built from.
-        archive: What it is built from; ``None`` for a wheel.
-        wheel: Address or file of the wheel that pip would take; ``""`` without one.
-        parents: Names of what requires it; ``-r requirements.in`` is the user's own.
-        released: When its file was published, ``YYYY-MM-DD``; ``""`` where the index does not say.
-    """
-
-    name: str
-    version: str
-    hashes: tuple[str, ...]
-    archive: Archive | None = None
-    wheel: str = ""
-    parents: tuple[str, ...] = ()
-    released: str = ""
-
-
-BuildArchives = Callable[[Sequence[Archive]], Sequence[Wheel]]
-"""Builds archives in the base image and returns their wheels, in the same order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Older:
-    """A direct requirement that is not locked at the newest release that it allows, and why."""
-
-    name: str
-    version: str
-    newest: str
-    reason: str
-
-    def __str__(self) -> str:
-        """Return the line for the user."""
-        return f"{self.name} {self.version} is not the newest that is asked for, {self.newest}: {self.reason}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resolution:
-    """What requirements are resolved to.
-
-    Attributes:
-        releases: What has to be installed, by name, without what the base has already.
-        removed: What of the base is removed: it cannot stay with them, and no wheel of it can replace it.
-        notes: Lines for the user: what moves and who asks for it, what is removed, what is older than it could be.
-    """
-
-    releases: tuple[LockedRelease, ...] = ()
-    removed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def resolve(
@@ -195,7 +110,7 @@ class _Search:
         self._floors: dict[str, str] | None = None
         installed = folder / "installed"
         installed.mkdir()
-        self._pins = [stand_in(row, installed, base) for row in base.distributions if _is_version(row.version)]
+        self._pins = [stand_in(row, installed, base) for row in base.distributions if is_version(row.version)]
         self._lines = list(wanted.lines)
         for number, wheel in enumerate(wanted.wheels):
             path = folder / str(number) / wheel.file
@@ -220,7 +135,7 @@ class _Search:
                     if self._floors:
                         continue
             except LockError as error:
-                if _NO_ANSWER not in error.message:
+                if NO_ANSWER not in error.message:
                     raise
                 if self._floors and self._is_possible(lines, {}):
                     self._floors = {}
@@ -255,7 +170,7 @@ class _Search:
         newcomers = {
             name: Version(version)
             for name, version in versions.items()
-            if name not in self._installed and _is_version(version)
+            if name not in self._installed and is_version(version)
         }
         try:
             newest = self._versions(self._lines, preferring=False)[0]
@@ -264,7 +179,7 @@ class _Search:
         raised = {
             name: version
             for name, version in newest.items()
-            if name in newcomers and _is_version(version) and Version(version) > newcomers[name]
+            if name in newcomers and is_version(version) and Version(version) > newcomers[name]
         }
         if not raised or self._is_possible(self._lines, raised):
             return raised
@@ -291,7 +206,7 @@ class _Search:
             heads = pool.map(self._metadata_of, asked)
             for each, head in zip(asked, heads, strict=True):
                 found = re.search(r"^Requires-Python: *(.+?)\s*$", head, re.MULTILINE)
-                self._unfit[each.name, each.version] = bool(found) and not _takes(
+                self._unfit[each.name, each.version] = bool(found) and not takes(
                     found[1] if found else "", self._base.full_version or self._base.version
                 )
         return any(self._unfit[each.name, each.version] for each in asked)
@@ -300,7 +215,7 @@ class _Search:
         """Return the head of a wheel's metadata; ``""`` where its index does not have it beside the wheel."""
         address = release.wheel.partition("#")[0]
         if not address.startswith(("http://", "https://")):
-            return _metadata_in(self._folder / unquote(address.removeprefix("file://")))
+            return metadata_in(self._folder / unquote(address.removeprefix("file://")))
         try:
             answer = self._client.get(f"{address}.metadata")
         except UnreachableError:
@@ -362,7 +277,7 @@ class _Search:
         try:
             self._versions((*self._lines, name), wheels=[name])
         except LockError as error:
-            if name in self._base.kept or _NO_ANSWER not in error.message:
+            if name in self._base.kept or NO_ANSWER not in error.message:
                 raise
             removed.append(name)
 
@@ -420,7 +335,7 @@ class _Search:
 
     def _exclude(self, requires: Iterable[str], move: Move) -> bool:
         return any(
-            _names(text, move.name) and not fulfilled(_without_extra(text), {move.name: move.old}, self._base)
+            is_of(text, move.name) and not fulfilled(without_extra(text), {move.name: move.old}, self._base)
             for text in requires
         )
 
@@ -448,7 +363,7 @@ class _Search:
         for name in sorted(wanted & newest.keys()):
             row = self._installed.get(name)
             version = releases[name].version if name in releases else row.version if row else ""
-            if not version or not _is_version(version) or Version(version) >= Version(newest[name]):
+            if not version or not is_version(version) or Version(version) >= Version(newest[name]):
                 continue
             if name not in releases:
                 reason = "the base has it, and it is kept" if name in self._base.kept else "the base has it already"
@@ -468,7 +383,7 @@ class _Search:
         try:
             self._versions((*self._lines, f"{name}=={version}"))
         except LockError as error:
-            return _because(error.message)
+            return because(error.message)
         return "the other requirements were fulfilled first, with versions that it does not take"
 
     def _is_installed(self, name: str, version: str) -> bool:
@@ -502,7 +417,7 @@ class _Search:
         versions: dict[str, str] = {}
         parents: dict[str, tuple[str, ...]] = {}
         for line in text.splitlines():
-            found = _LINE.match(line)
+            found = LINE.match(line)
             if found is None:
                 continue
             name = canonicalize_name(found["name"])
@@ -522,7 +437,7 @@ class _Search:
         tags = {tag: rank for rank, tag in enumerate(self._base.tags)}
         rows: dict[str, Any] = {canonicalize_name(row["name"]): row for row in tomllib.loads(text)["packages"]}
         return tuple(
-            _release(rows[name], name, version, tags, parents.get(name, ()))
+            release_of(rows[name], name, version, tags, parents.get(name, ()))
             for name, version in sorted(versions.items())
         )
 
@@ -532,18 +447,18 @@ class _Search:
         """Ask uv once, and again for each release of which only a build would tell what it requires."""
         base, folder, choice = self._base, self._folder, self._wanted.choice
         more = [*more, *(word for name in choice.no_binary for word in ("--no-binary", name))]
-        _write_lines(folder / "requirements.in", lines)
+        write_lines(folder / "requirements.in", lines)
         while True:
             early = [f"{name}>=0.dev0" for name in sorted(self._early)]
             unfit = [f"{name}!={version}" for (name, version), wrong in self._unfit.items() if wrong]
-            _write_lines(folder / "constraints.txt", (*constraints, *self._wanted.constraints, *early, *unfit))
+            write_lines(folder / "constraints.txt", (*constraints, *self._wanted.constraints, *early, *unfit))
             output = folder / ("pylock.toml" if "pylock.toml" in more else "preferred.txt")
             # uv prefers the versions that an output of earlier has, as pip prefers what is installed.
             output.unlink(missing_ok=True)
             if preferred:
-                _write_lines(output, preferred)
+                write_lines(output, preferred)
             (folder / "uv.toml").write_text(
-                self._configuration + "".join(map(_metadata, self._assumed.items())), encoding="utf-8"
+                self._configuration + "".join(map(metadata, self._assumed.items())), encoding="utf-8"
             )
             arguments = [
                 *("pip", "compile", "requirements.in", "--quiet", "--no-header", "--output-file", output.name, *more),
@@ -562,7 +477,7 @@ class _Search:
                 run_uv(arguments, folder, self._what, self._environment)
                 return output.read_text(encoding="utf-8")
             except LockError as error:
-                unbuilt, asked = _UNBUILT.search(error.message), _PRE_RELEASE.search(error.message)
+                unbuilt, asked = UNBUILT.search(error.message), PRE_RELEASE.search(error.message)
                 if unbuilt and (unbuilt["name"], unbuilt["version"]) not in self._assumed:
                     self._assume(unbuilt["name"], unbuilt["version"])
                 elif asked and asked["name"] not in self._early:
@@ -583,151 +498,3 @@ class _Search:
             for other in archives_only(name, self._settings.pip, self._client):
                 self._assumed.setdefault((name, other), known[-1])
         self._assumed[name, version] = known[-1] if known else ()
-
-
-_NO_ANSWER = "No solution found"
-"""What uv says where no releases fit each other; an index that does not answer is another matter."""
-
-_LINE = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*(?:==(?P<version>[^\s;]+)|@\s*\S+)"
-    r"[^#]*(?:# via (?P<via>.+))?$"
-)
-_UNBUILT = re.compile(r"[Ff]ailed to (?:download and )?build `(?P<name>[^`=\s]+)==(?P<version>[^`\s]+)`")
-_PRE_RELEASE = re.compile(r"`?(?P<name>[a-z0-9-]+)`? was requested with a pre-release marker")
-
-
-def _names(text: str, name: str) -> bool:
-    try:
-        return canonicalize_name(Specification(text).name) == name
-    except InvalidRequirement:
-        return False
-
-
-def _without_extra(text: str) -> str:
-    """Return a requirement of an extra as one of everybody."""
-    return text.partition(";")[0] if _EXTRA.search(text) else text
-
-
-def _because(message: str) -> str:
-    """Return the first reason in uv's words, in one line."""
-    words = " ".join(line.strip() for line in message.splitlines()[1:])
-    found = re.search(r"[Bb]ecause (.+?)(?:, we can conclude|\. And |\.$|$)", words)
-    return found[1] if found else words[:200]
-
-
-def _metadata(assumed: tuple[tuple[str, str], Sequence[str]]) -> str:
-    """Return what uv has to know of a release that it must not build."""
-    (name, version), requires = assumed
-    extras = sorted({extra for text in requires for extra in _EXTRA.findall(text)})
-
-    def texts(values: Iterable[str]) -> str:
-        return ", ".join(f"'{value}'" if "'" not in value else f'"{value}"' for value in values)
-
-    return (
-        f'\n[[dependency-metadata]]\nname = "{name}"\nversion = "{version}"\n'
-        f"requires-dist = [{texts(requires)}]\nprovides-extra = [{texts(extras)}]\n"
-    )
-
-
-_EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)")
-
-
-def _release(
-    row: Mapping[str, Any], name: str, version: str, tags: Mapping[Tag, int], parents: tuple[str, ...]
-) -> LockedRelease:
-    fitting = []
-    for wheel in row.get("wheels", ()):
-        file = _file_of(wheel)
-        try:
-            ranks = [tags[tag] for tag in parse_wheel_filename(file)[3] if tag in tags]
-        except InvalidWheelFilename:
-            continue
-        fitting += [(min(ranks), file, wheel)] if ranks else []
-    if fitting:
-        fitting.sort(key=lambda found: found[:2])
-        hashes = tuple(dict.fromkeys(wheel["hashes"]["sha256"] for _, _, wheel in fitting))
-        address = str(fitting[0][2].get("url") or fitting[0][2].get("path", ""))
-        released = _date_of(fitting[0][2])
-        return LockedRelease(
-            name=name, version=version, hashes=hashes, wheel=address, parents=parents, released=released
-        )
-    source = row.get("sdist")
-    if source is None:
-        raise LockError(f"{name} {version} has no file for this Python and C library")
-    sha256 = source["hashes"]["sha256"]
-    archive = Archive(name=name, version=version, file=_file_of(source), sha256=sha256)
-    return LockedRelease(
-        name=name, version=version, hashes=(sha256,), archive=archive, parents=parents, released=_date_of(source)
-    )
-
-
-def _date_of(file: Mapping[str, Any]) -> str:
-    uploaded = file.get("upload-time")
-    return uploaded.date().isoformat() if isinstance(uploaded, datetime) else ""
-
-
-def _file_of(file: Mapping[str, Any]) -> str:
-    return unquote(str(file.get("name") or file.get("url") or file.get("path", ""))).rsplit("/", 1)[-1]
-
-
-def no_builds(folder: Path) -> None:
-    """Make an environment in which uv can build nothing: source archives run no code on this machine.
-
-    uv takes it for an interpreter, and asks it for its version in isolated mode. Builds do not run in that mode, and
-    end before they have begun.
-    """
-    packages = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    packages.mkdir(parents=True)
-    (folder / "bin").mkdir()
-    executable = Path(sys.executable).resolve()
-    (folder / "bin" / "python").symlink_to(executable)
-    (folder / "pyvenv.cfg").write_text(f"home = {executable.parent}\n", encoding="utf-8")
-    (packages / "no_builds.pth").write_text("import sys; sys.flags.isolated or sys.exit(77)\n", encoding="utf-8")
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def _metadata_in(wheel: Path) -> str:
-    """Return the head of a wheel's metadata; ``""`` for a file that has none."""
-    with contextlib.suppress(OSError, StopIteration, zipfile.BadZipFile), zipfile.ZipFile(wheel) as archive:
-        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
-        return archive.read(name).decode("utf-8", "replace").partition("\n\n")[0]
-    return ""
-
-
-def _takes(requires_python: str, version: str) -> bool:
-    """Whether a release is for a Python; what cannot be read excludes none."""
-    try:
-        return SpecifierSet(requires_python).contains(version, prereleases=True)
-    except InvalidSpecifier:
-        return True
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
-
-
-def stand_in(row: BaseDistribution, folder: Path, base: ExtendedBase) -> str:
-    """Write a wheel with nothing but the metadata of an installed distribution, and return its pin.
-
-    What it requires and the base lacks is left out: it is as it is, and nobody asked to mend it.
-    """
-    name, version = canonicalize_name(row.name), str(Version(row.version))
-    stem = f"{name.replace('-', '_')}-{version}"
-    there: dict[str, str] = {canonicalize_name(each.name): each.version for each in base.distributions}
-    requires = [text for text in row.requires if _EXTRA.search(text) or fulfilled(text, there, base)]
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {text}\n" for text in requires)
-    extras = {found for text in requires for found in _EXTRA.findall(text)}
-    metadata += "".join(f"Provides-Extra: {extra}\n" for extra in sorted(extras))
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
-        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{stem}.dist-info/RECORD", "")
-    return f"{name}=={version}"

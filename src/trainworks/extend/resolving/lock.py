@@ -12,7 +12,8 @@ from pathlib import Path
 
 from trainworks.errors import ExtendError, LockError, OutputError
 from trainworks.extend.requirements import ExtendedBase, Wheel, wrong_builds
-from trainworks.extend.resolution import Archive, BuildArchives, LockedRelease, Resolution, Resolvable, resolve
+from trainworks.extend.resolving.releases import Archive, BuildArchives, LockedRelease, Resolution, Resolvable
+from trainworks.extend.resolving.search import resolve
 from trainworks.host.settings import HostSettings
 from trainworks.terminal.output import say
 
