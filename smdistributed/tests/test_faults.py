@@ -8,6 +8,7 @@ time; one case runs as programs.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -169,24 +170,56 @@ def as_process(rank: int, port: int, folder: str, function: Callable[..., None],
         raise SystemExit(1) from None
 
 
-def ended(folder: Path, fault: Fault, limit: float = PATIENCE) -> list[int]:
-    """Run the job, and return the exit statuses by rank."""
+def run_ranks_to_their_end(folder: Path, function: Callable[..., None], *arguments: Any) -> list[int]:
+    """Run a job whose ranks write to ``folder``, and return the exit statuses by rank."""
     port = free_port()
     processes = [
-        _FORKS.Process(target=as_process, args=(rank, port, str(folder), train, (str(folder), fault)))
-        for rank in range(RANKS)
+        _FORKS.Process(target=as_process, args=(rank, port, str(folder), function, arguments)) for rank in range(RANKS)
     ]
     for process in processes:
         process.start()
-    end = time.monotonic() + limit
+    end = time.monotonic() + PATIENCE
     for process in processes:
         process.join(max(end - time.monotonic(), 0.1))
     statuses = [process.exitcode for process in processes]
     for process in processes:
         process.kill()
         process.join()
-    assert None not in statuses, f"a rank still ran after {limit} s: {statuses}"
+    assert None not in statuses, f"a rank still ran after {PATIENCE} s: {statuses}"
     return [status for status in statuses if status is not None]
+
+
+def check_others(folder: Path, failing: int, how: str, function: Callable[..., None], *arguments: Any) -> None:
+    """Run a job of which a rank fails and notes the moment in ``folder``/failed; see how all ranks end.
+
+    Args:
+        folder: An empty folder.
+        failing: The rank that fails.
+        how: "kill", or what begins with "raise".
+        function: What each rank does.
+        arguments: Its arguments.
+    """
+    start_clock()
+    statuses = run_ranks_to_their_end(folder, function, *arguments)
+    now = time.monotonic()
+    seconds = time.time() - float((folder / "failed").read_text())
+    errors = [(folder / f"stderr{rank}").read_text() for rank in range(RANKS)]
+    told = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
+    assert all(statuses), told
+    assert_within(10, now - seconds, now, told)
+    assert "the end was reached" not in "".join((folder / f"stdout{r}").read_text() for r in range(RANKS))
+    raises = how.startswith("raise")
+    for rank, text in enumerate(errors):
+        if rank == failing:
+            assert text.count("Traceback") == raises, told
+            assert ("ValueError: the cause" in text) == raises, told
+            continue
+        said = [line for line in text.splitlines() if line.startswith("smp: ")]
+        assert len(said) == 1, told
+        assert re.search(rf" ends: rank {failing}( \(pp_rank {failing % 2}\))? failed: ", said[0]), told
+        assert "Traceback" not in text, told
+        if raises:
+            assert said[0].endswith("ValueError: the cause"), told
 
 
 CORE = "exception in a remote forward"
@@ -198,27 +231,7 @@ CASES = [pytest.param(case, marks=[pytest.mark.core] if case == CORE else []) fo
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_ends_and_the_cause_is_printed_once(case: str, tmp_path: Path) -> None:
     fault = FAULTS[case]
-    start_clock()
-    statuses = ended(tmp_path, fault)
-    now = time.monotonic()
-    seconds = time.time() - float((tmp_path / "failed").read_text())
-    errors = [(tmp_path / f"stderr{rank}").read_text() for rank in range(RANKS)]
-    told = "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(errors))
-    assert all(statuses), told
-    assert_within(10, now - seconds, now, told)
-    assert "the end was reached" not in "".join((tmp_path / f"stdout{r}").read_text() for r in range(RANKS))
-    expected = f"rank {fault.rank} (pp_rank {fault.rank % 2})"
-    for rank, text in enumerate(errors):
-        if rank == fault.rank:
-            assert text.count("Traceback") == fault.how.startswith("raise"), told
-            assert ("ValueError: the cause" in text) == fault.how.startswith("raise"), told
-            continue
-        said = [line for line in text.splitlines() if line.startswith("smp: ")]
-        assert len(said) == 1, told
-        assert f"{expected} failed: " in said[0], told
-        assert "Traceback" not in text, told
-        if fault.how.startswith("raise"):
-            assert said[0].endswith("ValueError: the cause"), told
+    check_others(tmp_path, fault.rank, fault.how, train, str(tmp_path), fault)
 
 
 def test_programs_end_as_forked_ranks_do(tmp_path: Path) -> None:

@@ -692,5 +692,5 @@ def _trace_fails(config: dict[str, Any]) -> None:
 def test_an_error_in_the_trace_ends_all_ranks() -> None:
     with pytest.raises(RankError) as caught:
         run_ranks(2, _trace_fails, TWO)
-    assert "the traced forward pass failed on rank 0: RuntimeError: mat1 and mat2 shapes" in str(caught.value)
+    assert "rank 0 (pp_rank 0) failed: in the traced forward pass: RuntimeError: mat1 and mat2" in str(caught.value)
     assert "still running" not in str(caught.value)

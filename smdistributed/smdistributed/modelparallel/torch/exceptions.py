@@ -9,6 +9,12 @@ from smdistributed.modelparallel.backend.exceptions import SMPRuntimeError
 __all__ = ["PeerError", "SMPConfigError", "SMPRuntimeError", "SMPUnsupportedError", "StepError"]
 
 
+def summary(error: BaseException) -> str:
+    """Return an error in one line: its class and its first line."""
+    lines = str(error).strip().splitlines()
+    return type(error).__name__ + (f": {lines[0]}" if lines else "")
+
+
 class SMPConfigError(ValueError):
     """The configuration cannot work.
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from trainworks_smdistributed import emulation
 from trainworks_smdistributed.environment import ranks_of, set_rendezvous
 
-from .exceptions import PeerError
+from .exceptions import PeerError, summary
 from .job.config import Config, SMPConfigError
 from .job.groups import make_groups
 from .job.state import state
@@ -190,8 +190,7 @@ def _failed(watch: Watch, error: BaseException) -> bool:
         watch.fail(error.reason, error.rank)
         watch.say(str(error))
         return True
-    lines = str(error).strip().splitlines()
-    watch.fail(type(error).__name__ + (f": {lines[0]}" if lines else ""))
+    watch.fail(summary(error))
     return False
 
 

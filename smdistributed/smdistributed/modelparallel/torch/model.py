@@ -17,7 +17,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.hooks import RemovableHandle
 
 from . import nn
-from .exceptions import StepError
+from .exceptions import PeerError, StepError, summary
 from .job.config import SMPConfigError
 from .job.ranks import dp_rank, dp_size, pp_rank, pp_size, rank, rdp_rank, tp_size
 from .job.state import state
@@ -311,12 +311,13 @@ class DistributedModel(tnn.Module, Joinable, metaclass=_Once):
                 tree = describe(self.module, self._trace)
                 answer = [partitioner.partition(tree, pp_size(), state.cfg.memory_weight)]
             else:
-                answer = [f"{type(failure).__name__}: {failure}"]
+                answer = [summary(failure)]
         dist.broadcast_object_list(answer, src=0)
         if failure is not None:
             raise failure
         if isinstance(answer[0], str):
-            raise StepError(f"the traced forward pass failed on rank 0: {answer[0]}")
+            # Not an error of this rank, which would be told as a cause if it ended first.
+            raise PeerError(0, "rank 0 (pp_rank 0)", f"in the traced forward pass: {answer[0]}")
         return cast("dict[str, int]", answer[0])
 
     def _traced(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from smdistributed.modelparallel.torch.exceptions import PeerError, StepError
+from smdistributed.modelparallel.torch.exceptions import PeerError, StepError, summary
 from smdistributed.modelparallel.torch.wire.transport import Gone, Item, Transport
 
 from .calls import Caller
@@ -241,9 +241,7 @@ class Runtime:
             news = Abort(self.port.number, error.rank, error.name, error.reason, error.trace)
         else:
             link = self.transport
-            lines = str(error).strip().splitlines()
-            reason = type(error).__name__ + (f": {lines[0]}" if lines else "")
-            news = Abort(self.port.number, link.members[link.me], link.name(link.me), reason, trace)
+            news = Abort(self.port.number, link.members[link.me], link.name(link.me), summary(error), trace)
         for link in self._links():
             for peer in range(link.n):
                 if peer != link.me:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from smdistributed.modelparallel.torch.exceptions import SMPRuntimeError
+from smdistributed.modelparallel.torch.exceptions import PeerError, SMPRuntimeError, summary
 from smdistributed.modelparallel.torch.job.communication import allgather
 from smdistributed.modelparallel.torch.job.ranks import pp_rank, rank, rdp_rank, rdp_size, tp_rank, tp_size
 from smdistributed.modelparallel.torch.job.state import state
@@ -419,17 +419,20 @@ def _together(what: str, action: Callable[[], None]) -> None:
     """Do something on all ranks, and fail on all if it fails on one.
 
     Raises:
-        SMPRuntimeError: It names the ranks and their errors.
+        SMPRuntimeError: It names the ranks and their errors. A rank where it did not fail gets a PeerError.
     """
     cause: Exception | None = None
     try:
         action()
     except Exception as error:  # noqa: BLE001  whatever it is, the other ranks must hear of it
         cause = error
-    text = f"rank {rank()}: {type(cause).__name__}: {cause}" if cause is not None else None
-    errors = [one for one in allgather(text, CommGroup.WORLD) if one is not None]
-    if errors:
-        raise SMPRuntimeError(f"{what} failed: " + "; ".join(errors)) from cause
+    errors = allgather(None if cause is None else summary(cause), CommGroup.WORLD)
+    failed = [number for number, error in enumerate(errors) if error is not None]
+    told = f"{what} failed: " + "; ".join(f"rank {number}: {errors[number]}" for number in failed)
+    if cause is not None:
+        raise SMPRuntimeError(told) from cause
+    if failed:
+        raise PeerError(failed[0], f"rank {failed[0]}", told)
 
 
 def _leads(root: Path, token: str) -> bool:
