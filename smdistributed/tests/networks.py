@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -198,6 +200,116 @@ def gpt2() -> nn.Module:
     )
 
 
+class Experts(nn.Module):
+    """Which expert computes a row, and so the shapes of what crosses, depends on the data; some compute nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(4))
+        self.out = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share, chosen = self.gate(x).softmax(1).topk(2)
+        y = x
+        for number, expert in enumerate(self.experts):
+            row, place = torch.where(chosen == number)
+            if len(row):
+                y = y.index_add(0, row, expert(x[row]) * share[row, place, None])
+        return functional.log_softmax(self.out(y), 1)
+
+
+class _Average(nn.Module):
+    """Puts new buffers in the place of old ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.linear(x))
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * y.detach().square().mean(0)
+        return torch.tanh(y - self.mean)
+
+
+class _Score(nn.Module):
+    """Gives the gradient of what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            (score,) = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)
+        return score
+
+
+class _Recomputed(nn.Module):
+    """Recomputes what is in it, which does the same."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.inner = _Recomputed(depth - 1) if depth else nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + checkpoint(self.inner, self.linear(x), use_reentrant=False)
+        return y
+
+
+class Positions(nn.Module):
+    """A module is given a part of a parameter of its parent, as DeBERTa's positions are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(16, 8))
+        self.key, self.out = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.log_softmax(self.out(x @ self.key(self.positions[:8])), 1)
+
+
+def _row(*parts: nn.Module) -> nn.Module:
+    return nn.Sequential(*parts, nn.Linear(8, 10), nn.LogSoftmax(1))
+
+
+def _adapted() -> nn.Module:
+    """Return frozen layers, each with an adapter beside it."""
+    layers = [nn.Linear(8, 8).requires_grad_(False) for _ in range(4)]
+    return _row(*(_Beside(layer, nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 8))) for layer in layers))
+
+
+class _Beside(nn.Module):
+    def __init__(self, base: nn.Module, adapter: nn.Module) -> None:
+        super().__init__()
+        self.base, self.adapter = base, adapter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base(x) + self.adapter(x)
+        return y
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "experts": Experts,
+    "buffers": lambda: _row(*(_Average() for _ in range(4))),
+    "weight-norm": lambda: _row(*(weight_norm(nn.Linear(8, 8)) for _ in range(4))),
+    "spectral-norm": lambda: _row(*(spectral_norm(nn.Linear(8, 8)) for _ in range(4))),
+    "scores": lambda: _row(nn.Linear(8, 8), _Score(), nn.Linear(8, 8)),
+    "recomputed": lambda: _row(*(_Recomputed(2) for _ in range(3))),
+    "positions": Positions,
+    "adapters": _adapted,
+}
+"""Models of other kinds, for one configuration each."""
+
+SHARED = ("weight-norm", "recomputed", "positions", "adapters")
+"""Those that equal one process with sharded data parallelism. With the others replicas have buffers of their own, run
+different blocks, or need gradients of gradients."""
+
 BUILD: dict[str, Callable[[], nn.Module]] = {
     "convolutions": Convolutions,
     "chained-blocks": lambda: LanguageModel(chain=True),
@@ -214,7 +326,7 @@ TEXT = ("chained-blocks", "listed-blocks", "gpt2")
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(7)
-    return BUILD[name]().to(dtype)
+    return (BUILD | KINDS)[name]().to(dtype)
 
 
 def places(model: nn.Module, degree: int) -> dict[str, int] | None:

@@ -92,6 +92,12 @@ def test_gpt2_equals_one_process() -> None:
     check(3, {"pipeline_parallel_degree": 3, "microbatches": 4}, ("gpt2",))
 
 
+@pytest.mark.parametrize("pipeline", ["interleaved", "simple"])
+def test_models_of_other_kinds_equal_one_process(pipeline: str) -> None:
+    config = {"pipeline_parallel_degree": 2, "microbatches": 4, "pipeline": pipeline}
+    check(2, config, tuple(networks.KINDS))
+
+
 def test_few_active_microbatches_change_nothing() -> None:
     check(2, {"pipeline_parallel_degree": 2, "microbatches": 8, "active_microbatches": 2}, PLAIN)
 

@@ -44,6 +44,11 @@ def test_equals_one_process(world: int, degree: int, microbatches: int) -> None:
             assert worst.largest <= 1e-10, f"{name} on rank {rank}: {worst}"
 
 
+def test_models_of_other_kinds_equal_one_process() -> None:
+    found = run_ranks(2, compare, config(2, microbatches=4), networks.SHARED)
+    assert max(worst.largest for result in found for worst in result.values()) <= 1e-10, found
+
+
 class Special(nn.Module):
     """Frozen parameters, one without dimensions, one that two blocks share, a buffer, rows that do not divide."""
 
@@ -538,6 +543,8 @@ def _refused() -> list[str]:
     mixed = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4).double())
     told(lambda: smp.DistributedModel(far))
     wrapped.model = None
+    told(lambda: smp.DistributedModel(nn.Sequential(nn.Embedding(4, 4, max_norm=1.0))))
+    wrapped.model = None
     told(lambda: smp.DistributedModel(mixed))
     wrapped.model = None
     model = smp.DistributedModel(network())
@@ -561,6 +568,7 @@ def _refused() -> list[str]:
 def test_what_does_not_work_is_a_clear_error() -> None:
     words = [
         "is on the meta device and has no values",
+        "0 (Embedding) has a max_norm",
         "0.weight is float32, 1.weight is float64",
         "join: not with sharded_data_parallel_degree above 1",
         "register_comm_hook: not with sharded_data_parallel_degree above 1",

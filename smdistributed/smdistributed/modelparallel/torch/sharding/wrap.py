@@ -72,8 +72,14 @@ def shard(root: nn.Module, ready: Callable[[Named], None], *, half: torch.dtype 
         unused: Ranks may use different parameters.
 
     Raises:
-        SMPConfigError: A parameter has no values, or a block has several types.
+        SMPConfigError: A parameter has no values, a block has several types, or a module changes its parameter.
     """
+    for name, module in root.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise SMPConfigError(
+                f"{name or 'the model'} ({type(module).__name__}) has a max_norm: it scales its parameter when it is "
+                "called, and with sharded data parallelism that is a copy. Leave max_norm out"
+            )
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     over, parts = mesh.mesh(), blocks(root)
