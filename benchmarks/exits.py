@@ -11,7 +11,6 @@ of the last rank to the end of the job. Needs torch in .cache/peers/programs (`m
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefix", type=Path, default=ROOT / ".cache/peers/programs", help="environment with torch")
     parser.add_argument("--repeat", type=int, default=60, metavar="N", help="jobs of each (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="turns at a time (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="record the section in benchmarks/results.md")
     asked = parser.parse_args()
     programs = {name: str(asked.prefix.absolute() / "bin" / name) for name in ("python", "torchrun")}
@@ -101,15 +102,18 @@ def main() -> int:
             "HOME": str(folder),
             "OMP_NUM_THREADS": "1",
         }
-        own = {**environment, "SAGEMAKER_BASE_DIR": str(folder / "ml"), "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
+        own = {**environment, "TRAINWORKS_IMAGE_MANIFEST": str(manifest)}
         job = (str(train), "--mode", "torch_distributed", "--processes-per-host", "2", "--", "train.py")
         alone = (programs["torchrun"], "--standalone", "--nproc-per-node", "2", "train.py")
-        found = machine(torch=_torch(programs["python"]))
-        with contextlib.suppress(KeyboardInterrupt):  # what has been measured until then counts
-            for number in range(asked.repeat):
-                ours.run(job, own, folder)
-                peer.run(alone, environment, folder)
-                print(f"{number + 1}: ours {ours.words}; peer {peer.words}", file=sys.stderr, flush=True)
+        found = machine(torch=_torch(programs["python"]), **{"jobs at once": str(asked.at_once)})
+
+        def turn(number: int) -> None:
+            ours.run(job, {**own, "SAGEMAKER_BASE_DIR": str(folder / f"ml-{number}")}, folder)
+            peer.run(alone, environment, folder)
+            print(f"ours {ours.words}; peer {peer.words}", file=sys.stderr, flush=True)
+
+        with ThreadPoolExecutor(asked.at_once) as pool:
+            list(pool.map(turn, range(asked.repeat)))
         found["load at the end"] = load()
     figures = (
         Figure(
