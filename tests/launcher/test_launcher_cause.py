@@ -82,6 +82,10 @@ def assert_cause(made: Launcher, words: str) -> None:
         (HANDLED + "time.sleep(2.5)\nsys.exit('later')", "later"),
         (HANDLED + "time.sleep(2.5)\nsys.exit(3)", "exit status 3"),
         (HANDLED + TRAINING + ABORT, "killed by SIGABRT"),
+        (
+            HANDLED.replace("traceback.print_exc()", "logging.warning('again', exc_info=True)") + "os._exit(17)",
+            "exit status 17",
+        ),
     ],
 )
 def test_a_traceback_that_the_script_handled_is_only_context(tmp_path: Path, script: str, words: str) -> None:
@@ -137,6 +141,11 @@ ASSERTIONS = (
             "try: {}['rank']\nexcept KeyError as error: raise OSError('no file') from error",
             "OSError: no file",
             "caused by KeyError: 'rank'",
+        ),
+        (
+            "try: 1 / 0\nexcept ZeroDivisionError: raise OSError('no file')",
+            "OSError: no file",
+            "while handling ZeroDivisionError: division by zero",
         ),
         (ASSERTIONS, "RuntimeError: CUDA error: device-side assert", "Assertion `index < size` failed."),
     ],
@@ -209,7 +218,24 @@ sys.exit(1)
         ),
         (
             SILENT
-            + "os.write(2, b'panic: index 7\\n\\ngoroutine 1 [running]:\\nmain.main()\\n\\t/a.go:9\\nexit status 2\\n');"
+            + "os.write(2, b'F1126 01:00:00.01 7 x.cc:9] Check failed: n > 0\\n*** Check failure stack trace: ***\\n"
+            "    @     0x7f0  (unknown)\\n')\n" + ABORT,
+            "F1126 01:00:00.01 7 x.cc:9] Check failed: n > 0",
+        ),
+        (
+            SILENT
+            + "os.write(2, b'ERROR: Could not consume arg: --lr\\nUsage: train.py <flags>\\n  optional flags: --epochs"
+            "\\n\\nFor detailed information on this command, run:\\n  train.py --help\\n')\nos._exit(2)",
+            "ERROR: Could not consume arg: --lr",
+        ),
+        (
+            SILENT
+            + "os.write(2, b'throw new Error()\\n\\nError: no config\\n    at f (/a.js:3)\\n\\nNode.js v20.11.0\\n')\n"
+            "os._exit(1)",
+            "Error: no config",
+        ),
+        (
+            SILENT + "os.write(2, b'panic: index 7\\n\\ngoroutine 1 [running]:\\nmain.main()\\nexit status 2\\n');"
             "os._exit(1)",
             "panic: index 7",
         ),

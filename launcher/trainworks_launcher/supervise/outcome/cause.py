@@ -99,6 +99,7 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
     rest = ["" if at in dropped else line for at, line in enumerate(lines)][last.end :]
     line, at = _last_line(rest, said.shell)
     ending = next((at for at, line in enumerate(rest) if _THROWN_NOTHING.search(line) or _FAULT.match(line)), len(rest))
+    is_logged = last.start > 0 and _WARNED.search(lines[last.start - 1]) is not None
     more = [at for at, line in enumerate(rest[:ending]) if line.strip() and not _CLOSING.search(line)]
     went_on = (
         bool(steps)
@@ -108,7 +109,7 @@ def last_words(said: Said, returncode: int | None = None) -> LastWords:
         # Python writes its own buffer at the very end: what came before the last words was printed in between.
         or (line != "" and not said.shell and _printed_between(after, rest, at))
         # Python itself ends with 1 after an exception.
-        or (returncode not in (None, 0, 1) and not said.shell and said.quiet > _QUIET_SECONDS)
+        or (returncode not in (None, 0, 1) and not said.shell and (said.quiet > _QUIET_SECONDS or is_logged))
     )
     return LastWords(None, line, last.cause) if went_on else LastWords(last)
 
@@ -145,10 +146,13 @@ _CLOSING = re.compile(
     r"resource_tracker|leaked (semaphore|shared_memory)|^wandb: |^\[?W\d{4} |^Exception ignored "
     r"|^terminate called without|^Aborted|^Segmentation fault|^\+{1,3} |^[^ ]+:\d+: \w*Warning: |^  warnings\.warn"
     r"|^Set the environment variable HYDRA_|^note: run with |^Pass --help|^Try '.*--help|^exit status \d+$"
+    r"|^\*\*\* Check failure stack trace|^    @ +0x|^==\d+==ABORTING|^Node\.js v\d|^Execution halted$|^Calls: "
+    r"|^in expression starting at |^(\S+ )?View (run|experiment) |^[Uu]sage: |^For detailed information on this command"
 )
 """What the interpreter, libraries and shells print after the last words."""
 
 _PROGRESS = re.compile(r"^.{0,80}\b(TRACE|DEBUG|INFO|NOTICE|WARN|WARNING)\b|\d%\||(it/s|s/it)\b|^\[?\d{4}-\d\d-\d\d")
+_WARNED = re.compile(r"^.{0,80}\b(DEBUG|INFO|NOTICE|WARN|WARNING)\b")
 _ERROR = re.compile(
     r"\b(errors?|fatal|critical|exception|fail(ed|ure)?|cannot|can't|could not|couldn't|unable|not found|no such|denied"
     r"|invalid|illegal|abort(ed|ing)?|panic(ked)?|killed|unrecognized|missing|required)\b|Error\b|Exception\b",
@@ -159,7 +163,7 @@ _THROWN_NOTHING = re.compile(r"terminate called (after throwing an instance of '
 _GO = re.compile(r"^(panic|fatal error): .*(?=\n(?:.*\n)*?goroutine \d+ \[)", re.MULTILINE)
 _FAULT = re.compile(r"^(Fatal Python error: .*|Timeout \(.*\)!)$")
 _OF_FAULT = re.compile(r"^(Current thread |Thread 0x|Extension modules: |  |$)")
-_BORDERS = "│┃|╭╮╰╯┏┓┗┛─━ "
+_BORDERS = "│┃|╭╮╰╯┏┓┗┛─━▶ "
 
 
 def _steps(lines: Sequence[str]) -> list[int]:
@@ -205,6 +209,8 @@ def _last_line(lines: Sequence[str], shell: bool = False) -> tuple[str, int]:
         near = [other for other in filled[-_LINES_AFTER:] if other <= at and _ERROR.search(lines[other])]
         at = near[-1] if shell and near else at
         head = _head_of(lines, at)
+        if _CLOSING.search(lines[head]):
+            continue
         said = lines[head].strip(_BORDERS)
         if said.endswith(":"):
             said = " ".join(line.strip() for line in lines[head : at + 1])
@@ -382,7 +388,7 @@ def failure_of(
     line = "" if killed else cause or words.line
     found = words.died_of
     cause = found.cause if found is not None else line
-    context = [f"caused by {found.origin}"] if found is not None and found.origin else []
+    context = [found.origin] if found is not None and found.origin else []
     asserted = _ASSERTED.search(_text(said.output)) if found is not None and _ON_DEVICE in cause else None
     context += [f"the GPU had printed: {asserted[0]}"] if asserted else []
     library = mode.startswith("smdistributed.") or (found is not None and "smdistributed/" in "".join(found.frames))

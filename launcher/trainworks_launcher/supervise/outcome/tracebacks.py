@@ -49,7 +49,7 @@ class Traceback:
         at: Index of the first line of the exception.
         end: Index of the first line after it.
         ignored: The interpreter says that it ignored the exception.
-        origin: The exception that this one was raised from, or the first one of a group; "" if there is none.
+        origin: How it came about: ``caused by`` another one, or ``while handling`` it; "" if that is not known.
     """
 
     frames: list[str]
@@ -125,7 +125,8 @@ def find_tracebacks(text: str, *, errors_only: bool = False) -> list[Traceback]:
         if found and before and before[-1].startswith(_CHAINED):
             first = found.pop()
             made.frames = [*first.frames, *first.exception, *made.frames]
-            made.origin = (first.origin or first.cause) if before[-1].startswith(_CAUSED) else ""
+            how = "caused by" if before[-1].startswith(_CAUSED) else "while handling"
+            made.origin = first.origin or f"{how} {first.cause}"
             start = first.start
         mark = marks[start]
         made.rank = int(mark[1]) if mark else -1
@@ -226,7 +227,7 @@ def _read_group(lines: list[str], index: int) -> tuple[Traceback, int]:
         if made.exception:
             made.exception.append(lines[index - 1])
             member = of_members.match(lines[index - 1])
-            made.origin = made.origin or (member[1] if member else "")
+            made.origin = made.origin or (f"caused by {member[1]}" if member else "")
         elif _EXCEPTION.match(line.strip()) and not line.startswith("    "):
             made.exception.append(line.strip())
         else:
