@@ -12,7 +12,7 @@ TORCH := ../.cache/peers/smdistributed/bin/python
 # imports all tests first. What tests share is made once: those of a file stay together.
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: image test test-quick test-all gpu check fix proof arm64 docs site golden benchmark setup engine engines peers torch clean
+.PHONY: image test test-quick test-all gpu check fix proof arm64 release docs site golden benchmark setup engine engines peers torch clean
 
 image: setup engine  ## set everything up, then build and test the PyTorch image for CUDA 12.1
 	$(BIN)/python build.py --framework pytorch --cuda cu121
@@ -57,6 +57,9 @@ proof: setup engines  ## by hand: every source component of the vendors' recipes
 arm64: setup engines  ## by hand: build, test and train images for arm64, emulated on another machine; hours
 	tools/set-up-emulation
 	QEMU_CPU=neoverse-v1 TRAINWORKS_ARM64=1 $(BIN)/python -m pytest -m engine tests/image/test_arm64.py
+
+release: setup engines  ## build, test, scan, prove and push every target; REPOSITORY=HOST/NAME, SOURCES=a mirror; hours, and goes on where it was
+	$(BIN)/python tools/release --repository "$(REPOSITORY)" $(if $(SOURCES),--mirror "$(SOURCES)")
 
 docs: setup  ## write the generated parts of the documentation, and the schemas
 	$(BIN)/python tools/generate.py

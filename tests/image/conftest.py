@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from image.libraries import Tree
-from image.support import ROOT, BuiltByCommand, build_once
+from image.support import ROOT, BuiltByCommand, build_once, given_image
 from trainworks.engine import ENGINES
 
 MIRROR = "TRAINWORKS_TEST_MIRROR"
@@ -28,7 +28,7 @@ def image(request: pytest.FixtureRequest, shared: Path) -> BuiltByCommand:
 @pytest.fixture(scope="session")
 def docker_image(shared: Path) -> BuiltByCommand:
     """Give the image as Docker built it, for jobs of several containers on a private network."""
-    return build_once(shared, "docker")
+    return given_image() or build_once(shared, "docker")
 
 
 @pytest.fixture(scope="session")

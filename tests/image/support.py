@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,15 @@ def _one_at_a_time(name: str) -> Iterator[None]:
     with Path(tempfile.gettempdir(), f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def given_image() -> BuiltByCommand | None:
+    """Return the image that TRAINWORKS_TEST_IMAGE names, of Docker: tools/release tries jobs in each that it builds."""
+    reference = os.environ.get("TRAINWORKS_TEST_IMAGE")
+    if not reference:
+        return None
+    engine = engine_that_answers("docker")
+    return BuiltByCommand(engine=engine, root=ROOT, reference=reference, report={}, progress="")
 
 
 def build_once(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from image.jobs import run_on_hosts
-from image.support import ROOT, BuiltByCommand, build_once
+from image.support import ROOT, BuiltByCommand, build_once, given_image
 from trainworks.engine.protocol import Mount
 
 pytestmark = pytest.mark.engine
@@ -32,7 +32,7 @@ SERVERS = {"sagemaker_parameter_server_enabled": "true"}
 @pytest.fixture(scope="session")
 def tensorflow_image(shared: Path) -> BuiltByCommand:
     """Give TensorFlow's image as Docker built it; the first use builds and tests it."""
-    return build_once(shared, "docker", "tensorflow")
+    return given_image() or build_once(shared, "docker", "tensorflow")
 
 
 def prepare(folder: Path, hyperparameters: dict[str, str], hosts: Sequence[str], host: str) -> Path:

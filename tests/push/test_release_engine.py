@@ -1,0 +1,48 @@
+"""`tools/release`: one target through all of its steps to a registry, killed in between and begun again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from image.support import ROOT, copied_checkout, engine_that_answers
+from push.support import RegistryServer
+
+pytestmark = pytest.mark.engine
+
+STEPS = ["build", "jobs", "scan", "prove", "push"]
+
+
+@pytest.mark.usefixtures("logged_in")
+def test_a_release_that_was_killed_goes_on_where_it_was(server: RegistryServer, tmp_path: Path) -> None:
+    engine_that_answers("docker")
+    root, results = copied_checkout(tmp_path / "root"), tmp_path / "results"
+    program = (sys.executable, str(ROOT / "tools" / "release"))
+    listed = subprocess.run(
+        (*program, "--list", "--only", "pytorch-*-cpu-*"), check=True, capture_output=True, text=True
+    )
+    (target,) = json.loads(listed.stdout)
+    options = ("--root", str(root), "--results", str(results), "--keep")
+    command = (*program, "--repository", f"{server.host}/team/pytorch", "--only", target, *options)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as first:
+        assert first.stdout is not None
+        assert f"{target}: jobs\n" in first.stdout, "it ended before its jobs"
+        os.killpg(first.pid, signal.SIGKILL)
+    done = json.loads((results / target / "steps.json").read_text(encoding="utf-8"))
+    assert list(done["steps"]) == ["build"]
+    second = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    assert second.returncode == 0, second.stdout
+    after = json.loads((results / target / "steps.json").read_text(encoding="utf-8"))
+    assert list(after["steps"]) == STEPS
+    assert after["steps"]["build"] == done["steps"]["build"], "the image tests were run again"
+    (pushed,) = json.loads((results / target / "push.json").read_text(encoding="utf-8"))["pushed"]
+    assert target in pushed["tags"]
+    assert target.rpartition("-cpu-")[0] in (results / "index.html").read_text(encoding="utf-8")
+    third = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert third.stdout.startswith(f"{target}: released on ")
