@@ -271,6 +271,34 @@ def test_what_does_not_fit_together_is_refused(platform: dict[str, str], changes
     assert words in "\n".join(map(str, found.problems))
 
 
+@pytest.mark.parametrize("digits", [20, 5000])
+@pytest.mark.parametrize(
+    "platform",
+    [
+        {"MASTER_ADDR": "m0", "WORLD_SIZE": "", "RANK": "1"},
+        {"MASTER_ADDR": "m0", "NNODES": "", "NODE_RANK": "0"},
+        {"LWS_LEADER_ADDRESS": "a-0.a", "LWS_GROUP_SIZE": "", "LWS_WORKER_INDEX": "1"},
+        {**SKYPILOT, "SKYPILOT_NUM_NODES": ""},
+        {**TRAIN_JOB, "PET_NNODES": ""},
+        {**BATCH, "AWS_BATCH_JOB_NUM_NODES": ""},
+    ],
+)
+def test_no_job_has_so_many_hosts(platform: dict[str, str], digits: int) -> None:
+    """A list of them was begun. What follows from a wrong number is not told beside it."""
+    count = next(name for name, value in platform.items() if not value)
+    problems = list(map(str, described({**platform, count: "9" * digits}).problems))
+    assert [problem for problem in problems if "that a job can have" in problem and count in problem]
+    assert not [problem for problem in problems if " from 0 to 0" in problem]
+    assert max(map(len, problems)) < 1000
+
+
+@pytest.mark.parametrize("address", ["tcp://10.0.0.1:29500", "10.0.0.1:29500", "m0:23456", "http://m0"])
+def test_the_leaders_address_is_a_host_alone(address: str) -> None:
+    given = {"MASTER_ADDR": address, "WORLD_SIZE": "2", "RANK": "1"}
+    assert f"{address!r} is not the name or address of a host alone" in str(described(given).problems[0])
+    assert described({**given, "MASTER_ADDR": "fd00::1"}).problems == ()
+
+
 @pytest.mark.parametrize(
     ("hostfile", "words"),
     [

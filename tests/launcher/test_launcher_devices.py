@@ -169,6 +169,7 @@ def test_what_is_left_out_is_not_on_mpiruns_line(option: str) -> None:
         ("GPU-1f,GPU-2f", 2, ("GPU-1f", "GPU-2f")),
         ("0,1,2", 0, ()),
         ("3", None, ("3",)),
+        ("9" * 5000, 2, ()),
     ],
 )
 def test_gpus_that_are_visible(value: str | None, count: int | None, visible: tuple[str, ...] | None) -> None:

@@ -345,3 +345,21 @@ def test_processes_per_host_of_the_command_line() -> None:
     made = plan(environment(dict(asked.hyperparameters), invocation=asked, devices=NO_GPU))
     assert "--nproc-per-node=3" in made.argv
     assert any("option --processes-per-host" in reason.why for reason in made.why)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TRAINWORKS_HANGS", "TRAINWORKS_HANG"),
+        ("TRAINWORKS_MAX_RESTART", "TRAINWORKS_MAX_RESTARTS"),
+        ("TRAINWORKS_HANG_LIMIT", "TRAINWORKS_HANG_LIMIT_SECONDS"),
+        ("TRAINWORKS_HANG", ""),
+        ("TRAINWORKS_RUNTIME_DIRECTORY", ""),
+        ("TRAINWORKS_OF_MY_OWN_COMPANY", ""),
+        ("TRAINWORK_HANG", ""),
+    ],
+)
+def test_a_misspelt_variable_of_the_launcher_is_told(tmp_path: Path, name: str, meant: str) -> None:
+    warnings = read_environment({name: "fail", "SAGEMAKER_BASE_DIR": str(tmp_path), "HOME": str(tmp_path)}).warnings
+    told = f"{name} is none of the launcher's variables; did you mean {meant}?"
+    assert [warning for warning in warnings if name in warning] == ([told] if meant else [])

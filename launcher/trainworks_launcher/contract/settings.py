@@ -58,7 +58,7 @@ class Reader:
         value = self.variables.get(name, "").strip()
         if not value:
             return default
-        if not value.isdecimal() or not 1 <= int(value) <= 65535:
+        if not value.isdecimal() or len(value) > 5 or not 1 <= int(value) <= 65535:
             self.refuse(f"{value!r} is not a TCP port", f"variable {name}", "use 1024 to 65535")
             return default
         return int(value)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Sequence
 
-from trainworks_launcher.contract import files, names
+from trainworks_launcher.contract import files, likeness, names
 from trainworks_launcher.contract.errors import Problem, RefusalError
 from trainworks_launcher.contract.hyperparameters import decode_values, split_reserved, truth
 from trainworks_launcher.contract.registry import MODES, SWITCHES, Mode
@@ -165,6 +165,7 @@ def read_environment(variables: Mapping[str, str], invocation: Invocation = NOTH
     invocation, code, of_code = _look_for_code(base, variables, reserved, invocation, trainer)
     home, said_of_home = places.home_of(variables)
     warnings = [said_of_home] if said_of_home else []
+    warnings += _misspelt(variables)
     if platform.tasks is not None and sum(platform.tasks.counts) > 1 and not _has_pmi(variables):
         warnings += _worlds_of_one(code, invocation.program or (entry.program_name(variables, reserved),))
     asked = [MODES[mode] for switch, mode in SWITCHES.items() if truth(reserved.get(switch))]
@@ -302,6 +303,14 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
     if not base and has_program and not places.can_hold_results(names.BASE_DIRECTORY):
         return str(Path.cwd())
     return str(Path(base or names.BASE_DIRECTORY).absolute())
+
+
+def _misspelt(variables: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable that was probably meant for one of the launcher's: it changes nothing."""
+    known = {value for name, value in vars(names).items() if name.endswith("_VARIABLE") and isinstance(value, str)}
+    unknown = [name for name in variables if name.startswith(names.OWN_PREFIX) and name not in known]
+    meant = [(name, likeness.nearest(name, known)) for name in unknown]
+    return [f"{name} is none of the launcher's variables; did you mean {near}?" for name, near in meant if near]
 
 
 def _is_named(base: str, variables: Mapping[str, str]) -> bool:

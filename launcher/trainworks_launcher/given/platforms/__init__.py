@@ -45,7 +45,7 @@ class Platform(NamedTuple):
     def restarts(self, variables: Mapping[str, str]) -> int:
         """Return how often the platform started the job again, as far as it says."""
         value = variables.get(self.starts, "")
-        return max(0, int(value) - self.first_start) if value.isdecimal() else 0
+        return max(0, int(value[-9:]) - self.first_start) if value.isdecimal() else 0
 
 
 _KUBERNETES_SECONDS = 30.0
@@ -345,7 +345,7 @@ def visible_gpus(variables: Mapping[str, str], count: int | None = None) -> tupl
         return None
     found: list[str] = []
     for entry in map(str.strip, value.split(",")):
-        exists = entry.isdecimal() and (count is None or int(entry) < count)
+        exists = entry.isdecimal() and len(entry) < 10 and (count is None or int(entry) < count)
         if not exists and not entry.startswith(("GPU-", "MIG-")):
             break
         found.append(entry)

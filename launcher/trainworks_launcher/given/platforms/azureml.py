@@ -25,7 +25,7 @@ def describe(given: Given) -> Description:
         return Description(where="AZUREML_NODE_COUNT", ranks_elsewhere=elsewhere, kept=RENDEZVOUS)
     if count == 1 and not reader.problems:
         return Description(where="AZUREML_NODE_COUNT", kept=given_rendezvous(given.variables))
-    index = reader.whole("NODE_RANK", most=count - 1)
+    index = reader.index("NODE_RANK", count=count)
     address = reader.address("MASTER_ADDR")
     if reader.problems:
         return Description(problems=reader.problems)

@@ -18,8 +18,8 @@ def describe(given: Given) -> Description:
     """Return the nodes, the main node first."""
     reader = Reader(given.variables, "AWS Batch", _ADVICE)
     count = reader.whole("AWS_BATCH_JOB_NUM_NODES", least=1)
-    index = reader.whole("AWS_BATCH_JOB_NODE_INDEX", most=count - 1)
-    main = reader.whole("AWS_BATCH_JOB_MAIN_NODE_INDEX", most=count - 1)
+    index = reader.index("AWS_BATCH_JOB_NODE_INDEX", count=count)
+    main = reader.index("AWS_BATCH_JOB_MAIN_NODE_INDEX", count=count)
     known = {"AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX"}
     is_main = not known & {*reader.missing} and index == main
     address = given.address() if is_main else reader.text(_ADDRESS)

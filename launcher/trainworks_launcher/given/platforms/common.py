@@ -16,7 +16,10 @@ _SHOWN = 16
 """Hosts of a list in a message."""
 
 _NODES_LIMIT = 65536
-"""Nodes of one list; a list of a few characters can name very many."""
+"""Nodes of one list, and the largest number of hosts or ranks: a few characters can name very many."""
+
+_DIGITS = 9
+"""Of a number that is read at all."""
 
 
 class Reader:
@@ -36,10 +39,15 @@ class Reader:
         self._advice = advice
 
     def address(self, name: str) -> str:
-        """Return the leader's address, of a job with several hosts; one by which each host reaches itself is wrong."""
+        """Return the leader's address, of a job with several hosts; one by which each host reaches itself is wrong.
+
+        So is one with a scheme or a port, which no host would ever reach.
+        """
         value = self.text(name)
         if is_loopback(value):
             self.refuse(f"{value!r} leads every host to itself, and the job has several", name)
+        elif "/" in value or re.fullmatch(r"[^:]*:\d+", value):
+            self.refuse(f"{value!r} is not the name or address of a host alone", name)
         return value
 
     def text(self, *named: str) -> str:
@@ -58,15 +66,28 @@ class Reader:
         value = self.text(*named)
         return self.number(value, named[0], least=least, most=most) if value else least
 
+    def index(self, *named: str, count: int) -> int:
+        """Return the first of the variables that is set as the number of one of ``count`` hosts or ranks, from 0.
+
+        Nothing is held to a count that is itself missing or wrong.
+        """
+        return self.whole(*named, most=None if self.problems else count - 1)
+
     def number(self, value: str, name: str, least: int = 0, most: int | None = None) -> int:
         """Return a part of a variable as a whole number; ``least`` if it is missing, noted elsewhere, or wrong."""
         if not value:
             return least
-        if not value.isdecimal() or not least <= int(value) <= (int(value) if most is None else most):
-            possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
-            self.refuse(f"{value!r} is not a whole number {possible}", name)
-            return least
-        return int(value)
+        if (
+            value.isdecimal()
+            and len(value) <= _DIGITS
+            and least <= int(value) <= (_NODES_LIMIT if most is None else most)
+        ):
+            return int(value)
+        possible = f"from {least} to {most}" if most is not None else f"of at least {least}"
+        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        enough = " that a job can have" if most is None and value.isdecimal() and value.strip("0") else ""
+        self.refuse(f"{shown!r} is not a whole number {possible}{enough}", name)
+        return least
 
     def refuse(self, what: str, *named: str) -> None:
         """Note what is wrong with variables."""
@@ -137,7 +158,7 @@ def numbered(count: int) -> tuple[str, ...]:
 
 def numbers(value: str) -> int:
     """Return a text as a number, 0 for anything else."""
-    return int(value) if value.isdecimal() else 0
+    return int(value) if value.isdecimal() and len(value) <= _DIGITS else 0
 
 
 def described_by_addresses(
@@ -157,7 +178,7 @@ def described_by_addresses(
     """
     reader = Reader(given.variables, title, advice)
     nodes = reader.whole(count, least=1)
-    index = reader.whole(rank, most=nodes - 1)
+    index = reader.index(rank, count=nodes)
     if nodes == 1 and not reader.problems:  # it may have no address that others could use
         return Description(where=count, gpus=_gpus(reader.optional(gpus)))
     hosts = tuple(reader.text(addresses).split())

@@ -53,7 +53,7 @@ def describe(given: Given) -> Description:
             reader.refuse(what, "RANK", "NODE_RANK")
     if count == 1 and not reader.problems and reader.optional(*index_of) in ("", "0"):
         return Description(where=where, kept=kept)
-    index = reader.whole(*index_of, most=count - 1)
+    index = reader.index(*index_of, count=count)
     address = reader.address("MASTER_ADDR")
     if reader.problems:
         return Description(problems=reader.problems)

@@ -37,7 +37,7 @@ def describe(given: Given) -> Description:
     else:
         address = reader.text("PET_MASTER_ADDR", "MASTER_ADDR")
         port = reader.whole("PET_MASTER_PORT", "MASTER_PORT", least=1, most=65535)
-        rank = reader.whole("PET_NODE_RANK", most=count - 1)
+        rank = reader.index("PET_NODE_RANK", count=count)
     if count > 1 and is_loopback(address):
         reader.refuse(f"{address!r} leads every pod to itself, and the job has {count}", "PET_MASTER_ADDR")
     per_node = reader.optional("PET_NPROC_PER_NODE") or "auto"

@@ -15,7 +15,7 @@ def describe(given: Given) -> Description:
     """Return the pods of the group, the leader first."""
     reader = Reader(given.variables, "LeaderWorkerSet", _ADVICE)
     count = reader.whole("LWS_GROUP_SIZE", least=1)
-    index = reader.whole("LWS_WORKER_INDEX", most=count - 1)
+    index = reader.index("LWS_WORKER_INDEX", count=count)
     address = reader.address("LWS_LEADER_ADDRESS") if count > 1 or reader.problems else ""
     if reader.problems:
         return Description(problems=reader.problems)
