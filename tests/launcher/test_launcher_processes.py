@@ -309,7 +309,7 @@ def test_requirements_that_cannot_be_installed_name_themselves(tmp_path: Path) -
             b"#!/no/such/shell -e\necho started\n",
             "its first line names the interpreter '/no/such/shell', which does not",
         ),
-        (b"echo started\n", "Exec format error; its first line does not name an interpreter"),
+        (b"\x7fELF\0\0another machine's", "Exec format error"),
     ],
 )
 def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
@@ -323,6 +323,17 @@ def test_a_script_that_cannot_be_started_is_told_what_is_wrong_with_it(
         assert made.wait() == 65
     assert words in made.failure
     assert made.failure.startswith(f"cannot start ./run.sh in {tmp_path}/code: ")
+
+
+@pytest.mark.parametrize("name", ["run.sh", "run"])
+def test_a_script_without_a_first_line_for_the_kernel_is_run_by_sh(tmp_path: Path, name: str) -> None:
+    """With the execute bit; as `/bin/sh -c ./run.sh` runs it, with which sagemaker-training starts scripts."""
+    write_inputs(tmp_path, "", {"sagemaker_program": name, "lr": "0.1"}, {})
+    (tmp_path / "code" / name).write_bytes(b'echo "started $0 with $*"\nexit 4\n')
+    (tmp_path / "code" / name).chmod(0o755)
+    with Launcher(tmp_path) as made:
+        assert made.wait() == 4
+    assert f"started ./{name} with --lr 0.1\n" in made.text
 
 
 def pack(path: Path, members: Mapping[str, bytes], *, link: str = "") -> str:

@@ -19,6 +19,7 @@ on fewer processes than were paid for must not end in success.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -87,7 +88,12 @@ def main(arguments: list[str]) -> int:
         return 70
     try:
         os.chdir(place)
-        os.execvpe(program[0], program, environment)
+        try:
+            os.execvpe(program[0], program, environment)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or not program[0].endswith(".sh"):
+                raise
+            os.execve("/bin/sh", ("/bin/sh", *program), environment)  # a script without #!, as a shell does it
     except OSError as error:
         sys.stderr.write(f"trainworks: cannot start {program[0]!r} in {place!r}: {error}\n")
         return 126 if isinstance(error, PermissionError) else 127

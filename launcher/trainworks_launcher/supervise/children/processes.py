@@ -24,19 +24,18 @@ class Child:
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: Output, prefix: bytes | None = None
     ) -> None:
-        """Start it; ``prefix`` is what ``output.Copier.add`` takes. Raises OSError if it cannot be started."""
+        """Start it; ``prefix`` is what ``output.Copier.add`` takes. Raises OSError if it cannot be started.
+
+        A text without ``#!`` is run by sh, as a shell does it (execvp(3), ENOEXEC).
+        """
         self.tail = Tail()
         self._output = output
-        self._process = subprocess.Popen(
-            tuple(argv),
-            env=dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            bufsize=0,
-        )
+        try:
+            self._process = _start(argv, env, cwd)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or not _is_text(Path(cwd, argv[0])):
+                raise
+            self._process = _start(("/bin/sh", *argv), env, cwd)
         self.pid = self._process.pid
         descriptors = []
         for stream in (self._process.stdout, self._process.stderr):
@@ -86,6 +85,29 @@ class Child:
         self.drain()
 
 
+def _start(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        tuple(argv),
+        env=dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        bufsize=0,
+    )
+
+
+def _is_text(program: Path) -> bool:
+    """Return whether a file is a text without an interpreter of its own: nothing that another machine runs."""
+    try:
+        with program.open("rb") as opened:
+            first = opened.read(_FIRST_LINE)
+    except OSError:
+        return False
+    return bool(first) and b"\0" not in first and not first.startswith(b"#!")
+
+
 def why_not_started(program: str, cwd: str, error: OSError) -> str:
     """Return why the kernel could not start a program, in its own words and, where they mislead, with what is wrong.
 
@@ -97,8 +119,6 @@ def why_not_started(program: str, cwd: str, error: OSError) -> str:
     first = b""
     with contextlib.suppress(OSError), Path(cwd, program).open("rb") as opened:
         first = opened.readline(_FIRST_LINE)
-    if error.errno == errno.ENOEXEC and first and not first.startswith(b"#!"):
-        return f"{said}; its first line does not name an interpreter, for example #!/bin/bash"
     if error.errno != errno.ENOENT or not first.startswith(b"#!"):
         return said
     if first.endswith(b"\r\n"):
