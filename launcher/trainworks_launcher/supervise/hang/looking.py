@@ -24,6 +24,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _SPY_SECONDS = 5.0
 _NATIVE_SECONDS = 6.0
 _NCCL_SECONDS = 3.0
+LONGEST_SECONDS = _SPY_SECONDS + _NATIVE_SECONDS + _NCCL_SECONDS
+"""How long a host takes at most to look at its ranks for a report."""
+
 _PATH_BYTES = 4096
 _SYSCALLS: Mapping[str, Mapping[int, str]] = {
     "x86_64": {0: "read", 2: "open", 7: "poll", 23: "select", 35: "sleep", 45: "recv", 61: "child", 202: "futex",

@@ -30,7 +30,7 @@ from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
 from trainworks_launcher.supervise.hang.grid import grid
-from trainworks_launcher.supervise.hang.looking import Eyes, Root
+from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, Eyes, Root
 from trainworks_launcher.supervise.hang.naming import (
     Row,
     documents,
@@ -44,7 +44,9 @@ from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
-_ANSWER_SECONDS = 12.0
+_ANSWER_SECONDS = LONGEST_SECONDS + 2.0
+"""How long the leader waits for what the other hosts have seen; with the time that a message may take."""
+
 _FILES = 20
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TALKING = 3.0
