@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 from image.libraries import Tree
 from image.support import ROOT, BuiltByCommand, build_once, given_image
 from trainworks.engine import ENGINES
+from trainworks.engine.protocol import Mount
+
+CELL = "cu121"
+"""The CUDA cell of the image with NCCL's plugin."""
 
 MIRROR = "TRAINWORKS_TEST_MIRROR"
 """Variable: a folder with the sources that only GitHub has (`build.py mirror` fills one)."""
@@ -37,6 +42,35 @@ def mirror() -> Path:
     folder = Path(os.environ.get(MIRROR) or ROOT.parent / "shared" / "sources")
     if not list(folder.glob("aws-ofi-nccl-*.bundle")):
         pytest.skip(f"NOT TESTED: {folder} has no aws-ofi-nccl; {MIRROR} names a folder of `build.py mirror`")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cuda_image(shared: Path, mirror: Path) -> BuiltByCommand:
+    """Give the CUDA image with all its parts; its own promises were tested when it was built."""
+    return build_once(shared, "docker", cuda=CELL, more=("--mirror", str(mirror), "--strict"))
+
+
+@pytest.fixture(scope="session")
+def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with the program that is NCCL here, and with the stand-in for CUDA's runtime."""
+    folder = tmp_path_factory.mktemp("fabric")
+    shutil.copytree(Path(__file__).parent / "fabric", folder, dirs_exist_ok=True)
+    version = int(CELL.removeprefix("cu")) * 100
+    strict = "gcc -O2 -Wall -Wextra -Werror"
+    script = (
+        f"cd /fabric && {strict} -o transfer transfer.c -ldl && {strict} -Wno-cast-function-type -shared -fPIC "
+        f"-DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so stand_in_cudart.c"
+    )
+    mounts = (Mount(source=folder, target="/fabric"),)
+    has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300).status == 0
+    if has_compiler:
+        done = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=300)
+        assert done.status == 0, done.output
+    elif shutil.which("gcc"):
+        subprocess.run(("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=300)
+    else:
+        pytest.skip("NOT TESTED: no C compiler in the image and none on this machine (apt install gcc)")
     return folder
 
 

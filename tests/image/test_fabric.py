@@ -7,7 +7,6 @@ stand-in for CUDA's runtime answers for the driver that is not there. What that 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,44 +16,14 @@ from typing import Any
 
 import pytest
 
-from image.support import BuiltByCommand, build_once
+from image.support import BuiltByCommand
 from trainworks.engine.protocol import Mount
 
 pytestmark = pytest.mark.engine
 
-CELL = "cu121"
 MEBIBYTE = 1 << 20
 MOVED = 64 * MEBIBYTE
 """What each host sends, and what it receives: the program says the same."""
-
-
-@pytest.fixture(scope="session")
-def cuda_image(shared: Path, mirror: Path) -> BuiltByCommand:
-    """Give the CUDA image with all its parts; its own promises were tested when it was built."""
-    return build_once(shared, "docker", cuda=CELL, more=("--mirror", str(mirror), "--strict"))
-
-
-@pytest.fixture(scope="session")
-def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the program that is NCCL here, and with the stand-in for CUDA's runtime."""
-    folder = tmp_path_factory.mktemp("fabric")
-    shutil.copytree(Path(__file__).parent / "fabric", folder, dirs_exist_ok=True)
-    version = int(CELL.removeprefix("cu")) * 100
-    strict = "gcc -O2 -Wall -Wextra -Werror"
-    script = (
-        f"cd /fabric && {strict} -o transfer transfer.c -ldl && {strict} -Wno-cast-function-type -shared -fPIC "
-        f"-DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so stand_in_cudart.c"
-    )
-    mounts = (Mount(source=folder, target="/fabric"),)
-    has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300).status == 0
-    if has_compiler:
-        done = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", script), mounts=mounts, timeout=300)
-        assert done.status == 0, done.output
-    elif shutil.which("gcc"):
-        subprocess.run(("sh", "-c", script.replace("/fabric", str(folder))), check=True, timeout=300)
-    else:
-        pytest.skip("NOT TESTED: no C compiler in the image and none on this machine (apt install gcc)")
-    return folder
 
 
 def test_every_promise_of_the_plugin_is_kept(cuda_image: BuiltByCommand) -> None:
