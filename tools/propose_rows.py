@@ -200,7 +200,10 @@ def propose(facts: Facts, settings: HostSettings, today: date) -> Proposal:
             continue
         if any((old.framework, old.cuda, old.base) == (row.framework, cuda.name, row.base) for old in facts.targets):
             notes.append(f"{row.framework} {version} for {cuda.name} on {row.base} can replace the row of that cell")
-        versions = {each: version_in(found, components[each], cuda) for each in row.versions}
+        versions = {  # what the index does not have stays as it is
+            each: version_in(found, components[each], cuda) if components[each].python else old
+            for each, old in row.versions.items()
+        }
         unasked = [each for each in row.versions if not versions[each] and "{" in components[each].python[0]]
         if unasked:
             notes.append(
