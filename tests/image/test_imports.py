@@ -35,8 +35,8 @@ def test_what_a_distribution_brings(files: list[str], modules: list[str]) -> Non
     assert imports.modules_of(map(PurePosixPath, files)) == modules
 
 
-def ask(folder: Path, **sources: str) -> subprocess.CompletedProcess[str]:
-    """Make a distribution of one module for each source, and have all of them imported."""
+def ask(folder: Path, *, names: str = "", **sources: str) -> subprocess.CompletedProcess[str]:
+    """Make a distribution of one module for each source, and have all of them imported, and those that are named."""
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
         information = folder / f"{name}-1.0.dist-info"
@@ -44,7 +44,7 @@ def ask(folder: Path, **sources: str) -> subprocess.CompletedProcess[str]:
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (information / "RECORD").write_text(f"{name}.py,,\n{information.name}/RECORD,,\n")
     return subprocess.run(
-        (sys.executable, imports.__file__, *sources),
+        (sys.executable, imports.__file__, *sources, *names.split()),
         capture_output=True,
         text=True,
         check=False,
@@ -56,6 +56,22 @@ def ask(folder: Path, **sources: str) -> subprocess.CompletedProcess[str]:
 def test_everything_can_be_imported(tmp_path: Path) -> None:
     done = ask(tmp_path, first="x = 1", second="import first")
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) -> None:
+    """As in sagemaker-mlflow 0.1.0, which has a folder of its former name; top_level.txt has the new one alone."""
+    for name, source in (("former", "import nowhere"), ("present", "x = 1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(source)
+    information = tmp_path / "present-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: present\nVersion: 1.0\n")
+    (information / "RECORD").write_text("former/__init__.py,,\npresent/__init__.py,,\n")
+    assert "import former" in ask(tmp_path, names="present").stdout
+    (information / "top_level.txt").write_text("present\n")
+    assert ask(tmp_path, names="present").stdout == ""
+    (information / "top_level.txt").write_text("neither\n")
+    assert "import former" in ask(tmp_path, names="present").stdout
 
 
 def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
@@ -85,6 +101,8 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
         ("import nowhere.part", "nowhere", ""),
         ("import subject.part", "", ""),
         ("raise TypeError('Descriptors cannot be created directly')", "", ""),
+        # A ModuleNotFoundError too, but what is missing is the metadata of a distribution.
+        ("from importlib import metadata; metadata.version('a-name-of-before')", "", ""),
         ("raise ImportError('libGL.so.1: cannot open shared object file: No such file')", "", "libGL.so.1"),
     ],
 )

@@ -67,6 +67,16 @@ def modules_of(files: Iterable[PurePosixPath]) -> list[str]:
     return sorted(".".join(each) for each in public or found)
 
 
+def modules_to_import(distribution: metadata.Distribution) -> list[str]:
+    """Return the modules of a distribution; of those that it says itself to bring, if it does.
+
+    A wheel may have what an earlier build left in its folder, and ``top_level.txt`` does not have that.
+    """
+    found = modules_of(distribution.files or ())
+    brought = (distribution.read_text("top_level.txt") or "").split()
+    return [module for module in found if module.partition(".")[0] in brought] or found
+
+
 def is_plugin_without_host(distribution: metadata.Distribution, missing: str) -> bool:
     """Whether a module that is missing is the program that a distribution is a plugin of, which the user left out."""
     groups = {entry.group for entry in distribution.entry_points}
@@ -99,12 +109,14 @@ def failure_of(name: str) -> ImportFailure | None:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return failure(name, "is not installed")
-    modules = modules_of(distribution.files or ())
+    modules = modules_to_import(distribution)
     for module in modules:
         try:
             import_as_scripts_do(module)
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is the answer)
-            missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+            missing = ""
+            if isinstance(error, ModuleNotFoundError) and type(error).__name__ != "PackageNotFoundError":
+                missing = (error.name or "").partition(".")[0]
             if is_plugin_without_host(distribution, missing) or any(library in str(error) for library in DRIVER):
                 continue
             lines = str(error).strip().splitlines()
