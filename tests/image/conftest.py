@@ -53,7 +53,7 @@ def cuda_image(shared: Path, mirror: Path) -> BuiltByCommand:
 
 @pytest.fixture(scope="session")
 def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder with the program that is NCCL here, and with the stand-in for CUDA's runtime."""
+    """Give a folder with the program that is NCCL here, and with the stand-in for CUDA."""
     folder = tmp_path_factory.mktemp("fabric")
     shutil.copytree(Path(__file__).parent / "fabric", folder, dirs_exist_ok=True)
     version = int(CELL.removeprefix("cu")) * 100
@@ -61,6 +61,7 @@ def programs(cuda_image: BuiltByCommand, tmp_path_factory: pytest.TempPathFactor
     script = (
         f"cd /fabric && {strict} -o transfer transfer.c -ldl && {strict} -Wno-cast-function-type -shared -fPIC "
         f"-DSTAND_IN_VERSION={version} -Wl,-soname,libcudart.so -o libcudart.so stand_in_cudart.c"
+        " && ln -s libcudart.so libcuda.so.1"
     )
     mounts = (Mount(source=folder, target="/fabric"),)
     has_compiler = cuda_image.engine.run(cuda_image.reference, ("sh", "-c", "command -v gcc"), timeout=300).status == 0

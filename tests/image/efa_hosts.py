@@ -29,7 +29,8 @@ class EfaHost:
         """Write what a container of this host gets.
 
         Args:
-            folder: Gets ``class`` (to be /sys/class), ``nodes`` (/dev/infiniband) and ``topology.xml`` (for hwloc).
+            folder: Gets ``class`` and ``bus`` (to be those of /sys), ``nodes`` (/dev/infiniband) and ``topology.xml``
+                (for hwloc).
         """
         classes = folder / "class"
         for name in ("infiniband", "infiniband_verbs", "pci_bus"):
@@ -56,6 +57,11 @@ class EfaHost:
             (classes / "infiniband" / name / "node_guid").write_text(f"{index:04x}:0000:0000:{bus:02x}00\n")
             (classes / "infiniband_verbs" / f"uverbs{index}" / "ibdev").write_text(f"{name}\n")
             (folder / "nodes" / f"uverbs{index}").touch()
+            for number in ("1b", "1c"):
+                link = folder / "bus" / "pci" / "devices" / f"0000:{bus:02x}:{number}.0"
+                link.mkdir(parents=True)
+                (link / "max_link_speed").write_text("16.0 GT/s PCIe\n")
+                (link / "max_link_width").write_text("16\n")
         (folder / "topology.xml").write_text(self._topology())
 
     def _topology(self) -> str:

@@ -171,7 +171,7 @@ struct queue_pair {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct card cards[CARDS];
-static int card_count, events = -1, forks_safely;
+static int card_count, events = -1;
 static uint32_t own_host;
 static struct link *links;
 static struct queue_pair *queue_pairs;
@@ -234,7 +234,6 @@ static void find_cards(void) {
     refusals = setting("EFA_MOCK_RNR", 0);
     until_lost = setting("EFA_MOCK_LOSE", -1);
     unreachable = setting("EFA_MOCK_UNREACHABLE", 0) != 0;
-    forks_safely = !setting("EFA_MOCK_OLD_KERNEL", 0);
     own_host = find_host();
     for (int index = 0; index < count; index++) {
         struct card *card = &cards[card_count < CARDS ? card_count : CARDS - 1];
@@ -334,15 +333,9 @@ int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ib
 
 /* Forks: a kernel from 5.13 on copies pages that a device uses, and nothing has to be done. */
 
-enum ibv_fork_status ibv_is_fork_initialized(void) {
-    return forks_safely == 1 ? IBV_FORK_UNNEEDED : forks_safely ? IBV_FORK_ENABLED : IBV_FORK_DISABLED;
-}
+enum ibv_fork_status ibv_is_fork_initialized(void) { return IBV_FORK_UNNEEDED; }
 
-int ibv_fork_init(void) {
-    if (regions) return EINVAL;
-    if (!forks_safely) forks_safely = 2;
-    return 0;
-}
+int ibv_fork_init(void) { return 0; }
 
 /* Protection domains, memory, addresses. */
 

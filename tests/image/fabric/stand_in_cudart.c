@@ -1,17 +1,19 @@
-/* A CUDA runtime for machines without a GPU, as far as NCCL's EFA plugin needs one: it goes by the name libcudart.so.
+/* CUDA for machines without a GPU, as far as NCCL's EFA plugin and a libfabric with CUDA need it: one library that goes
+ * by the names libcudart.so and libcuda.so.1. There is one device, whose memory is memory of the host.
  *
- * The plugin asks the runtime for its version and, one by one, for the driver's functions. Those that it calls for
- * buffers in host memory have an answer here. All others can be found, and do nothing but succeed: they are called for
- * buffers of a GPU only. Numbers are those of CUDA's own headers.
+ * The plugin asks the runtime for its version and, one by one, for the driver's functions. Those that it calls have an
+ * answer here. All others can be found, and do nothing but succeed. libfabric looks functions up by their names. Numbers
+ * are those of CUDA's own headers.
  */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, NOT_SUPPORTED = 801 };
+enum { SUCCESS = 0, NO_MEMORY = 2, NOT_SUPPORTED = 801 };
 enum { MEMORY_TYPE = 2, DEVICE_ORDINAL = 9 };
-enum { HOST_MEMORY = 1 };
+enum { HOST_MEMORY = 1, DEVICE_MEMORY = 2 };
+enum { BLOCKS = 4096, PAGE = 4096 };
 
 /* STAND_IN_VERSION is given when this is compiled: 12010 is CUDA 12.1. The plugin chooses by it how it asks. */
 
@@ -45,24 +47,41 @@ static int address_range_handle(void *handle, uint64_t address, size_t size, int
     return NOT_SUPPORTED;
 }
 
-/* Every pointer is one to host memory. */
+/* What has been allocated of the device. It is never given back: a test takes little. */
+static struct {
+    uint64_t start;
+    size_t size;
+} blocks[BLOCKS];
+static int block_count;
+
+static int block_of(uint64_t address) {
+    for (int index = 0; index < block_count; index++) {
+        if (address - blocks[index].start < blocks[index].size) return index;
+    }
+    return -1;
+}
+
 static int pointer_attributes(unsigned count, const int *attributes, void **values, uint64_t address) {
-    (void)address;
     for (unsigned index = 0; index < count; index++) {
-        if (attributes[index] == MEMORY_TYPE) *(unsigned *)values[index] = HOST_MEMORY;
+        if (attributes[index] == MEMORY_TYPE) {
+            *(unsigned *)values[index] = block_of(address) < 0 ? HOST_MEMORY : DEVICE_MEMORY;
+        }
         if (attributes[index] == DEVICE_ORDINAL) *(int *)values[index] = 0;
     }
     return SUCCESS;
 }
 
 static int allocate(uint64_t *address, size_t size) {
-    void *memory = calloc(1, size);
-    *address = (uint64_t)(uintptr_t)memory;
-    return memory ? SUCCESS : 2;
+    size = (size + PAGE - 1) / PAGE * PAGE;
+    void *memory = block_count < BLOCKS ? aligned_alloc(PAGE, size) : NULL;
+    if (!memory) return NO_MEMORY;
+    blocks[block_count].start = *address = (uint64_t)(uintptr_t)memory;
+    blocks[block_count++].size = size;
+    return SUCCESS;
 }
 
 static int release(uint64_t address) {
-    free((void *)(uintptr_t)address);
+    (void)address;
     return SUCCESS;
 }
 
@@ -121,3 +140,62 @@ int cudaGetDriverEntryPointByVersion(
     return find(name, address, found);
 }
 #endif
+
+/* What libfabric asks for. */
+
+int cuGetErrorName(int error, const char **text) { return error_text(error, text); }
+int cuGetErrorString(int error, const char **text) { return error_text(error, text); }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { return device_attribute(value, attribute, device); }
+int cuPointerGetAttributes(unsigned count, int *attributes, void **values, uint64_t address) {
+    return pointer_attributes(count, attributes, values, address);
+}
+int cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
+    return pointer_attributes(1, &attribute, &value, address);
+}
+int cuPointerSetAttribute(const void *value, int attribute, uint64_t address) {
+    (void)value, (void)attribute, (void)address;
+    return SUCCESS;
+}
+int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t size, int type, unsigned long long flags) {
+    return address_range_handle(handle, address, size, type, flags);
+}
+int cuMemGetAddressRange_v2(uint64_t *start, size_t *size, uint64_t address) {
+    int index = block_of(address);
+    if (index < 0) return NOT_SUPPORTED;
+    *start = blocks[index].start;
+    *size = blocks[index].size;
+    return SUCCESS;
+}
+int cuMemGetAddressRange(uint64_t *start, size_t *size, uint64_t address) {
+    return cuMemGetAddressRange_v2(start, size, address);
+}
+int cuDeviceCanAccessPeer(int *can, int device, int other) {
+    (void)device, (void)other;
+    *can = 1;
+    return SUCCESS;
+}
+int cuDeviceGet(int *device, int number) {
+    *device = number;
+    return SUCCESS;
+}
+const char *cudaGetErrorName(int error) { return (void)error, "an error of the stand-in for CUDA"; }
+const char *cudaGetErrorString(int error) { return cudaGetErrorName(error); }
+int cudaGetDevice(int *device) { return context_device(device); }
+int cudaSetDevice(int device) { return (void)device, SUCCESS; }
+int cudaDeviceSynchronize(void) { return SUCCESS; }
+int cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return SUCCESS;
+}
+int cudaMalloc(void **address, size_t size) { return allocate((uint64_t *)address, size); }
+int cudaFree(void *address) { return release((uint64_t)(uintptr_t)address); }
+int cudaMemcpy(void *target, const void *source, size_t size, int kind) {
+    (void)kind;
+    memcpy(target, source, size);
+    return SUCCESS;
+}
+int cudaHostRegister(void *address, size_t size, unsigned flags) { return (void)address, (void)size, (void)flags, SUCCESS; }
+int cudaHostUnregister(void *address) { return (void)address, SUCCESS; }
+int cudaIpcGetMemHandle(void) { return NOT_SUPPORTED; }
+int cudaIpcOpenMemHandle(void) { return NOT_SUPPORTED; }
+int cudaIpcCloseMemHandle(void) { return NOT_SUPPORTED; }
