@@ -113,7 +113,7 @@ class Config:
         ddp_port: Port of the rendezvous where ``MASTER_PORT`` is not set; None: the library's own.
         ddp_dist_backend: ``nccl`` asks for it; ``auto`` takes what the machine has.
         active_microbatches: Most microbatches that are in flight on one rank.
-        deterministic_server: Whether all replicas must run requests in the same order. They always do.
+        deterministic_server: Whether all replicas run requests in the same order; tensor ranks always do.
         offload_activations: Whether checkpointed activations go to the host's memory.
         activation_loading_horizon: How many pipeline tasks ahead they are loaded back.
         tensor_parallel_degree: Number of ranks that share a split module.
