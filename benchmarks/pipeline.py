@@ -39,8 +39,8 @@ CALLS = 200
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
-    """Measure steps of one schedule of ours, and of torch's."""
+def rank_steps(schedule: str, rounds: int, device: str = "cpu", rows: int = ROWS) -> dict[str, Any]:
+    """Measure steps of one schedule of ours, and of torch's, between two ranks with a device of this kind."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -48,7 +48,6 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
     from torch.nn import functional
 
     import smdistributed.modelparallel.torch as smp
-    from smdistributed.modelparallel.torch.pipeline.runtime import present
 
     torch.set_num_threads(1)
 
@@ -79,9 +78,10 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
     blocks = [Block() for _ in range(BLOCKS)]
     for block in blocks[BLOCKS // 2 :]:
         smp.set_partition(block, 1)
+    place = torch.device(device, 0) if device != "cpu" else torch.device(device)
     model = smp.DistributedModel(nn.Sequential(*blocks))
-    data = torch.randn(ROWS * MICROBATCHES, WIDTH)
-    target = torch.randn(ROWS * MICROBATCHES, WIDTH)
+    data = torch.randn(rows * MICROBATCHES, WIDTH, device=place)
+    target = torch.randn(rows * MICROBATCHES, WIDTH, device=place)
 
     @smp.step
     def train(model: Any, data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -89,8 +89,8 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
         model.backward(loss)
         return loss
 
-    part = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)])
-    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    part = nn.Sequential(*[Block() for _ in range(BLOCKS // 2)]).to(place)
+    stage = PipelineStage(part, rank, 2, place)
     theirs = Schedule1F1B(stage, MICROBATCHES, loss_fn=functional.mse_loss)
 
     def our_step() -> None:
@@ -110,25 +110,21 @@ def rank_steps(schedule: str, rounds: int) -> dict[str, Any]:
         for _ in range(STEPS):
             step()
             dist.barrier()
+        if device != "cpu":
+            torch.cuda.synchronize()
         return (time.perf_counter() - started) / STEPS
 
-    started = time.perf_counter()
-    for block in blocks[: BLOCKS // 2] if rank == 0 else blocks[BLOCKS // 2 :]:
-        block(data[:ROWS])
-    alone = time.perf_counter() - started
     for step in (our_step, their_step):
         seconds(step)
     started = time.perf_counter()
     for _ in range(5):
-        part(data[:ROWS])
+        part(data[:rows]).sum().item()
     alone = (time.perf_counter() - started) / 5
     ours, peer = [], []
     for _ in range(rounds):
         ours.append(seconds(our_step))
         peer.append(seconds(their_step))
-    runtime = present()
-    stats = runtime.stats if runtime is not None else {}
-    return {"ours": ours, "peer": peer, "stage": alone, "stats": stats}
+    return {"ours": ours, "peer": peer, "stage": alone}
 
 
 SERVED: list[Any] = []

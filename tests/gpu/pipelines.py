@@ -59,7 +59,24 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
             found = job(2, "resumed", folder=f"{folder}/{partial}", partial=partial)
             count = 6 if partial else 4  # a full checkpoint has no optimizer: the fourth loss is the model's
             figures[what] = near(what, worst([each[:count] for each in found], alone[:count]), 1e-10)
+    for schedule in ("simple", "interleaved"):
+        figures[f"step, {schedule}"] = job(2, "step_times", schedule=schedule)[0]
     return figures
+
+
+def step_times(device: str, schedule: str) -> str:
+    """Return how long a step takes, and one of torch's Schedule1F1B in the same run, and what carried both.
+
+    Ranks that share a GPU take turns on it: this says nothing of two GPUs.
+    """
+    import statistics
+
+    import pipeline
+
+    found = pipeline.rank_steps(schedule, rounds=3, device=device, rows=512 if device == "cuda" else 16)
+    carrier = "NCCL" if device == "cuda" else "gloo, on CPUs"
+    ours, peer = (statistics.median(found[name]) for name in ("ours", "peer"))
+    return f"step, {schedule}: {ours:.3f} s, Schedule1F1B {peer:.3f} s ({carrier})"
 
 
 def worst(found: list[list[float]], expected: list[float]) -> float:

@@ -30,7 +30,7 @@ from typing import Any
 from together import NOT_TESTED_STATUS, ROOT, cause_of
 
 HERE = Path(__file__).resolve().parent
-TESTED = ("launcher", "smdistributed", "tests/gpu")
+TESTED = ("launcher", "smdistributed", "tests/gpu", "benchmarks/pipeline.py")
 PASSED, FAILED, NOT_TESTED = "PASSED", "FAILED", "NOT TESTED"
 NOTHING_STATUS = 3
 LAST_LINES = 30
@@ -146,8 +146,8 @@ def look() -> dict[str, Any]:
 def digest() -> str:
     """Return a digest of the files that are tested: their paths and their bytes."""
     total = hashlib.sha256()
-    for folder in TESTED:
-        for file in sorted((ROOT / folder).rglob("*.py")):
+    for each in TESTED:
+        for file in [ROOT / each] if each.endswith(".py") else sorted((ROOT / each).rglob("*.py")):
             total.update(f"{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return f"sha256:{total.hexdigest()}"
 
@@ -194,7 +194,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{part.name:<16} ", end="", flush=True)
         results.append(result := run_part(part, options))
         print(f"{result.result:<10} {result.seconds:>6.1f} s  {result.cause}", flush=True)
-        for line in result.last_lines:
+        figures = result.figures.values() if isinstance(result.figures, dict) else ()
+        for line in (*result.last_lines, *(figure for figure in figures if isinstance(figure, str))):
             print(f"    {line}")
     failed = any(result.result == FAILED for result in results)
     passed = any(result.result == PASSED for result in results)
@@ -216,7 +217,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _environment() -> dict[str, str]:
     """Return the variables of a part: it finds this checkout's code, and the helpers of its tests."""
-    paths = [ROOT / each for each in ("tests/gpu", "smdistributed", "smdistributed/tests", "launcher")]
+    paths = [ROOT / each for each in ("tests/gpu", "smdistributed", "smdistributed/tests", "launcher", "benchmarks")]
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, paths), *([before] if before else [])])}
 
