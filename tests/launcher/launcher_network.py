@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, TRAIN, Launcher, write_inputs, write_manifest
+from launcher_support import LAUNCHER, REPOSITORY, TIME_OUT, Launcher, write_inputs, write_manifest
 
 from trainworks_launcher.contract.values import Json
 
@@ -184,7 +184,6 @@ def job_on(
     variables: Mapping[str, str] | None = None,
     started: Sequence[str] = (),
     arguments: Sequence[str] = (),
-    program: Sequence[str] = TRAIN,
     config: Callable[[str], Mapping[str, Json]] = lambda _: {},
 ) -> Iterator[tuple[Host, ...]]:
     """A launcher on each host of the network. started: those that come, default all. arguments: of ``train``."""
@@ -201,7 +200,7 @@ def job_on(
             write_inputs(base, script, hyperparameters, resources)
             prefix = network.inside(host, *as_host("aws", tmp_path))
             environment = {**(variables or {}), **({"TRAINWORKS_IMAGE_MANIFEST": str(manifest)} if manifest else {})}
-            host_ = Host(base, *arguments, variables=environment, prefix=prefix, program=program)
+            host_ = Host(base, *arguments, variables=environment, prefix=prefix)
             stack.enter_context(host_)
             made.append(host_)
         yield tuple(made)

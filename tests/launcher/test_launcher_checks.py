@@ -295,6 +295,31 @@ def test_a_value_that_is_not_a_level_is_refused(tmp_path: Path) -> None:
     assert "'quik' is not understood (variable TRAINWORKS_CHECK); did you mean 'quick'?" in made.text
 
 
+@pytest.mark.parametrize(
+    ("script", "limit", "status", "said"),
+    [
+        (
+            "exec sleep infinity",
+            0.1,
+            0,
+            "warning: the all-reduce of 16 ranks on 2 host(s) has not ended within 0.1 s: ",
+        ),
+        ("exit 3", TIME_OUT, 3, ""),
+        ("kill -9 $$", TIME_OUT, 137, ""),
+        (":", TIME_OUT, 0, "warning: all_reduce_perf left no figure on this host: "),
+        ("echo half > $2", TIME_OUT, 0, "warning: all_reduce_perf left no figure on this host: "),
+    ],
+)
+def test_how_an_all_reduce_may_end(script: str, limit: float, status: int, said: str) -> None:
+    asked = {"limit": limit, "ranks": 16, "hosts": 2, "type": "ml.x", "gigabits": 400}
+    words = (sys.executable, "-I", CHECK.with_name("measure.py"), json.dumps(asked), "sh", "-c", script, "mpirun")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIME_OUT, check=False)
+    assert (done.returncode, done.stderr[: len(f"trainworks: {said}")]) == (
+        status,
+        f"trainworks: {said}" if said else "",
+    )
+
+
 def test_an_image_without_nccl_tests_says_how_to_get_it_and_checks_the_host(tmp_path: Path) -> None:
     with Launcher(tmp_path, "check", "bandwidth") as made:
         assert made.wait() == 0
