@@ -356,6 +356,7 @@ def test_processes_per_host_of_the_command_line() -> None:
         ("TRAINWORKS_HANG", ""),
         ("TRAINWORKS_RUNTIME_DIRECTORY", ""),
         ("TRAINWORKS_OF_MY_OWN_COMPANY", ""),
+        ("TRAINWORKS_PUBLIC_SCRIPTS", ""),
         ("TRAINWORK_HANG", ""),
     ],
 )

@@ -307,10 +307,13 @@ def base_directory(variables: Mapping[str, str], has_program: bool) -> str:
 
 def _misspelt(variables: Mapping[str, str]) -> list[str]:
     """Return a line for each variable that was probably meant for one of the launcher's: it changes nothing."""
-    known = {value for name, value in vars(names).items() if name.endswith("_VARIABLE") and isinstance(value, str)}
-    unknown = [name for name in variables if name.startswith(names.OWN_PREFIX) and name not in known]
+    own = {value for name, value in vars(names).items() if name.endswith("_VARIABLE") and isinstance(value, str)}
+    start = len(names.OWN_PREFIX)
+    known = {name[start:] for name in own if name.startswith(names.OWN_PREFIX)}
+    unknown = [name[start:] for name in variables if name.startswith(names.OWN_PREFIX) and name not in own]
     meant = [(name, likeness.nearest(name, known)) for name in unknown]
-    return [f"{name} is none of the launcher's variables; did you mean {near}?" for name, near in meant if near]
+    line = f"{names.OWN_PREFIX}{{}} is none of the launcher's variables; did you mean {names.OWN_PREFIX}{{}}?"
+    return [line.format(name, near) for name, near in meant if near]
 
 
 def _is_named(base: str, variables: Mapping[str, str]) -> bool:
