@@ -6,9 +6,11 @@ Most need no engine: the probe runs as a child process here, and ``LocalEngine``
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import io
 import os
 import re
@@ -383,7 +385,6 @@ def rules(files: Mapping[str, bytes], forbidden: tuple[str, ...] = ()) -> set[st
 
 
 def certificate(text: str) -> bytes:
-    import base64
 
     return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(text.encode() * 9) + b"-----END CERTIFICATE-----\n"
 
@@ -403,6 +404,24 @@ def test_clean_layers_have_no_finding() -> None:
         "opt/model.bin": b"\0" + PRIVATE_KEY,
     }
     assert secrets.scan_layers([layer("one", files)], ("http://proxy.example:3128", "", " ")) == ()
+
+
+def test_a_key_in_a_wheel_of_an_index_is_public_and_one_in_a_wheel_of_ones_own_is_not() -> None:
+    """awscli's manual has private keys. Its file has to be the one that its RECORD says, in the same layer."""
+    packages, path = "opt/venv/lib/python3.11/site-packages", "awscli/examples/create.rst"
+    digest = base64.urlsafe_b64encode(hashlib.sha256(PRIVATE_KEY).digest()).decode().rstrip("=")
+    record = f"{path},sha256={digest},{len(PRIVATE_KEY)}\nawscli-1.45.26.dist-info/RECORD,,\n".encode()
+    files = {f"{packages}/{path}": PRIVATE_KEY, f"{packages}/awscli-1.45.26.dist-info/RECORD": record}
+
+    def found(files: Mapping[str, bytes], *published: str) -> list[str]:
+        return [finding.rule for finding in secrets.scan_layers([layer("one", files)], (), published)]
+
+    assert found(files, "awscli") == []
+    assert found(files) == found(files, "boto3") == ["private key"]
+    assert found(files | {f"{packages}/{path}": PRIVATE_KEY + b"\n"}, "awscli") == ["private key"]
+    assert found(files | {"srv/key.pem": PRIVATE_KEY}, "awscli") == ["private key"]
+    apart = [layer(str(number), {name: content}) for number, (name, content) in enumerate(files.items())]
+    assert [finding.rule for finding in secrets.scan_layers(apart, (), ("awscli",))] == ["private key"]
 
 
 @pytest.mark.parametrize("backwards", [False, True])

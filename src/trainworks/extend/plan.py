@@ -271,7 +271,8 @@ def make_extension(
     locked = tuple(locked)
     apt = tuple(sorted(set(apt)))
     installed = tuple(installed)
-    moves, removed = moves_of(locked, base), tuple(removed)
+    moves, removed, wheels = moves_of(locked, base), tuple(removed), tuple(wheels)
+    published = tuple(name for name, _ in locked if name not in {wheel.name for wheel in wheels})
     files = tuple(sorted(files, key=lambda file: file.path))
     environment = {}
     if base.environment.get(SUBMIT_DIRECTORY) != CODE_FOLDER:
@@ -284,6 +285,9 @@ def make_extension(
     if base.digest or BASE_DIGEST_LABEL in base.labels:
         # The base's own label, which would be inherited, names what the base was made from.
         labels[BASE_DIGEST_LABEL] = base.digest.rpartition("@")[2]
+    promises = _promises(
+        base, locked, moves, removed, apt, project, files, installed, entry_point, labels, released or {}
+    )
     return ExtensionPlan(
         tag=tag,
         base=base,
@@ -292,7 +296,7 @@ def make_extension(
         resolved=resolved,
         moves=moves,
         removed=removed,
-        wheels=tuple(wheels),
+        wheels=wheels,
         commits=dict(commits or {}),
         apt=apt,
         files=files,
@@ -300,9 +304,7 @@ def make_extension(
         entry_point=entry_point,
         environment=environment,
         labels=labels,
-        checks=tuple(
-            _promises(base, locked, moves, removed, apt, project, files, installed, entry_point, labels, released or {})
-        ),
+        checks=(*promises, SecretsCheck(component=COMPONENT, published=published)),
     )
 
 
@@ -400,7 +402,6 @@ def _promises(
             yield command(title, "train", "--plan", expect='"requirements": [],')
     for label, value in labels.items():
         yield LabelCheck(component=COMPONENT, label=label, value=value)
-    yield SecretsCheck(component=COMPONENT)
 
 
 def _entry_point_promises(entry_point: EntryPoint, base: ExtendedBase, command: _MakeCommand) -> Iterable[Check]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import csv
 import hashlib
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+
+from packaging.utils import canonicalize_name
 
 from trainworks.engine.protocol import BuiltImage, Engine, HistoryEntry, Layer
 
@@ -144,6 +147,8 @@ ALLOWED_PATHS = (
 )
 """Where a private key or a key identifier in a file's content is known to be public. Names are never excused by it."""
 
+_RECORD = re.compile(r"(?P<folder>.+/(?:site|dist)-packages)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD")
+
 _ALLOWED = re.compile("|".join(f"(?:{pattern})" for pattern in ALLOWED_PATHS))
 _NAMES = tuple((re.compile(rule.path), rule) for rule in PATH_RULES)
 _ANY_NAME = re.compile("|".join(f"(?:{rule.path})" for rule in PATH_RULES))
@@ -167,13 +172,16 @@ _PACKAGED = re.compile(r"usr/share/ca-certificates/.+")
 _CERTIFICATE = re.compile(rb"-----BEGIN (?:TRUSTED )?CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END")
 
 
-def scan(engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
+def scan(
+    engine: Engine, image: BuiltImage, forbidden: tuple[str, ...] = (), published: Iterable[str] = ()
+) -> tuple[SecretFinding, ...]:
     """Look through every layer, the history, the labels and the environment of an image.
 
-    ``forbidden`` are literal strings; a finding says the number of the string, never the string.
+    ``forbidden`` are literal strings; a finding says the number of the string, never the string. ``published`` are
+    distributions that an index has: ``plan.checks.SecretsCheck``.
     """
     with engine.layers(image.reference) as layers:
-        found = list(scan_layers(layers, forbidden))
+        found = list(scan_layers(layers, forbidden, published))
     found += scan_texts(_texts(image, engine.history(image.reference)), forbidden)
     return tuple(found)
 
@@ -187,9 +195,11 @@ def added(found: tuple[SecretFinding, ...], inherited: tuple[SecretFinding, ...]
     return tuple(finding for finding in found if (finding.path or finding.where, finding.rule) not in known)
 
 
-def scan_layers(layers: Iterable[Layer], forbidden: tuple[str, ...] = ()) -> tuple[SecretFinding, ...]:
-    """Look through layers, each read once; their order does not matter."""
-    scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden))
+def scan_layers(
+    layers: Iterable[Layer], forbidden: tuple[str, ...] = (), published: Iterable[str] = ()
+) -> tuple[SecretFinding, ...]:
+    """Look through layers, each read once; their order does not matter. Arguments as of ``scan``."""
+    scanner = _LayerScanner(forbidden=_Forbidden.of(forbidden), published=frozenset(published))
     for layer in layers:
         scanner.scan(layer)
     return scanner.finish()
@@ -254,7 +264,10 @@ def _content_rules(data: bytes, forbidden: _Forbidden, *, allowed: bool) -> Iter
 @dataclass(kw_only=True)
 class _LayerScanner:
     forbidden: _Forbidden
+    published: frozenset[str] = frozenset()
     found: list[SecretFinding] = field(default_factory=list)
+    keys: dict[SecretFinding, str] = field(default_factory=dict)
+    records: set[tuple[str, str, str]] = field(default_factory=set)
     packaged: set[str] = field(default_factory=set)
     bundled: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     deleted: dict[str, str] = field(default_factory=dict)
@@ -273,8 +286,10 @@ class _LayerScanner:
             if member.islnk():
                 self._check_name(where, path, None)
             elif member.isreg() and member.size > 0:
+                record = _RECORD.fullmatch(path)
+                is_published = record is not None and canonicalize_name(record["name"]) in self.published
                 data = None
-                if member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path):
+                if is_published or (member.size <= CONTENT_LIMIT and not _BINARY_NAME.fullmatch(path)):
                     stream = layer.archive.extractfile(member)
                     if stream is not None:
                         with stream:
@@ -282,6 +297,8 @@ class _LayerScanner:
                 self._check_name(where, path, data)
                 if data is not None and b"\0" not in data[:_TEXT_SAMPLE]:
                     self._check_content(where, path, data)
+                if data is not None and is_published and record is not None:
+                    self.records |= {(where, *line) for line in _recorded(record["folder"], data)}
 
     def _check_name(self, layer: str, path: str, data: bytes | None) -> None:
         for number in self.forbidden.within(path.encode("utf-8", "surrogateescape")):
@@ -299,6 +316,8 @@ class _LayerScanner:
     def _check_content(self, layer: str, path: str, data: bytes) -> None:
         for rule, advice in _content_rules(data, self.forbidden, allowed=_ALLOWED.fullmatch(path) is not None):
             self._add(layer, path, rule, advice)
+            if not rule.startswith(_HOST_SETTING):
+                self.keys[self.found[-1]] = _digest(data)
         if _PACKAGED.fullmatch(path):
             self.packaged |= _fingerprints(data)
         elif _BUNDLE.fullmatch(path):
@@ -336,7 +355,23 @@ class _LayerScanner:
                         advice="use the host's CA bundle as a build secret for the time of the step",
                     )
                 )
-        return tuple(replace(finding, deleted_in=self._deleted_in(finding)) for finding in self.found)
+        return tuple(
+            replace(finding, deleted_in=self._deleted_in(finding))
+            for finding in self.found
+            if (finding.where, finding.path, self.keys.get(finding)) not in self.records
+        )
+
+
+def _digest(data: bytes) -> str:
+    """Return a file's digest as RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+
+
+def _recorded(folder: str, record: bytes) -> Iterator[tuple[str, str]]:
+    """Yield path and digest of each file of a RECORD that has one."""
+    for row in csv.reader(record.decode("utf-8", "replace").splitlines()):
+        if len(row) > 1 and row[1].startswith("sha256="):
+            yield posixpath.normpath(posixpath.join(folder, row[0])), row[1].removeprefix("sha256=")
 
 
 def _fingerprints(data: bytes) -> set[str]:

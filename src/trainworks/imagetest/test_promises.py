@@ -116,9 +116,10 @@ def asked(subject: ImageUnderTest) -> Iterator[Asked]:
             return questions.take_inventory(untouched, questions.inventory_request_of(checks))
 
     def scan(_: Container) -> tuple[secrets.SecretFinding, ...]:
-        found = secrets.scan(engine, image, subject.forbidden)
+        published = [name for check in checks if isinstance(check, kinds.SecretsCheck) for name in check.published]
+        found = secrets.scan(engine, image, subject.forbidden, published)
         if found and subject.base is not None:
-            found = secrets.added(found, secrets.scan(engine, subject.base, subject.forbidden))
+            found = secrets.added(found, secrets.scan(engine, subject.base, subject.forbidden, published))
         return found
 
     with Lanes(engine, image.reference) as lanes:

@@ -263,10 +263,12 @@ class SecretsCheck:
     """No private key, no credential, no CA or proxy of the build host, no package cache in any layer or the history.
 
     ``forbidden`` are literal strings that must not occur (for example the build host's proxy or index URL); the values
-    come from the build host when the check runs and never stand in a plan.
+    come from the build host when the check runs and never stand in a plan. ``published`` are distributions of a package
+    index: a key in one of their files, as their RECORD has it, is public and opens nothing.
     """
 
     component: str
+    published: tuple[str, ...] = ()
     kind: Literal["secrets"] = "secrets"
 
 
