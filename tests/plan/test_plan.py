@@ -238,7 +238,10 @@ def test_a_compiler_that_only_builds_another_part_is_not_in_the_image(facts: Fac
     steps = [{step.component: step for step in plan.steps} for plan in plans]
     lent, own = steps[0]["nvcc"], steps[1]["nvcc"]
     assert (lent.in_image, own.in_image, "nvcc" in steps[2]) == (False, True, False)
-    assert lent.python == own.python
+    names = [{package.name for package in step.python} for step in (lent, own)]
+    assert "nvidia-cuda-nvcc" in names[0]
+    assert names[1] - names[0] == {"nvidia-cuda-cccl"}  # a wheel of the image requires it, with or without nvcc
+    assert steps[0]["cuda"].python == steps[2]["cuda"].python
     assert steps[0]["nccl-tests"].builds_with == ("cuda", "nccl", "nvcc", "open-mpi")
     assert plans[0].tags[0].endswith("-with-nccl-tests")
     assert ["CUDA_HOME" in plan.environment for plan in plans] == [False, True, False]

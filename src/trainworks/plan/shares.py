@@ -57,7 +57,7 @@ def share_packages(
     that only build, which have nothing else: a distribution that is needed both while building and in the image
     (``setuptools``) is in the lock twice, maybe in two versions (the CUDA headers).
     What a component replaces is left out; of one that is ``fetched`` by itself, only what it depends on is taken. One
-    that is ``lent``, built for another alone, has the files that it would have in the image.
+    that is ``lent``, built for another alone, has those of its files that nothing in the image needs.
     """
     replaced = [pattern for each in components for pattern in each.replaces]
     lock = [package for package in lock if not any(fnmatchcase(package.name, pattern) for pattern in replaced)]
@@ -69,13 +69,15 @@ def share_packages(
             [
                 each
                 for each in components
-                if (each.name == BUILDER or (each.build_only and each.name not in lent)) is build
+                if each.name not in lent and (each.name == BUILDER or each.build_only) is build
             ],
             cuda,
             {package.name: package for package in lock if package.build is build},
         )
         for build in (False, True)
     }
+    rest = {package.name: package for package in lock if not package.build and package.name not in owners[False]}
+    owners[False] |= _owners([each for each in components if each.name in lent], cuda, rest)
     shares: dict[str, list[LockedPackage]] = {component.name: [] for component in components}
     for package in lock:
         owner = owners[package.build].get(package.name)
