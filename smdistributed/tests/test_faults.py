@@ -79,11 +79,12 @@ def train(folder: str, fault: Fault) -> None:
     )
     armed = False
     if fault.how == "raise late" and smp.rank() == fault.rank:
-        told = sys.excepthook
+        watch, told = initialize._watch, sys.excepthook
+        assert watch is not None
+        watch.grace = PATIENCE  # a busy machine ends the others later than this one's grace
 
         def late(*error: Any) -> None:
-            assert initialize._watch is not None
-            initialize._watch._thread.join(30)  # it ends with the connection to rank 0
+            watch._thread.join(PATIENCE)  # it ends with the connection to rank 0
             told(*error)
 
         sys.excepthook = late
