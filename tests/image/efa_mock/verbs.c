@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -367,7 +368,24 @@ static size_t pages_of(const struct ibv_mr *memory) {
     return last - first;
 }
 
+/* Whether memory is a GPU's: CUDA's driver knows, if the program has loaded it. */
+static int is_of_gpu(const void *data) {
+    enum { MEMORY_TYPE = 2, DEVICE_MEMORY = 2 };
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!driver) return 0;
+    unsigned type = 0;
+    int (*ask)(void *, int, uint64_t) = (int (*)(void *, int, uint64_t))dlsym(driver, "cuPointerGetAttribute");
+    int failed = !ask || ask(&type, MEMORY_TYPE, (uintptr_t)data);
+    dlclose(driver);
+    return !failed && type == DEVICE_MEMORY;
+}
+
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *domain, void *data, size_t length, uint64_t start, unsigned access) {
+    /* GPUs and cards reach each other from the second generation on; the kernel finds no page at other addresses. */
+    if (!abilities_of(card_of(domain->context)) && is_of_gpu(data)) {
+        errno = EFAULT;
+        return NULL;
+    }
     struct region *region = zeroed(sizeof *region);
     region->memory = (struct ibv_mr){.context = domain->context, .pd = domain, .addr = data, .length = length};
     region->start = start;
