@@ -261,6 +261,21 @@ def test_nccl_tests_is_refused_where_nothing_compiles_it_and_the_nearest_is_name
     assert "pytorch-2.14.1-cu130-py311-debian12: --cuda cu130" in (caught.value.hint or "")
 
 
+def test_libfabric_with_cuda_takes_the_place_of_the_wheels_where_it_is_asked_for(facts: Facts) -> None:
+    row = next(row for row in facts.targets if facts.name_of(row) == CU121)
+    plan = make_plan(replace(request_for(row, facts), with_components=("libfabric-cuda",)), facts)
+    versions = {step.component: step.version for step in plan.steps}
+    assert versions["libfabric-cuda"] == versions["libfabric"], "Open MPI and the plugin load it in the wheel's place"
+    assert plan.tags[0].endswith("-with-libfabric-cuda")
+    image = render(plan, facts).dockerfile.partition("FROM system AS image")[2]
+    wheel, settings, ours = (
+        image.index(text)
+        for text in ("COPY --from=open-mpi", "OFI_NCCL_PROTOCOL=SENDRECV", "COPY --from=libfabric-cuda")
+    )
+    assert wheel < settings < ours < image.index("sed -i /^OFI_NCCL_/d /etc/nccl.conf")
+    assert "libfabric-cuda" not in {step.component for step in plan_of(CU121, facts).steps}
+
+
 def test_a_missing_lock_names_the_command_that_makes_it(facts: Facts) -> None:
     with pytest.raises(LockError) as caught:
         plan_of(CU121, with_lock(facts, CU121, None))
