@@ -264,12 +264,11 @@ def test_two_hosts_play_ping_pong(hosts: Hosts, host: EfaHost, kind: str) -> Non
 def test_two_processes_of_a_host_play_ping_pong(hosts: Hosts) -> None:
     """By their card, and not by memory that they share."""
     words = CLIENT.format(kind="rdm")
-    first = hosts.start("algo-1", P4D, words.split(), variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
-    wait_for_server(first)
-    done = first.exec_run(f"{words} 127.0.0.1")
-    assert done.exit_code == 0, done.output.decode()
-    status, said = finish(first)
+    listens = "grep -q ':B9E8 [^ ]* 0A' /proc/net/tcp"
+    script = f"{words} & while kill -0 $! && ! {listens}; do sleep 0.1; done; {words} 127.0.0.1 && wait $!"
+    status, said = hosts.run(P4D, script, variables={"FI_EFA_ENABLE_SHM_TRANSFER": "0"})
     assert status == 0, said
+    assert len(re.findall(r"^8k +100 +=100 ", said, re.MULTILINE)) == 2, said
 
 
 GPUS_MEET = [pytest.param(host, id=host.name) for host in (P4D, P5, P6)]
