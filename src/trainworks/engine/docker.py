@@ -452,6 +452,10 @@ class DockerEngine:
                     base_url=host or None, timeout=timeout, use_ssh_client=host.startswith("ssh://")
                 )
             self._connection.api.timeout = int(_SHORT_CALL)
+            if not host or host.startswith("unix://"):
+                # No proxy, login or CA of the environment is for a socket. Each call would read all variables, which
+                # another thread may change meanwhile: os.environ.items() ends with KeyError then.
+                self._connection.api.trust_env = False
             # Connections are kept open between calls, and belong to this engine for as long as it lives.
             weakref.finalize(self, self._connection.close)
         return self._connection
