@@ -46,6 +46,18 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
     assert done.stderr.startswith("release: no target of packages for amd64 is named none of these"), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("repository", "said"),
+    [("", "a repository is HOST/NAME"), ("r.example/Upper", "is not a valid repository name"), ("no-slash", "HOST/NAME")],
+)
+def test_a_repository_that_is_none_is_refused_before_anything_is_built(root: Path, repository: str, said: str) -> None:
+    words = (sys.executable, str(root / "tools" / "release"), "--repository", repository)
+    done = subprocess.run(words, cwd=root, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_each_job_needs_what_it_uses(workflow: Any) -> None:
     release = workflow["jobs"]["release"]
     assert release["needs"] in workflow["jobs"]

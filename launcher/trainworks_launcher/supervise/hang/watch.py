@@ -331,6 +331,7 @@ class Watch:
         if not self._asking or round_ != self._round:
             return
         early = self._early if self._asking == _EARLY else 0.0
+        ends = self._around.fails and self._asking == _WHOLE
         self._asking, self._reported = _MOVES, self._asking
         rows = [row for host_rows in self._rows.values() for row in host_rows]
         silent = sorted(set(self._all()) - set(self._rows))
@@ -340,7 +341,7 @@ class Watch:
         self._around.tell({"what": "verdict", "text": shown})
         written = self._report(shown)
         self._tell_pace(self._around.limit)
-        if self._around.fails and not early:
+        if ends:
             row = verdict.odd[0] if verdict.odd else None
             where = f"stacks of the ranks of each host: {written}" if written else ""
             more = "\n".join(filter(None, (where, *verdict.text.splitlines()[1:])))
