@@ -48,7 +48,11 @@ def test_what_it_runs_takes_these_words(workflow: Any, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("repository", "said"),
-    [("", "a repository is HOST/NAME"), ("r.example/Upper", "is not a valid repository name"), ("no-slash", "HOST/NAME")],
+    [
+        ("", "a repository is HOST/NAME"),
+        ("r.example/Upper", "is not a valid repository name"),
+        ("no-slash", "HOST/NAME"),
+    ],
 )
 def test_a_repository_that_is_none_is_refused_before_anything_is_built(root: Path, repository: str, said: str) -> None:
     words = (sys.executable, str(root / "tools" / "release"), "--repository", repository)
