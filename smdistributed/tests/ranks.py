@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -200,6 +201,7 @@ def free_port() -> int:
 
 def _body(sender: Connection, environment: Mapping[str, str], function: Callable[..., Any], arguments: Any) -> None:
     os.environ.update(environment)
+    faulthandler.enable()  # a rank that a signal kills says where it was
     import torch
 
     torch.set_num_threads(1)
