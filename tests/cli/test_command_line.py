@@ -66,7 +66,7 @@ def json_of(done: subprocess.CompletedProcess[str]) -> Any:
 
 
 def test_list_for_people(root: Path, facts: Facts) -> None:
-    done = run(root, "--list")
+    done = run(root, "--list", "--all")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["framework", "version", "cuda", "python", "base", "sources", "built", "for", "real"]
@@ -75,6 +75,29 @@ def test_list_for_people(root: Path, facts: Facts) -> None:
     numbers = [(row[0], tuple(int(part) for part in row[1].split("."))) for row in rows]
     assert numbers == sorted(numbers), "2.10.0 comes after 2.7.1"
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_list_leaves_out_what_the_projects_machine_cannot_build(call: Call, facts: Facts) -> None:
+    marked = [row for row in facts.targets if row.unbuilt]
+    *lines, last = call("--list").stdout.splitlines()
+    assert len(lines) == 1 + len(facts.targets) - len(marked)
+    assert last == f"{len(marked)} more cannot be built on the project's own machine: add --all"
+    assert not [line for line in lines if "  vendor  " in line or "arm64" in line]
+    # Whoever asks for nothing else gets them, each with its reason.
+    lines = call("--list", "--sources", "vendor").stdout.splitlines()[1:]
+    assert len(lines) == sum(facts.sources_of(row) == "vendor" for row in facts.targets)
+    assert all("  no, needs NVIDIA's and AWS's own hosts" in line for line in lines)
+    assert "add --all" not in call("--list", "--all").stdout
+
+
+@pytest.mark.parametrize("state", ["current", "older", "never"])
+def test_list_filters_by_state(state: str, call: Call) -> None:
+    rows = json_of(call("--list", "--format", "json"))
+    wanted = {row["name"] for row in rows if row["state"] == state}
+    assert {row["name"] for row in json_of(call("--list", "--state", state, "--format", "json"))} == wanted
+    for row in rows:
+        assert (row["state"] == "never") == (row["built"] is None)
+        assert (row["state"] == "current") == bool(row["built"] and row["built"]["current"])
 
 
 def test_list_for_programs(call: Call, facts: Facts) -> None:
@@ -92,6 +115,9 @@ def test_list_for_programs(call: Call, facts: Facts) -> None:
             "sources",
             "stack",
             "versions",
+            "unbuilt",
+            "end_of_patch",
+            "state",
             "built",
         ),
     }

@@ -13,6 +13,7 @@ from trainworks.facts.rows import (
     Built,
     Component,
     Cuda,
+    EndOfPatch,
     FabricVariable,
     GeneratedFiles,
     Instance,
@@ -98,6 +99,7 @@ REQUIREMENT = re.compile(rf"[A-Za-z0-9{{][A-Za-z0-9._*{{}}-]*(\[[A-Za-z0-9._,-]+
 DISTRIBUTION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*\Z")
 
+_DAY = (re.compile(r"\d{4}-\d\d-\d\d\Z"), "a day, for example '2026-11-22'")
 _PACKAGES = (PACKAGE, "the name of a package of the distribution")
 _IMAGE = (IMAGE, "an image's name, for example 'debian:bookworm-slim'")
 _RELEASE = (RELEASE, "a version, for example '2.4.1'")
@@ -117,7 +119,12 @@ PATTERNS: Mapping[type[Any], Patterns] = {
     },
     Built: {
         "inputs": (re.compile(r"sha256:[0-9a-f]{64}\Z"), "'sha256:' and 64 hexadecimal digits"),
-        "date": (re.compile(r"\d{4}-\d\d-\d\d\Z"), "a day, for example '2026-11-22'"),
+        "date": _DAY,
+    },
+    EndOfPatch: {
+        "version": (re.compile(r"\d+\.\d+\Z"), "MAJOR.MINOR, for example '2.4'"),
+        "date": _DAY,
+        "successor": (re.compile(r"(\d+\.\d+)?\Z"), "MAJOR.MINOR, for example '2.5', or \"\""),
     },
     BaseImage: {
         "name": _IMAGE,

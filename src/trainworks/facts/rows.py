@@ -326,6 +326,24 @@ class Family:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndOfPatch:
+    """A minor version of a framework for which its project makes no more patch releases.
+
+    Attributes:
+        framework: Name of its file.
+        version: ``MAJOR.MINOR``.
+        date: The day from which on.
+        successor: The version that took its place; ``""``: the project has ended.
+    """
+
+    framework: str
+    version: str
+    date: str
+    successor: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Storage:
     """A file system whose throughput grows with its size.
 
@@ -409,6 +427,7 @@ class TargetRow:
         builder_image: The one that its build stages stand on, where that has more (compilers, headers).
         wheel_index: The vendor's package index, used if the host names none.
         limits: Ranges that the lock keeps to (``numpy<1.24``), where a wheel's own metadata allow what breaks it.
+        unbuilt: What the project's own machine lacks to build the image; ``""`` where it can be built there.
     """
 
     framework: str
@@ -424,6 +443,7 @@ class TargetRow:
     builder_image: str = ""
     wheel_index: str = ""
     limits: tuple[str, ...] = ()
+    unbuilt: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -561,6 +581,9 @@ class Facts:
     stacks: tuple[Stack, ...] = _table("stacks", "stack", Stack)
     instances: tuple[Instance, ...] = _table("instances", "instance", Instance)
     families: tuple[Family, ...] = _table("families", "family", Family)
+    ends: tuple[EndOfPatch, ...] = _table(
+        "end-of-patch", "ended", EndOfPatch, names=lambda row: (f"{row.framework} {row.version}",)
+    )
     storages: tuple[Storage, ...] = _table("storage", "storage", Storage)
     fabric: tuple[FabricVariable, ...] = _table("fabric", "variable", FabricVariable)
     generated_files: tuple[GeneratedFiles, ...] = _table("generated-files", "generated", GeneratedFiles)
@@ -600,6 +623,11 @@ class Facts:
     def built_by_target(self) -> Mapping[str, Built]:
         """The last recorded build of each target, by the target's name; it may be of an older recipe."""
         return {row.target: row for row in self.built}
+
+    def end_of_patch(self, row: TargetRow) -> EndOfPatch | None:
+        """Return since when the framework's version of a target is patched no more; None: it still is."""
+        minor = ".".join(row.version.split(".")[:2])
+        return next((end for end in self.ends if (end.framework, end.version) == (row.framework, minor)), None)
 
     @cached_property
     def artifacts_by_name(self) -> Mapping[str, tuple[Artifact, ...]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from jinja2 import Environment, StrictUndefined
 
 from trainworks.errors import CompatibilityError, LockError, UnknownNameError
-from trainworks.facts.rows import Built, Facts, TargetRow
+from trainworks.facts.rows import Built, EndOfPatch, Facts, TargetRow
+from trainworks.inspect.released import Released
 from trainworks.inspect.targets import build_command
 from trainworks.plan.model import ImagePlan, Missing
 from trainworks.plan.resolve import plan_row
@@ -59,6 +60,9 @@ class Entry:
         budget: The limit of its size, in megabytes.
         built: The recorded build of the present recipe, if there is one.
         older: Date of the recorded build of an older recipe; ``""`` if there is none, or ``built`` is set.
+        released: Where its image is, if a release was given.
+        end: Since when its framework's version is patched no more, if it is not.
+        unbuilt: What the project's own machine lacks to build it; ``""`` where it can be built there.
         proved: Components whose vendor recipe was run, if the image was not built.
         checks: Number of checks after a build, by kind.
         missing: Components that it lacks, and what then does not work.
@@ -83,6 +87,9 @@ class Entry:
     budget: int
     built: Built | None
     older: str
+    released: Released | None
+    end: EndOfPatch | None
+    unbuilt: str
     proved: tuple[str, ...]
     checks: Mapping[str, int]
     missing: tuple[Missing, ...]
@@ -92,8 +99,12 @@ class Entry:
     command: str
 
 
-def catalogue_of(facts: Facts) -> tuple[Entry, ...]:
+def catalogue_of(facts: Facts, released: Mapping[str, Released] | None = None) -> tuple[Entry, ...]:
     """Return every target: built ones first, then those of an older recipe; by framework, the newest version first.
+
+    Args:
+        facts: All facts.
+        released: What was released, by the target's name.
 
     Raises:
         FactsError: A check in a recipe's front matter is malformed.
@@ -103,10 +114,14 @@ def catalogue_of(facts: Facts) -> tuple[Entry, ...]:
     ]
     current = current_builds(facts)
     rows.sort(key=lambda row: (facts.name_of(row) not in current, facts.name_of(row) not in facts.built_by_target))
-    return tuple(_entry(row, facts, current.get(facts.name_of(row))) for row in rows)
+    return tuple(
+        _entry(row, facts, current.get(name), (released or {}).get(name))
+        for row in rows
+        for name in (facts.name_of(row),)
+    )
 
 
-def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
+def _entry(row: TargetRow, facts: Facts, built: Built | None, released: Released | None) -> Entry:
     plan: ImagePlan | None = None
     problem = ""
     try:
@@ -145,6 +160,9 @@ def _entry(row: TargetRow, facts: Facts, built: Built | None) -> Entry:
         budget=row.size_budget_megabytes,
         built=built,
         older=older.date if (older := facts.built_by_target.get(facts.name_of(row))) and built is None else "",
+        released=released,
+        end=facts.end_of_patch(row),
+        unbuilt=row.unbuilt,
         proved=tuple(each.name for each in possible if each.proved) if built is None else (),
         checks=dict(Counter(check.kind for check in plan.checks).most_common()) if plan else {},
         missing=plan.missing if plan else (),
@@ -189,7 +207,14 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
         for entry in entries
     ]
     return environment.from_string(template).render(
-        entries=[asdict(entry) | {"wheels": largest_wheels(entry.parts)} for entry in entries],
+        entries=[
+            asdict(entry)
+            | {
+                "wheels": largest((part.name, part.wheels) for part in entry.parts),
+                "sizes": largest(entry.released.sizes if entry.released else ()),
+            }
+            for entry in entries
+        ],
         amount=amount,
         facets=facets,
         features=features_of(entries),
@@ -200,9 +225,9 @@ def render_catalogue(entries: tuple[Entry, ...], template: str) -> str:
     )
 
 
-def largest_wheels(parts: Sequence[Part]) -> list[tuple[str, int]]:
-    """Return the components whose Python packages are the most, largest first, and what the others have together."""
-    sizes = sorted(((part.wheels, part.name) for part in parts if part.wheels), reverse=True)
+def largest(parts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return the largest components with their bytes, largest first, and what the others have together."""
+    sizes = sorted(((size, name) for name, size in parts if size), reverse=True)
     rest = sum(size for size, _ in sizes[SHOWN:])
     return [*((name, size) for size, name in sizes[:SHOWN]), *((("others", rest),) if rest else ())]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from trainworks.facts.rows import Built, Facts, TargetRow
@@ -11,6 +11,14 @@ from trainworks.plan.select import in_order, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
+STATES = ("current", "older", "never")
+"""What a target can be: built from today's recipe, from an older one, or not at all."""
+
+
+def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
+    """Return which of ``STATES`` a target is in."""
+    name = facts.name_of(row)
+    return "current" if name in current else "older" if name in facts.built_by_target else "never"
 
 
 def _cells(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> tuple[str, ...]:
@@ -33,22 +41,28 @@ def _proof(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
         return f"{built.date}, {built.engine},{seconds} {built.megabytes} MB"
     if older := facts.built_by_target.get(name):
         return f"built from an older recipe ({older.date})"
+    why = row.unbuilt or "rendered only"
     parts = [component.name for component in context_of(row, facts).components.values() if component.proved]
-    return f"parts: {', '.join(parts)}" if parts else "no: rendered only"
+    return f"no, {why}; parts: {', '.join(parts)}" if parts else f"no, {why}"
 
 
-def list_text(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Built]) -> str:
+def list_text(rows: Sequence[TargetRow], facts: Facts, current: Mapping[str, Built], *, whole: bool = True) -> str:
     """Return the table for people.
 
     Args:
         rows: The targets to show.
         facts: All facts.
         current: The recorded builds of today's recipes, by the target's name.
+        whole: With those that the project's own machine cannot build. Else they are counted in a last line, unless all
+            of ``rows`` are such.
     """
-    table = [COLUMNS, *(_cells(row, facts, current) for row in in_order(rows))]
+    shown = rows if whole else [row for row in rows if not row.unbuilt] or rows
+    table = [COLUMNS, *(_cells(row, facts, current) for row in in_order(shown))]
     widths = [max(len(line[number]) for line in table) for number in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table)
-    return "\n".join(lines) + "\n"
+    hidden = len(rows) - len(shown)
+    more = f"{hidden} more cannot be built on the project's own machine: add --all\n" if hidden else ""
+    return "\n".join(lines) + "\n" + more
 
 
 def summary_markdown(facts: Facts) -> str:
@@ -85,6 +99,9 @@ def list_json(rows: Iterable[TargetRow], facts: Facts, current: Mapping[str, Bui
             "sources": facts.sources_of(row),
             "stack": row.stack,
             "versions": context_of(row, facts).versions,
+            "unbuilt": row.unbuilt,
+            "end_of_patch": end.date if (end := facts.end_of_patch(row)) else "",
+            "state": state_of(row, facts, current),
             "built": asdict(built) | {"current": built.target in current} if built else None,
         }
         for row in in_order(rows)

@@ -57,6 +57,7 @@ def parser() -> Grammar:
         examples=(
             Example("--list", "list the targets, and which were built"),
             Example("--list --framework pytorch --cuda cu121", "list those of one framework and CUDA release"),
+            Example("--list --all", "list also what only another machine can build"),
             Example(
                 "--framework pytorch --cuda cu121 --until plan",
                 "show the components, and what would be rebuilt and why",
@@ -96,7 +97,11 @@ def parser() -> Grammar:
     )
     add_components(what)
     many = grammar.add_argument_group("many targets")
-    many.add_argument("--all", action="store_true", help="build every target; skip those with unlocked inputs")
+    many.add_argument(
+        "--all",
+        action="store_true",
+        help="build every target that is locked; with --list: show every target",
+    )
     many.add_argument(
         "--only", action="append", default=[], metavar="GLOB", help="build targets of this name, such as 'pytorch-*'"
     )
@@ -104,6 +109,12 @@ def parser() -> Grammar:
     many.add_argument("--bake", action="store_true", help="write docker-bake.json for `docker buildx bake` to --output")
     how = grammar.add_argument_group("how")
     how.add_argument("--list", action="store_true", help="list the targets of these values, and which were built")
+    how.add_argument(
+        "--state",
+        choices=("current", "older", "never"),
+        default="",
+        help="with --list: built from today's recipe, an older one, or not at all",
+    )
     add_until(how, STAGES)
     add_engine(how)
     add_format(how)
@@ -136,12 +147,14 @@ def run(options: Namespace, root: Path) -> int:
     # Each later layer is imported when it is reached: a list or a plan needs no engine's libraries.
     if options.list:
         from trainworks.inspect.current import remembered_builds
-        from trainworks.inspect.listing import list_json, list_text
+        from trainworks.inspect.listing import list_json, list_text, state_of
 
         facts = load(root)
-        rows, _ = _listed(options, facts)
         current = remembered_builds(facts, root, os.environ)
-        put(list_json(rows, facts, current) if options.format == "json" else list_text(rows, facts, current))
+        rows = [row for row in _listed(options, facts)[0] if options.state in ("", state_of(row, facts, current))]
+        whole = options.all or bool(options.only or options.state)
+        as_json = options.format == "json"
+        put(list_json(rows, facts, current) if as_json else list_text(rows, facts, current, whole=whole))
         return 0
     from trainworks.assemble.run import run_target
     from trainworks.assemble.session import BuildSession
@@ -186,9 +199,11 @@ def check(options: Namespace, root: Path) -> list[str | UnknownNameError]:
 
 
 def _not_for_list(options: Namespace) -> list[str]:
-    others = [flag for name, flag in options.given.items() if name not in (*FILTERS, "only", "list", "format", "root")]
+    known = (*FILTERS, "only", "state", "all", "list", "format", "root")
+    others = [flag for name, flag in options.given.items() if name not in known]
     filters = ", ".join(f"--{name.replace('_', '-')}" for name in FILTERS)
-    return [f"{' and '.join(others)}: --list takes {filters} and --only, nothing else"] if others else []
+    wrong = f"{' and '.join(others)}: --list takes {filters}, --only, --state and --all, nothing else"
+    return [wrong] if others else []
 
 
 def _listed(options: Namespace, facts: Facts) -> tuple[list[TargetRow], list[UnknownNameError]]:
@@ -248,6 +263,7 @@ def _wrong_together(options: Namespace) -> list[str]:
         "--record is for tested images: it does not go with --until": options.record and options.until != "test",
         "--push needs --repository HOST/NAME, and pushes tested images: it does not go with --until": options.push
         and (not options.repository or options.until != "test"),
+        "--state belongs to --list": options.state,
         "--repository, --tag and --moving-tag belong to --push": not options.push
         and (options.repository or options.fixed_tags or options.moving_tags),
         "--trust-first-use is for builds of one target": options.trust_first_use

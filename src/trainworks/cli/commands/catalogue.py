@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from trainworks.cli.grammar import FACTS, Example, Grammar, add_format
-from trainworks.errors import FactsError
+from trainworks.errors import FactsError, OutputError
 from trainworks.terminal.output import put, put_result, write_file
 
 
@@ -19,15 +19,19 @@ def parser() -> Grammar:
         "checks, and how to use each. It needs no network and no engine, neither to write it nor to read it.",
         examples=(
             Example("catalogue --output catalogue.html", "write the page; open it in a browser"),
+            Example("catalogue --release .cache/release --output index.html", "with where images are", "a release"),
             Example("catalogue --format json", "what the page is made from, for programs"),
         ),
         result="the page, or with --output the name of the file. Each target on it shows the command that builds it.",
         done="written",
-        fails=(FactsError,),
+        fails=(FactsError, OutputError),
         reads=(FACTS,),
         see_also=("build --list", "check"),
     )
     grammar.add_argument("--output", type=Path, metavar="FILE", help="write to this file; default: stdout")
+    grammar.add_argument(
+        "--release", type=Path, metavar="DIR", help="the results of tools/release: where images are, what changed"
+    )
     add_format(grammar, ("html", "json"), "write the page, or its data")
     return grammar
 
@@ -36,9 +40,10 @@ def run(options: Namespace, root: Path) -> int:
     """Write the catalogue."""
     from trainworks.facts.load import load
     from trainworks.inspect.catalogue import as_json, catalogue_of, render_catalogue
+    from trainworks.inspect.released import read_released
 
     facts = load(root)
-    entries = catalogue_of(facts)
+    entries = catalogue_of(facts, read_released(options.release) if options.release else None)
     text = as_json(entries) if options.format == "json" else render_catalogue(entries, facts.templates[TEMPLATE])
     if options.output is None:
         put(text)
