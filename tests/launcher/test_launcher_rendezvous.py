@@ -55,6 +55,7 @@ VERTEX = {
 }
 LSF = {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "h1 8 h2 8", "LSB_DJOB_NUMPROC": "16"}
 PBS = {"PBS_JOBID": "5.srv", "PBS_NODEFILE": "/var/spool/nodes", "PBS_NUM_NODES": "2"}
+OAR = {"OAR_JOB_ID": "5", "OAR_NODEFILE": "/var/lib/oar/5"}
 KUBERAY = {"RAY_CLUSTER_NAME": "c", "FQ_RAY_IP": "c-head.ns.svc", "KUBERAY_GEN_RAY_START_CMD": "ray start"}
 HETEROGENEOUS = {**SLURM_NODE, "SLURM_HET_SIZE": "2"}
 TENSORFLOW = {"TF_CONFIG": '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 1}}'}
@@ -83,7 +84,7 @@ TAKEN = {
     "azureml": AZURE,
     "vertex": VERTEX,
 }
-REFUSED = {"lsf": LSF, "pbs": PBS, "kuberay": KUBERAY, "slurm heterogeneous": HETEROGENEOUS}
+REFUSED = {"lsf": LSF, "pbs": PBS, "oar": OAR, "kuberay": KUBERAY, "slurm heterogeneous": HETEROGENEOUS}
 ELSEWHERE = {
     "mpirun": OPEN_MPI,
     "mpirun in a Slurm job": {**SLURM_NODE, **OPEN_MPI},
@@ -210,6 +211,12 @@ def test_what_contradicts_itself_is_refused(variables: dict[str, str], words: st
 def test_one_host_is_one_host(variables: dict[str, str]) -> None:
     made = planned(variables, "torch_distributed")
     assert (made.control, "--standalone" in made.argv) == (None, True)
+
+
+@pytest.mark.parametrize(("cores", "problems"), [("a\na\n", 0), ("a\na\nb\nb\n", 1), ("", 1)])
+def test_a_file_with_a_line_for_each_core_says_the_hosts(cores: str, problems: int) -> None:
+    made = platforms.describe(Given(OAR, hostname="a", read=lambda _: cores))
+    assert (made.platform, made.job_id, len(made.problems)) == ("oar", "5", problems)
 
 
 @pytest.mark.parametrize("name", counted.COUNTS)

@@ -166,6 +166,12 @@ PLATFORMS: Mapping[str, Platform] = MappingProxyType(
                 source="OpenPBS, qsub(1B); kill_delay of a queue, 10 seconds by default",
             ),
             Platform(
+                "oar",
+                ("OAR_JOB_ID", "OAR_NODEFILE", "OAR_NODE_FILE"),
+                job=("OAR_JOB_ID",),
+                source="OAR, user documentation, environment variables; no grace is documented",
+            ),
+            Platform(
                 "kuberay",
                 ("KUBERAY_GEN_RAY_START_CMD", "RAY_CLUSTER_NAME", "FQ_RAY_IP"),
                 stop_seconds=_KUBERNETES_SECONDS,
