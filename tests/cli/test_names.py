@@ -37,7 +37,7 @@ def fails(root: Path, capsys: pytest.CaptureFixture[str]) -> Fails:
         ("--framework pytorch --cuda 13.3", "did you mean cu133 with --sources vendor? (available: cpu, cu121, "),
         ("--framework pytorch --cuda cu134", "did you mean cu132?"),
         ("--framework pytorch --cuda 12.1", "did you mean cu121?"),
-        ("--framework tensorflow --cuda cu121", "did you mean cu125?"),
+        ("--framework tensorflow --cuda cu121", "did you mean cu129?"),
         ("--framework pytorch --cuda cu118", "cu118 exists with --sources vendor"),
         ("--framework pytorch --cuda cpu --framework-version 2.4", "did you mean 2.4.1 with --cuda cu121?"),
         ("--framework pytorch --cuda cu121 --framework-version 2.4", "did you mean 2.4.1? (available: 2.4.1)"),

@@ -98,10 +98,10 @@ def test_a_version_without_its_end_of_patches_is_refused(root: Path, tmp_path: P
     shutil.copytree(root / "images", tmp_path / "images")
     file = tmp_path / "images" / "end-of-patch.toml"
     text = file.read_text(encoding="utf-8").replace('version = "2.4"', 'version = "2.3"')
-    file.write_text(text.replace("2025-08-13", "2025-08-33"), encoding="utf-8")
+    file.write_text(text.replace("2026-10-28", "2026-10-38"), encoding="utf-8")
     with pytest.raises(FactsError) as refused:
         load(tmp_path)
     assert refused.value.problems == (
-        "images/end-of-patch.toml: ended tensorflow 2.19: key 'date': 2025-08-33 is not a day of the calendar",
+        "images/end-of-patch.toml: ended pytorch 2.14: key 'date': 2026-10-38 is not a day of the calendar",
         "images/end-of-patch.toml: no row for pytorch 2.4, which has a target and is not the newest",
     )
