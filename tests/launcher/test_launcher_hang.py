@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from launcher_support import (
     LAUNCHER,
+    REPOSITORY,
     TIME_OUT,
     Launcher,
     environment,
@@ -26,7 +29,8 @@ from trainworks_launcher.contract.errors import RefusalError
 from trainworks_launcher.contract.values import Json
 from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.supervise.hang import naming, stacks
-from trainworks_launcher.supervise.hang.grid import grid
+from trainworks_launcher.supervise.hang.chart import chart
+from trainworks_launcher.supervise.hang.grid import Picture, grid, picture
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
 from trainworks_launcher.supervise.hang.progress import Look, Process, Seen, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
@@ -162,10 +166,16 @@ def test_a_verdict_says_what_to_look_at_and_where_the_rank_is() -> None:
     assert "algo-9 did not answer" in text
 
 
+def drawn(made: Sequence[Row], odd: Sequence[Row] = (), silent: Sequence[str] = ()) -> Picture:
+    found = picture(made, odd, silent)
+    assert found is not None
+    return found
+
+
 def test_a_hang_is_a_grid_of_ranks_and_places() -> None:
     made = rows(WAITS, WAITS, (LOADER, "S", "", ""), WAITS, (BARRIER, "S", "", ""), WAITS)
     assert (
-        grid(made, made[2:3], ("algo-9",))
+        grid(drawn(made, made[2:3], ("algo-9",)))
         == """\
 ranks, a letter for the place of each:
   algo-1  0-1        aa
@@ -180,18 +190,72 @@ ranks, a letter for the place of each:
 
 def test_a_grid_of_many_hosts_shows_those_that_differ_and_is_bounded() -> None:
     made = rows(*[WAITS] * 400, (LOADER, "S", "", ""))
-    lines = grid(made, made[400:]).splitlines()
+    lines = grid(drawn(made, made[400:])).splitlines()
     assert lines[1] == "  algo-201  400        B"
     assert lines[21:] == [
         "  and 181 more hosts",
         "  B = 1 is in DataLoader (train.py:38) (differs)",
         "  a = 400 wait in all_reduce (train.py:41)",
     ]
-    assert grid(made[:1], ()) == ""
+    assert picture(made[:1], ()) is None
     alone = [Row(-1, f"algo-{number}", "code", "main", "train.py:1") for number in (1, 2)]
-    assert grid(alone, ()).splitlines()[1] == "  algo-1  -          a"
+    assert grid(drawn(alone)).splitlines()[1] == "  algo-1  -          a"
     wide = [Row(number, "h" * 160, "code", f"f{number}", "x" * 160) for number in range(999)]
-    assert len(grid(wide, wide)) < 4096
+    assert len(grid(drawn(wide, wide))) < 4096
+
+
+def svg_texts(svg: str) -> list[str]:
+    """The texts of an SVG that a person reads, in their order. It must be well-formed."""
+    return ["".join(each.itertext()) for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_golden_chart_of_the_documentation() -> None:
+    """The same hosts, letters and legend as the text, of the example in docs/hangs.md."""
+    wheres = [WAITS] * 16
+    wheres[13] = (LOADER, "S", "which waits for data of other processes", "")
+    made = [row_of(rank, f"algo-{rank // 8 + 1}", *where) for rank, where in enumerate(wheres)]
+    path = REPOSITORY / "docs" / "hangs.svg"
+    svg = chart(drawn(made, made[13:14]), "no rank has made progress for 600 s", str)
+    if os.environ.get("TRAINWORKS_UPDATE_GOLDEN"):
+        path.write_text(svg, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == svg, "run this test with TRAINWORKS_UPDATE_GOLDEN=1, or: make golden"
+    text = grid(drawn(made, made[13:14]))
+    assert text in (REPOSITORY / "docs" / "hangs.md").read_text(encoding="utf-8")
+    joined = " ".join(svg_texts(svg)).replace(" ", "")
+    for line in text.splitlines()[1:]:
+        assert line.replace(" ", "").replace("=", "") in joined
+
+
+HOSTILE = "</text><script>alert('&')</script>\x00\x1b[31m\ud800\uffff\u202e]]>\"\n"
+
+
+def test_a_chart_is_well_formed_and_keeps_secrets_whatever_names_the_script_has() -> None:
+    made = [Row(number, HOSTILE, "code", f"{HOSTILE}{number} s<cret", HOSTILE, HOSTILE) for number in range(4)]
+    made.append(Row(4, "algo-2", "code", "log_in s<cret", "train.py:1"))
+    svg = chart(drawn(made, made[:1], (HOSTILE,)), HOSTILE, lambda text: text.replace("s<cret", "***"))
+    written = svg.encode("utf-8")
+    assert b"<script" not in written
+    assert "1 is in log_in *** (train.py:1)" in svg_texts(written.decode())
+    assert "s<cret" not in "".join(ElementTree.fromstring(svg).itertext())
+
+
+def test_a_chart_of_any_job_has_one_width_and_a_bounded_height() -> None:
+    def size(made: Sequence[Row], odd: Sequence[Row] = ()) -> tuple[float, float]:
+        root = ElementTree.fromstring(chart(drawn(made, odd), "h" * 999, str))
+        boxes = [each for each in root.iter() if each.tag.endswith("rect")]
+        assert max(float(box.get("x", 0)) + float(box.get("width", 0)) for box in boxes) <= float(root.get("width", 0))
+        assert max(float(each.get("y", 0)) for each in root.iter()) < float(root.get("height", 0))
+        return float(root.get("width", 0)), float(root.get("height", 0))
+
+    def ranks(count: int, each: int) -> list[Row]:
+        return [Row(number, f"algo-{number // each}", "code", "main", "train.py:1") for number in range(count)]
+
+    width, height = size(ranks(512, 8))
+    assert height < 1500
+    assert size(ranks(512, 512))[0] == size(ranks(2, 1))[0] == width < 1000
+    wide = [Row(number, "h" * 99 + str(number // 99), "code", f"f{number}" * 99, "x" * 160) for number in range(9999)]
+    assert size(wide, wide[9990:]) < (width + 1, 9000)
+    assert "rank 9990 on" in chart(drawn(wide, wide[9990:]), "", str)
 
 
 def test_rows_survive_the_way_to_the_leader() -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from launcher_network import Host, Network, engine_manifest, job_on, need, network_of
@@ -156,6 +157,13 @@ def test_the_rank_that_hangs_is_named(network: Network, manifest: Path, tmp_path
         assert stacks.count("=== rank ") == 2
         assert "all_reduce" in stacks
     assert hosts[0].failure == hosts[1].failure
+    svg = ElementTree.parse(hosts[0].base / "output/data/hang.svg")
+    titles = ["".join(each.itertext()) for each in svg.iter("{http://www.w3.org/2000/svg}title")]
+    assert titles == [
+        hosts[0].failure.partition(":")[0],
+        *(f"rank {rank} on algo-{rank // 2 + 1}" for rank in range(4)),
+    ]
+    assert not (hosts[1].base / "output/data/hang.svg").exists()
     summary = json.loads((hosts[0].base / names.SUMMARY_FILE).read_text(encoding="utf-8"))
     assert summary["seconds_without_progress"] is not None
     assert [host["host"] for host in summary["hosts"]] == ["algo-1", "algo-2"]

@@ -29,7 +29,8 @@ from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.values import Json, number
 from trainworks_launcher.supervise.control.messages import words
-from trainworks_launcher.supervise.hang.grid import grid
+from trainworks_launcher.supervise.hang.chart import chart
+from trainworks_launcher.supervise.hang.grid import grid, picture
 from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, Eyes, Root
 from trainworks_launcher.supervise.hang.naming import (
     Row,
@@ -337,9 +338,11 @@ class Watch:
         silent = sorted(set(self._all()) - set(self._rows))
         verdict = name_the_odd(rows, silent, early or self._around.limit)
         rest = f"it was silent for {self._pace.longest:.0f} s at most before, and goes on" if early else ""
-        shown = "\n".join(filter(None, (verdict.text, rest, grid(rows, verdict.odd, silent))))
+        drawn = picture(rows, verdict.odd, silent)
+        shown = "\n".join(filter(None, (verdict.text, rest, grid(drawn) if drawn is not None else "")))
         self._around.tell({"what": "verdict", "text": shown})
-        written = self._report(shown)
+        heading = verdict.cause.partition(":")[0]
+        written = self._report(shown, chart(drawn, heading, self._around.mask) if drawn is not None else "")
         self._tell_pace(self._around.limit)
         if ends:
             row = verdict.odd[0] if verdict.odd else None
@@ -357,8 +360,11 @@ class Watch:
             )
 
     # ----------------------------------------------------------------------------------------------------- the report
-    def _report(self, said: str) -> str:
-        """Print what the leader found and write this host's stacks. Return the file's place below the base."""
+    def _report(self, said: str, svg: str = "") -> str:
+        """Print what the leader found, write this host's stacks and the picture of the whole job.
+
+        Return the place of the stacks below the base.
+        """
         for line in said.splitlines():
             self._around.log(line)
         if not self._stacks or self._written >= _FILES:
@@ -371,6 +377,8 @@ class Watch:
             self._around.output.mkdir(parents=True, exist_ok=True)
             whole = self._around.mask(f"{said}\n\n{self._stacks}")
             (self._around.output / name).write_text(whole, encoding="utf-8", errors="replace")
+            if svg:
+                (self._around.output / f"hang{number_}.svg").write_text(svg, encoding="utf-8", errors="replace")
         except OSError as error:
             self._around.log(f"cannot write the stacks to {self._around.output}: {error}")
             return ""
