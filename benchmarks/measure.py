@@ -29,7 +29,7 @@ the seconds belong to that machine and to what else it did (its load is given; a
 waits). Medians, with the smallest and the largest measurement in brackets.
 
 Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, start.py, hosts.py,
-exits.py, join.py, leader.py, logs.py, pipeline.py, sharding.py and reproducible.py.
+exits.py, join.py, leader.py, logs.py, pipeline.py, quiet.py, sharding.py and reproducible.py.
 """
 
 
@@ -67,7 +67,7 @@ class Section:
         title: What was measured, and with what.
         machine: Facts of the machine and of the run.
         figures: The table.
-        peer: What the peer is, in words.
+        peer: What the peer is, in words; "" where there is none.
         details: Further tables and paragraphs, in Markdown.
     """
 
@@ -188,9 +188,9 @@ def describe(section: Section) -> str:
     parts = [
         f"## {section.title}",
         ", ".join(f"{name}: {value}" for name, value in section.machine.items()) + ".",
-        table(rows),
+        table(rows) if section.figures else "",
         "\n".join(f"- {figure.name}: {figure.note}" for figure in section.figures if figure.note),
-        f"The peer: {section.peer}",
+        f"The peer: {section.peer}" if section.peer else "",
         *section.details,
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

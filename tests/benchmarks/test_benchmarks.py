@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import measure  # noqa: E402 - the benchmarks are programs and no package: the path has to be set first
 from peer import write_peer  # noqa: E402
+from quiet import corpus  # noqa: E402
 from reproducible import differences, read_layer  # noqa: E402
 
 
@@ -46,6 +47,13 @@ def test_a_section_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     assert "late" in report
     assert "other" in report
     assert "early" not in report
+
+
+def test_the_scripts_that_do_not_hang_are_python_of_different_kinds() -> None:
+    scripts = corpus()
+    assert len({script.name for script in scripts}) == len(scripts) >= 40
+    for script in scripts:
+        compile(script.text, script.name, "exec")
 
 
 def test_the_peer_has_every_file_of_the_image(tmp_path: Path) -> None:

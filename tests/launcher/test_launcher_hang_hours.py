@@ -272,7 +272,7 @@ def test_a_job_that_stops_is_seen_after_four_of_its_longest_pauses(
     world = World(job, seed, 2 * EACH, stops)
     live(world)
     world.run_until(stops + 2 * LIMIT)
-    longest = max(second - first for first, second in itertools.pairwise(world.prints))
+    longest = max(second - first for first, second in itertools.pairwise([*world.prints, world.stops]))
     limit = LIMIT if job in UNSTEADY else min(LIMIT, max(SHORTEST, MULTIPLE * longest))
     assert world.said, f"longest pause {longest:.1f} s"
     when, line = world.said[0]
