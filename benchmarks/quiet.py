@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Counts false alarms: some fifty scripts of many kinds (``corpus.toml``), none of which hangs, each in its own job.
+
+A script prints steadily for some seconds, and then works in silence. All times of the early warning are a sixth of the
+launcher's: 5 s of silence without a sign of progress bring a warning, instead of 30, and the limit is 20 s. Imports
+come after the prologue, so they are such a silence, too. No script hangs, so each warning is a false one.
+
+Needs an environment with py-spy and the packages of tests/peers/corpus.txt (`tools/set-up-peers corpus`, or --prefix).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from measure import HERE, ROOT, Section, describe, load, machine, table, write
+from trainworks.engine.scratch import private_folder
+
+LIMIT = 600.0
+"""Seconds after which a job is given up."""
+
+SHORTEST = 5
+"""Seconds of silence that are warned of; the launcher has 30."""
+
+TRAIN = f"""\
+import sys
+sys.path.insert(0, {str(ROOT / "launcher")!r})
+from trainworks_launcher.supervise.hang import pace
+pace.SHORTEST = {SHORTEST}.0
+from trainworks_launcher.command.cli import main
+sys.exit(main())
+"""
+
+
+class Script(NamedTuple):
+    """One of the corpus. ranks: of its job. text: what is run, for SECONDS."""
+
+    name: str
+    ranks: int
+    text: str
+
+
+class Found(NamedTuple):
+    """How a job ended: its status, and each line that says that it hangs."""
+
+    script: Script
+    status: int
+    alarms: list[str]
+
+
+def corpus() -> list[Script]:
+    """Return the scripts, each with what it begins with."""
+    found = tomllib.loads((HERE / "corpus.toml").read_text(encoding="utf-8"))
+    begins = found["begins"]
+    return [
+        Script(
+            each["name"],
+            each["ranks"],
+            "".join((*(begins[name] for name in ("prologue", *each["begin"])), each["text"])),
+        )
+        for each in found["scripts"]
+    ]
+
+
+def main() -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--prefix", type=Path, default=ROOT / ".cache/peers/corpus", help="environment with the packages"
+    )
+    parser.add_argument("--only", default="", metavar="REGEX", help="scripts with such a name")
+    parser.add_argument("--seconds", type=int, default=15, help="each works in silence (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="jobs at a time (default: %(default)s)")
+    parser.add_argument("--write", action="store_true", help="record the section in benchmarks/results.md")
+    asked = parser.parse_args()
+    scripts = [script for script in corpus() if re.search(asked.only, script.name)]
+    found = machine(silence=f"{asked.seconds} s", **{"jobs at once": str(asked.at_once)})
+    with private_folder() as folder, ThreadPoolExecutor(asked.at_once) as pool:
+        jobs = [
+            pool.submit(_run, script, asked.prefix.absolute(), folder / str(number), asked.seconds)
+            for number, script in enumerate(scripts)
+        ]
+        ended = [job.result() for job in jobs]
+    found["load at the end"] = load()
+    ran = [each for each in ended if each.status == 0]
+    alarms = [f"- {each.script.name}: {line}" for each in ran for line in each.alarms]
+    failed = [f"- {each.script.name}: ended with status {each.status}, not counted" for each in ended if each.status]
+    rows = [(each.script.name, str(each.script.ranks), str(len(each.alarms))) for each in ran]
+    section = Section(
+        title=f"False alarms in {len(ran)} scripts that do not hang",
+        machine=found,
+        figures=(),
+        peer="",
+        details=(
+            f"{len(alarms)} false alarms, with warnings after {SHORTEST} s of silence instead of 30.",
+            "\n".join((*alarms, *failed)),
+            table([("script", "ranks", "false alarms"), *rows]),
+        ),
+    )
+    print(describe(section))
+    if asked.write:
+        write("quiet", section)
+    return 0
+
+
+def _run(script: Script, prefix: Path, folder: Path, seconds: int) -> Found:
+    """Run a script in a job of its own."""
+    base = folder / "ml"
+    (base / "code").mkdir(parents=True)
+    body = textwrap.indent(f"SECONDS = {seconds}\n{script.text}", "    ")
+    (base / "code/train.py").write_text(f'if __name__ == "__main__":\n{body}', encoding="utf-8")
+    programs = {program: str(prefix / "bin" / program) for program in ("python", "torchrun")}
+    manifest = folder / "image.json"
+    manifest.write_text(json.dumps({"schema": 1, "name": "quiet", "components": {}, "programs": programs}))
+    words = ["--mode", "torch_distributed", "--processes-per-host", str(script.ranks)] if script.ranks > 1 else []
+    environment = {
+        "PATH": f"{prefix / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "SAGEMAKER_BASE_DIR": str(base),
+        "TRAINWORKS_IMAGE_MANIFEST": str(manifest),
+        "TRAINWORKS_HANG_LIMIT_SECONDS": str(4 * SHORTEST),
+    }
+    command = (sys.executable, "-IS", "-c", TRAIN, *words, "--", "train.py")
+    try:
+        done = subprocess.run(
+            command, env=environment, cwd=base / "code", capture_output=True, text=True, check=False, timeout=LIMIT
+        )
+        status, said = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        status, said = 124, str(error.stdout)
+    alarms = re.findall(r"no rank has made progress for .*", said)
+    print(f"{script.name}: status {status}, {len(alarms)} alarms", file=sys.stderr, flush=True)
+    if alarms or status:
+        print(said[-2500:], file=sys.stderr, flush=True)
+    return Found(script, status, alarms)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
