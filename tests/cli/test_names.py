@@ -107,7 +107,7 @@ def test_an_unknown_word(words: str, said: str, fails: Fails) -> None:
         ),
         (2, "--offline --push", ["--offline needs", "--push needs", "--framework and --cuda must be given"]),
         (4, "check --only nothing --only nobody", ["'nothing'", "'nobody'"]),
-        (2, "--list -j 2 --all --cuda cu999", ["--jobs and --all: --list takes ", "unknown --cuda 'cu999'"]),
+        (2, "--list -j 2 --all --cuda cu999", ["--jobs: --list takes ", "unknown --cuda 'cu999'"]),
     ],
 )  # fmt: skip
 def test_all_that_is_wrong_is_said_at_once(status: int, words: str, said: list[str], fails: Fails) -> None:
@@ -145,7 +145,7 @@ def test_a_filtered_list_for_people(facts: Facts, root: Path, capsys: pytest.Cap
     assert len(capsys.readouterr().out.splitlines()) == sum("-cpu-" in facts.name_of(row) for row in facts.targets) + 1
 
 
-@pytest.mark.parametrize("words", ["--until plan", "--engine docker", "--push", "--with metis", "--all", "-j 2"])
+@pytest.mark.parametrize("words", ["--until plan", "--engine docker", "--push", "--with metis", "-j 2"])
 def test_a_list_refuses_what_cannot_filter(words: str, fails: Fails) -> None:
     status, errors = fails(f"--list {words}")
     assert (status, "--list takes --framework, " in errors) == (2, True), errors

@@ -34,12 +34,9 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
         if name not in known
     )
     yield from _of_targets(facts, known, malformed)
-    yield from (
-        f"images/built.toml: built {row.target!r}: key 'date': {row.date} is not a day of the calendar"
-        for row in facts.built
-        if not _is_day(row.date)
-    )
-    yield from _of_ends(facts, malformed)
+    dated = [(f"images/built.toml: built {row.target!r}", row.date) for row in facts.built]
+    dated += [(f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date) for row in facts.ends]
+    yield from (f"{where}: key 'date': {day} is not a day of the calendar" for where, day in dated if not _is_day(day))
 
 
 def _names(kind: str, names: Iterable[str], malformed: Malformed) -> Set[str]:
@@ -101,23 +98,6 @@ def _of_targets(facts: Facts, known: Set[str], malformed: Malformed) -> Iterator
         # A lock without a target is a leftover. A target without a lock is reported when it is planned.
         for name in sorted(set(facts.locks) - set(target_names)):
             yield f"images/lock/{name}.toml: no target of this name"
-
-
-def _of_ends(facts: Facts, malformed: Malformed) -> Iterator[str]:
-    """Yield days that are none, and versions that are not the newest of their framework and yet have no end."""
-    where = "images/end-of-patch.toml"
-    for end in facts.ends:
-        if not _is_day(end.date):
-            yield f"{where}: ended {end.framework} {end.version}: key 'date': {end.date} is not a day of the calendar"
-    known = _names("ended", (f"{end.framework} {end.version}" for end in facts.ends), malformed)
-    minors: dict[str, set[tuple[int, ...]]] = {}
-    for row in facts.targets:
-        minors.setdefault(row.framework, set()).add(tuple(map(int, re.findall(r"\d+", row.version)[:2])))
-    for framework, versions in sorted(minors.items()):
-        for minor in sorted(versions)[:-1]:
-            name = ".".join(map(str, minor))
-            if f"{framework} {name}" not in known:
-                yield f"{where}: no row for {framework} {name}, which has a target and is not the newest"
 
 
 def _is_day(text: str) -> bool:
