@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.facts.text import CONTROL
-from trainworks.plan.model import COMMAND, ENTRY_POINT, WORKING_FOLDER, ImagePlan, Step
+from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLDER, ImagePlan, Step
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
 from trainworks.render.layers import WheelLayer, divided, largest_wheel, one_layer
@@ -198,6 +198,7 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = quoted
+    environment.globals["image_time"] = IMAGE_TIME
     return environment
 
 
