@@ -94,8 +94,11 @@ def test_only_the_standard_library_and_ourselves_are_imported(path: Path) -> Non
     "path", [*SOURCES, *sorted(PREFLIGHT.rglob("*.py"))], ids=lambda path: str(path.relative_to(LAUNCHER))
 )
 def test_no_fact_and_no_shell_in_code(path: Path) -> None:
-    """No instance name, no URL, no shell, no assignment to the process's environment, no fixed sleep."""
-    text = path.read_text(encoding="utf-8")
+    """No instance name, no URL, no shell, no assignment to the process's environment, no fixed sleep.
+
+    The name of SVG's namespace is not an address.
+    """
+    text = path.read_text(encoding="utf-8").replace(' xmlns="http://www.w3.org/2000/svg"', "")
     assert not re.search(r"\bml\.[a-z]\w*\.\w*xlarge", text)
     assert not re.search(r"https?://\w", text)
     assert not re.search(r"shell=True|os\.system\(|os\.environ\[[^]]+\] *=|os\.putenv|time\.sleep\(", text)
