@@ -18,13 +18,18 @@ from trainworks.render.dockerfile import new_environment
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def dockerfile(number: int) -> str:
-    """Return what installs the same files by another command into another image."""
+def dockerfile(number: int, wheel: str) -> str:
+    """Return what installs the same files by another command into another image.
+
+    Args:
+        number: Another one for each image.
+        wheel: What the files have in them, new for each test: an engine finds a COPY in its cache by content alone.
+    """
     environment = new_environment(load(ROOT).templates.items())
     as_layer = environment.from_string("{% import 'macros.j2' as macros %}{{ macros.as_layer() }}").render()
     return f"""\
 FROM {BASE} AS stage
-RUN echo {number} && mkdir -p /opt/venv/lib && echo wheel > /opt/venv/lib/wheel && ln -s wheel /opt/venv/lib/link \\
+RUN echo {number} && mkdir -p /opt/venv/lib && echo {wheel} > /opt/venv/lib/wheel && ln -s wheel /opt/venv/lib/link \\
     && {as_layer}
 FROM {BASE}
 RUN mkdir -p /opt/venv/lib && echo {number} > /opt/venv/lib/other
@@ -54,7 +59,8 @@ def exported(engine: Engine, tag: str) -> list[list[tuple[str, float]]]:
 def test_the_same_files_are_the_same_layer(engine: Engine, tag: str, tmp_path: Path) -> None:
     found = []
     for number in (1, 2):
-        engine.build(request(tmp_path / f"context-{number}", dockerfile(number), tags=(tag,)), lambda _event: None)
+        context = tmp_path / f"context-{number}"
+        engine.build(request(context, dockerfile(number, tag), tags=(tag,)), lambda _event: None)
         found.append(next(layer for layer in exported(engine, tag) if "opt/venv/lib/wheel" in dict(layer)))
     assert found[0] == found[1]
     assert {time for _, time in found[0]} == {IMAGE_TIME}
