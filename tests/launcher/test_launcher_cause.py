@@ -464,6 +464,25 @@ Root Cause (first observed failure):
 """
 
 
+FT_LAUNCHER = """\
+[2026-11-26 05:40:45,669] [ERROR] [ft_launcher18548@vm] failed (exitcode: CODE) local_rank: 1 (pid: 8327) of binary: /py
+[2026-11-26 05:40:45,670] [INFO] [ft_launcher18548@vm] Stopping workers... Timeout = 30 sec.
+[2026-11-26 05:40:45,671] [WARNING] [RankMonServer18723@vm:<none>] No active connection to close
+"""
+"""What ft_launcher of nvidia-resiliency-ext logs of a failed round, and FT_ENDED at its own end."""
+FT_ENDED = """\
+[2026-11-26 05:40:46,157] [INFO] [ft_launcher18548@vm] Rendezvous don't have any nodes. Leaving the store process...
+[2026-11-26 05:40:46,223] [ERROR] [ft_launcher18548@vm] Some rank(s) exited with non-zero exit code: \
+{0: ProcessFailure(local_rank=0, pid=8301, exitcode=-15, error_file='<N/A>', message='SIGTERM', timestamp=1795671645), \
+9: ProcessFailure(local_rank=1, pid=8327, exitcode=CODE, error_file='<N/A>', message='', timestamp=1795671645)}. \
+Agent's exit code = 1
+"""
+
+
+def ft_launcher(code: int) -> str:
+    return (FT_LAUNCHER + FT_ENDED).replace("CODE", f"{code}")
+
+
 NO_OTHERS: Mapping[str, tuple[str, str]] = {}
 
 
@@ -501,12 +520,15 @@ DEEPSPEED = (
         (GLOO + "step 1\n" * 80 + FIRST + GLOO + torchrun(1, 1), "ValueError: first", 1),
         ("".join(f"[rank1]: {line}\n" for line in FIRST.splitlines()) + GLOO + torchrun(1, 1), "ValueError: first", 1),
         ("error: no data in /opt/ml/input\n" + torchrun(0, 1), "error: no data in /opt/ml/input", 0),
+        (GLOO + FIRST + GLOO + ft_launcher(1), "ValueError: first", 9),
+        (GLOO + FIRST + ft_launcher(-9), "rank 9 (mode none): killed by SIGKILL", 9),
+        (GLOO + FIRST + GLOO + FT_LAUNCHER.replace("CODE", "1"), "ValueError: first", None),
         (DEEPSPEED, "rank 1 (mode none): exit status 7", 1),
         (IMPROPERLY.replace("PROGRAM", "prterun"), "rank 3 (mode none): ended with exit status 0", 3),
     ],
 )
 def test_the_report_of_a_starter_that_the_script_started_is_read(
-    tmp_path: Path, said: str, cause: str, rank: int
+    tmp_path: Path, said: str, cause: str, rank: int | None
 ) -> None:
     own_starter(tmp_path, said)
     with Launcher(tmp_path) as made:
@@ -514,6 +536,7 @@ def test_the_report_of_a_starter_that_the_script_started_is_read(
     assert_cause(made, cause)
     assert json.loads((tmp_path / "output/failure.json").read_text(encoding="utf-8"))["rank"] == rank
     assert "torch/distributed/elastic" not in made.failure
+    assert "ft_launcher18548" not in made.failure
 
 
 def test_of_two_hosts_the_one_whose_rank_broke_the_connection_tells_why(tmp_path: Path) -> None:

@@ -161,6 +161,27 @@ def test_a_torchrun_that_has_ended_restarted_nothing() -> None:
     assert [further for further, _, _ in read(Rounds(lambda: None), twice)] == [True, True, False]
 
 
+FT = "[2026-11-26 05:39:{:02},842] [{}] [{}@vm] {}\n"
+
+
+def ft_round(number: int) -> str:
+    """What ft_launcher of nvidia-resiliency-ext logs of a round that fails; its monitors are new processes then."""
+    failed = f"failed (exitcode: 3) local_rank: 1 (pid: {9200 + number}) of binary: /opt/venv/bin/python"
+    again = f"[default] Worker group UNHEALTHY. {6 - number}/6 attempts left; will restart worker group"
+    words = (("ERROR", "ft_launcher18548", failed), ("INFO", "ft_launcher18548", again))
+    monitor = ("WARNING", f"RankMonServer{100 + number}", "No active connection to close")
+    return SAME + "".join(FT.format(number, *line) for line in (*words, monitor))
+
+
+def test_rounds_are_read_in_what_ft_launcher_logs() -> None:
+    said = "".join(map(ft_round, range(5)))
+    assert read(Rounds(lambda: None), said) == [(True, 1, 3), (False, 2, 3), (False, 3, 3), (False, 4, 3)]
+    again, ended = ft_round(4).replace("05:39:04", "05:39:05"), "{}. Agent's exit code = 1"
+    said += again + FT.format(6, "ERROR", "ft_launcher18548", f"Some rank(s) exited with non-zero exit code: {ended}")
+    made = [(True, 1, 3), (False, 2, 3), (False, 3, 3), (False, 4, 3)]
+    assert read(Rounds(lambda: None), said, said) == made, "the last round is logged twice, and no restart follows it"
+
+
 # ------------------------------------------------------------------------------------------------------- who gives up
 FURTHER, NOTHING = Round(True, 1.0, 1), Round(False, 1.0, 2)
 FAILURE = Outcome(FAILED, 3, "algo-2", "ValueError: boom", rank=3, place="train.py on host algo-2", end="exit status 3")

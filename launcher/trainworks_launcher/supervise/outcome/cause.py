@@ -422,7 +422,7 @@ def _of_reported(said: Said, rank: int, returncode: int | None) -> LastWords:
     """
     output = _before_report(_text(said.output))
     found = [made for made in find_tracebacks(output) if not made.ignored and not made.is_of_starter]
-    own = [made for made in found if made.rank == rank]
+    own = [made for made in found if made.rank == rank >= 0]
     if own:
         return LastWords(own[-1])
     spoken = {at for made in found for at in range(made.start, made.end)}
@@ -431,7 +431,7 @@ def _of_reported(said: Said, rank: int, returncode: int | None) -> LastWords:
     line = line if _ERROR.search(line) else ""  # any rank may have printed it
     if returncode not in (None, 1):
         return LastWords(line=line)
-    rest = [made for made in found if made.rank < 0 and not _is_of_a_peer(made)]
+    rest = [made for made in found if min(made.rank, rank) < 0 and not _is_of_a_peer(made)]
     return LastWords(rest[-1] if rest else found[0] if found else None, line)
 
 
@@ -449,6 +449,7 @@ def _before_report(output: str) -> str:
 
 _STARTER_LOG = re.compile(
     r"torch[/.]distributed[/.](elastic|run|launcher)|^[WE]\d{4} .* (api|run)\.py:\d+\]|\[launch\.py:\d+:"
+    r"|\[(ft_launcher|RankMonServer)\d+@"
 )
 
 

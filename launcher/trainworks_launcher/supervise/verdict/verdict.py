@@ -146,7 +146,7 @@ class Verdict:
             found = self._failure(code, self._said(local.said(), what), number, what)
         elif told is not None:
             found = with_status(told.outcome, code)
-        elif number >= 0:
+        elif report.starter:
             found = self._of_starter(what, code, tail, report)
         else:
             found = self._of_program(what, code, tail)
