@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -155,25 +154,31 @@ def _write_hosts(base: Path, host: str, hosts: Sequence[str]) -> None:
     (base / "input" / "config" / "resourceconfig.json").write_text(json.dumps(document), encoding="utf-8")
 
 
+LINES: tuple[tuple[str, tuple[str, ...], float], ...] = (
+    ("death to the next step of all ranks", ("step",), 0),
+    ("- death to the start of the last process", ("started",), PROMISE),
+    ("- to the first line of the script", ("line", "started"), 0),
+    ("- to torch imported", ("imported", "line"), 0),
+    ("- to the first step", ("step", "imported"), 0),
+)
+
+
+def column(turns: Sequence[Turn], of: Sequence[str]) -> tuple[float, ...]:
+    """Return one measurement of the turns that ended well. of: a part, or the part and the one from which it counts."""
+    well = [turn.after for turn in turns if turn.lives]
+    return tuple(after[of[0]] - (after[of[1]] if of[1:] else 0) for after in well)
+
+
 def figures_of(name: str, ours: Sequence[Turn], peer: Sequence[Turn]) -> list[Figure]:
-    """Return the lines of one scenario."""
-
-    def column(turns: Sequence[Turn], *words: str) -> tuple[float, ...]:
-        return tuple(turn.after[words[0]] - (turn.after[words[1]] if words[1:] else 0) for turn in turns)
-
-    lines: tuple[tuple[str, tuple[str, ...], float], ...] = (
-        ("death to the next step of all ranks", ("step",), 0),
-        ("- death to the start of the last process", ("started",), PROMISE),
-        ("- to the first line of the script", ("line", "started"), 0),
-        ("- to torch imported", ("imported", "line"), 0),
-        ("- to the first step", ("step", "imported"), 0),
-    )
+    """Return the lines of one scenario. Raises SystemExit if no job of ours ended well."""
+    if not any(turn.lives for turn in ours):
+        raise SystemExit(f"{name}: no job of ours ended well")
     found = [
-        Figure(name=f"{name}: {words}", unit="s", ours=column(ours, *of), peer=column(peer, *of), promise=promise)
-        for words, of, promise in lines
+        Figure(name=f"{name}: {words}", unit="s", ours=column(ours, of), peer=column(peer, of), promise=promise)
+        for words, of, promise in LINES
     ]
-    starts = (tuple(turn.start for turn in turns) for turns in (ours, peer))
-    return [*found, Figure(name=f"{name}: (the same start in the first life)", unit="s", **dict(zip(("ours", "peer"), starts)))]
+    starts = [tuple(turn.start for turn in turns if turn.lives) for turns in (ours, peer)]
+    return [*found, Figure(name=f"{name}: (the first start)", unit="s", ours=starts[0], peer=starts[1])]
 
 
 def main() -> int:
@@ -193,24 +198,44 @@ def main() -> int:
         manifest = folder / "image.json"
         manifest.write_text(json.dumps({"schema": 1, "name": "benchmark", "components": {}, "programs": programs}))
         train = install_ours(folder / "ours")
-        variables = {"PATH": f"{bin_}:{os.environ.get('PATH', os.defpath)}", "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        variables = {
+            "PATH": f"{bin_}:{os.environ.get('PATH', os.defpath)}",
+            "HOME": str(folder),
+            "OMP_NUM_THREADS": "1",
+        }
         own = {**variables, "TRAINWORKS_IMAGE_MANIFEST": str(manifest), "TRAINWORKS_MAX_RESTARTS": "3"}
+        ft = (str(asked.ft_launcher.absolute() / "bin/ft_launcher"), "--nnodes=1") if asked.ft_launcher else ()
+        rows: list[tuple[str, ...]] = [
+            ("", "launcher", "jobs", "ended well", "restarts of those", "death to the next step, median")
+        ]
         found = machine(torch=_torch(programs["python"]))
 
         def scenario(name: str, processes: int, words: Sequence[str], network: Network | None) -> None:
             """Measure one; the turns of ours and the peer alternate."""
             ours = (str(train), "--mode", "torch_distributed", "--processes-per-host", str(processes), "--", "train.py")
-            where = ("--standalone",)
+            where: tuple[str, ...] = ("--standalone",)
             if network:
-                where = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={network.hosts[0]}:29400", "--rdzv-id=1")
+                point = f"--rdzv-endpoint={network.hosts[0]}:29400"
+                where = ("--nnodes=2", "--rdzv-backend=c10d", point, "--rdzv-id=1")
             alone = (programs["torchrun"], *where, f"--nproc-per-node={processes}", "--max-restarts=3", "train.py")
-            launches = {"ours": Launch((*ours, "{mark}", *words), own), "peer": Launch((*alone, "{mark}", *words), variables)}
+            launches = {
+                "ours": Launch((*ours, "{mark}", *words), own),
+                "peer": Launch((*alone, "{mark}", *words), variables),
+            }
+            if ft and not network and not words:
+                path = {**variables, "PATH": f"{Path(ft[0]).parent}:{variables['PATH']}"}
+                ft_words = (*ft, f"--nproc-per-node={processes}", "--max-restarts=3", "train.py", "{mark}")
+                launches["ft_launcher"] = Launch(ft_words, path)
             turns: dict[str, list[Turn]] = {side: [] for side in launches}
             for number in range(asked.repeat):
                 for side, launch in launches.items():
                     at = folder / f"{name}-{number}-{side}".replace(" ", "-")
                     turns[side].append(run_job(launch, at, network))
                     print(f"{name}, {side}: {turns[side][-1]}", file=sys.stderr, flush=True)
+            for side, made in turns.items():
+                lives = ", ".join(str(turn.lives) for turn in made if turn.lives) or "-"
+                after = amount(column(made, ("step",)), "s") or "-"
+                rows.append((name, side, str(len(made)), str(sum(turn.lives > 0 for turn in made)), lives, after))
             figures.extend(figures_of(name, turns["ours"], turns["peer"]))
 
         if asked.only in (None, "one"):
@@ -225,7 +250,9 @@ def main() -> int:
         title="Restart of a job of two CPU ranks",
         machine=found,
         figures=tuple(figures),
-        peer="torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with the same script, Python and torch.",
+        peer="torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with the same script, "
+        f"Python and torch. A job that has not ended after {LIMIT:g} s counts as failed.",
+        details=(table(rows),),
     )
     print(describe(section))
     if asked.write:
