@@ -293,6 +293,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="record the result in benchmarks/results.md")
     options = parser.parse_args()
     programs = find(options)
+    # Ended by another program, it still stops its daemons and removes the network.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     facts = machine(image=options.image.removeprefix("trainworks/"))
     figures: list[Figure] = []
     rows = [("", "MB a second", "pull", "first step", "MB until then", "of its layers")]
