@@ -48,7 +48,7 @@ from trainworks.engine.protocol import (
     Report,
     StepEvent,
 )
-from trainworks.errors import EngineUnavailableError
+from trainworks.errors import EngineError, EngineUnavailableError
 from trainworks.imagetest import inventory, packages, probe, questions, secrets
 from trainworks.imagetest import test_promises as promises
 from trainworks.imagetest.results import CheckResult, component_width, line
@@ -506,6 +506,7 @@ class LocalContainer:
 
     identifier: str = "this machine"
     interrupt: bool = False
+    lost: int = 0  # outputs that do not arrive
 
     def run(self, command: tuple[str, ...], *, timeout: float = 120.0) -> Completed:
         if self.interrupt:
@@ -519,7 +520,8 @@ class LocalContainer:
             timeout=timeout,
             check=False,
         )
-        return Completed(status=child.returncode, output=child.stdout)
+        self.lost -= 1
+        return Completed(status=child.returncode, output="" if self.lost >= 0 else child.stdout)
 
     def testinfra_backend(self) -> object:
         return LocalBackend()
@@ -605,6 +607,14 @@ def run(engine: LocalEngine, *checks: Check, forbidden: tuple[str, ...] = ()) ->
     results = run_checks(engine, IMAGE, checks, forbidden=forbidden, report=reported.append)
     assert list(results) == reported
     return results
+
+
+def test_an_answer_that_the_engine_loses_is_asked_for_again() -> None:
+    request = questions.request_of([ImportCheck(component="python", module="json")], IMAGE)
+    assert questions.ask(LocalContainer(lost=2), request) == questions.ask(LocalContainer(), request)
+    assert questions.told(LocalContainer(lost=1), ("false",), timeout=60).status == 1
+    with pytest.raises(EngineError, match="lost the output of echo"):
+        questions.told(LocalContainer(lost=3), ("echo", "a"), timeout=60)
 
 
 def test_every_kind_of_promise_has_its_function() -> None:

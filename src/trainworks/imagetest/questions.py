@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from importlib import resources
 
+from trainworks.engine.again import again
 from trainworks.engine.protocol import BuiltImage, Completed, Container
-from trainworks.errors import ImageTestError
+from trainworks.errors import EngineError, ImageTestError
 from trainworks.imagetest import inventory, packages, probe
 from trainworks.plan import checks as kinds
 
@@ -122,12 +123,33 @@ def _read(completed: Completed, marker: str) -> str:
     )
 
 
+def told(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
+    """Run a command that prints something, again where the engine loses that (``engine.backend`` says when).
+
+    Args:
+        container: Where it runs.
+        command: The program and its arguments; it only asks, so it may run twice.
+        timeout: Seconds.
+
+    Raises:
+        EngineError: It succeeded three times, and its output never came.
+    """
+
+    def attempt() -> Completed:
+        completed = container.run(command, timeout=timeout)
+        if completed.status == 0 and not completed.output:
+            raise EngineError(f"the engine lost the output of {command[0]} in a container", hint="try again")
+        return completed
+
+    return again(attempt)
+
+
 def ask(container: Container, request: probe.ProbeRequest) -> probe.ProbeAnswer:
     """Run the probe in a container."""
     children = 1 + sum(
         check["kind"] in ("loaded-library", "loadable-library", "openable-libraries") for check in request["checks"]
     )
-    return answer_of(container.run(command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
+    return answer_of(told(container, command_of(request), timeout=_BASE_TIMEOUT + probe.IMPORT_TIMEOUT * children))
 
 
 def take_contents(container: Container, *, digests: bool) -> inventory.InventoryContents:
@@ -146,11 +168,11 @@ def take_contents(container: Container, *, digests: bool) -> inventory.Inventory
 def take_inventory(container: Container, request: inventory.InventoryRequest) -> inventory.InventoryAnswer:
     """Run the inventory in a container."""
     command = command_of(request, script="inventory.py")
-    return inventory_of(container.run(command, timeout=_BASE_TIMEOUT + inventory.RPM_TIMEOUT))
+    return inventory_of(told(container, command, timeout=_BASE_TIMEOUT + inventory.RPM_TIMEOUT))
 
 
 def list_packages(container: Container) -> packages.PackagesAnswer:
     """Return the packages in a container; raises ``ImageTestError`` if the image cannot list them."""
-    completed = container.run(command_of({"root": "/"}, script="packages.py"), timeout=_BASE_TIMEOUT)
+    completed = told(container, command_of({"root": "/"}, script="packages.py"), timeout=_BASE_TIMEOUT)
     answer: packages.PackagesAnswer = json.loads(_read(completed, packages.MARKER))
     return answer

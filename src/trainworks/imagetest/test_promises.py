@@ -139,6 +139,8 @@ def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container
     match check:
         case kinds.CommandCheck():
             # The engine's own way in, not testinfra's: it has a time limit and keeps stdout and stderr in their order.
+            if check.expect:
+                return lambda container: questions.told(container, check.command, timeout=COMMAND_TIMEOUT)
             return lambda container: container.run(check.command, timeout=COMMAND_TIMEOUT)
         case kinds.ImportCheck():
             importing = "import importlib, sys; importlib.import_module(sys.argv[1])"
@@ -148,7 +150,7 @@ def _program(check: kinds.Check, subject: ImageUnderTest) -> Callable[[Container
             program = resources.files("trainworks.imagetest").joinpath("imports.py").read_text(encoding="utf-8")
             timeout = COMMAND_TIMEOUT + imports.SECONDS * len(check.distributions)
             all_of_it = (check.python, "-c", program, *check.distributions)
-            return lambda container: container.run(all_of_it, timeout=timeout)
+            return lambda container: questions.told(container, all_of_it, timeout=timeout)
         case kinds.StartCheck():
             return lambda _: subject.engine.run(subject.image.reference, check.arguments, timeout=COMMAND_TIMEOUT)
         case _:
@@ -316,7 +318,7 @@ def upstream_version(version: str) -> str:
 def test_rpm_package(check: kinds.RpmPackageCheck, container: Container) -> None:
     """An RPM package is there; its upstream version begins with the declared one."""
     query = ("rpm", "--query", "--whatprovides", check.package, "--queryformat", r"%{NAME}\t%{VERSION}\n")
-    completed = container.run(query, timeout=COMMAND_TIMEOUT)
+    completed = questions.told(container, query, timeout=COMMAND_TIMEOUT)
     found = rpm_versions(completed.output) if completed.status == 0 else {}
     if not found:
         _broken(
