@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -109,7 +110,8 @@ def main() -> int:
         details=(
             (
                 f"{len(alarms)} false alarms, with warnings after {SHORTEST} s of silence instead of 30. "
-                f"Of {len(hung)} scripts that do hang, {seen} were warned of."
+                f"Of {len(hung)} scripts that do hang, {seen} were warned of. "
+                "A silence in which something moved did not make the next one longer, as it does in the launcher."
             ),
             "\n".join((*alarms, *failed)),
             table([("script", "ranks", "false alarms"), *rows]),
@@ -150,7 +152,7 @@ def _run(script: Script, prefix: Path, folder: Path, seconds: int) -> Found:
         status, said = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:
         status, said = 124, str(error.stdout)
-    alarms = re.findall(r"no rank has made progress for .*", said)
+    alarms = re.findall(r"no rank has made progress for .*", said.replace(f" on {socket.gethostname()}", ""))
     print(f"{script.name}: status {status}, {len(alarms)} alarms", file=sys.stderr, flush=True)
     if alarms or status:
         print(said[-2500:], file=sys.stderr, flush=True)
