@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for folder in filter(Path.is_dir, map(Path, (tempfile.gettempdir(), "/var/lib/docker", "/var/lib/containers"))):
             if (free := shutil.disk_usage(folder).free) < ENGINE_ROOM:
                 raise pytest.UsageError(
-                    f"{free / 1e9:.1f} GB are free in {folder}, and the tests that build images need 40; "
+                    f"{free >> 30} GB are free in {folder}, and tests that build images need {ENGINE_ROOM >> 30}; "
                     "`tools/make-room 40` removes the engines' build caches"
                 )
     if config.getoption("markexpr") == "not engine" and "TMPDIR" not in os.environ and MEMORY.is_dir():
