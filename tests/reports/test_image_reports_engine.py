@@ -85,7 +85,9 @@ def test_a_difference_between_real_images_is_what_was_done(base: str, changed: s
     assert outside <= {"/etc/profile", "/etc/mime.types"}
     growth = {row["folder"]: row["growth"] for row in found["folders"]}
     assert growth["/srv/new"] == 3_000_000
-    assert -8_000_000 < growth["/opt/venv/lib/python3.11/site-packages/networkx"] < -5_000_000
+    assert -8_000_000 < growth["/opt/venv/lib/python3.11/site-packages/networkx"] < -3_000_000, (
+        "with its bytecode, if any"
+    )
     assert len(found["layers"]) == 2
 
 
