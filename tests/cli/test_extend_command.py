@@ -1007,7 +1007,7 @@ def test_what_is_installed_is_imported(files: dict[str, str], said: str, tmp_pat
         timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    lines = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines() if line != "asked"]
+    lines = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines() if line != imports.END]
     assert len(lines) == bool(said)
     assert all((line["name"], line["version"]) == ("subject", "1") and said in line["reason"] for line in lines)
 

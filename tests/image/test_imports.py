@@ -55,7 +55,7 @@ def ask(folder: Path, *, names: str = "", **sources: str) -> subprocess.Complete
 
 def test_everything_can_be_imported(tmp_path: Path) -> None:
     done = ask(tmp_path, first="x = 1", second="import first")
-    assert (done.returncode, done.stdout) == (0, "asked\n")
+    assert (done.returncode, done.stdout) == (0, f"{imports.END}\n")
 
 
 def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) ->
     (information / "RECORD").write_text("former/__init__.py,,\npresent/__init__.py,,\n")
     assert "import former" in ask(tmp_path, names="present").stdout
     (information / "top_level.txt").write_text("present\n")
-    assert ask(tmp_path, names="present").stdout == "asked\n"
+    assert ask(tmp_path, names="present").stdout == f"{imports.END}\n"
     (information / "top_level.txt").write_text("neither\n")
     assert "import former" in ask(tmp_path, names="present").stdout
 
@@ -77,7 +77,7 @@ def test_what_an_earlier_build_left_in_a_wheel_does_not_count(tmp_path: Path) ->
 def test_an_extension_of_torch_is_imported_after_it(tmp_path: Path) -> None:
     """As `amp_C` of apex: the loader finds libc10.so where torch has loaded it."""
     linked = "import sys\nif 'torch' not in sys.modules: raise ImportError('libc10.so: cannot open shared object file')"
-    assert ask(tmp_path, kernels=linked, torch="").stdout == "asked\n"
+    assert ask(tmp_path, kernels=linked, torch="").stdout == f"{imports.END}\n"
     missing = "raise ImportError('libcuda_of_another.so.1: cannot open shared object file')"
     assert "libcuda_of_another" in ask(tmp_path, other=missing).stdout
 
@@ -86,7 +86,7 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
     sources = {"first": "import nowhere", "second": "raise SystemExit('no')", "third": "x = 1"}
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     done = ask(tmp_path, **sources, fourth=crash, fifth="import third")
-    found = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines() if line != "asked"]
+    found = [json.loads(line.removeprefix(imports.MARKER)) for line in done.stdout.splitlines() if line != imports.END]
     assert [(each["name"], each["reason"]) for each in found] == [
         ("first", "import first: ModuleNotFoundError: No module named 'nowhere'"),
         ("second", "import second: SystemExit: no"),
@@ -108,7 +108,7 @@ def test_every_failure_is_named(tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_told_from_what_is_wrong(source: str, module: str, library: str, tmp_path: Path) -> None:
     line, end = ask(tmp_path, subject=source).stdout.splitlines()
-    assert end == "asked"
+    assert end == imports.END
     found = json.loads(line.removeprefix(imports.MARKER))
     assert (found["module"], found["library"]) == (module, library)
 

@@ -23,6 +23,8 @@ from pathlib import PurePosixPath
 from typing import TypedDict
 
 MARKER = "trainworks-import: "
+END = "trainworks-import ends"
+"""The last line: an output without it is not whole."""
 
 SECONDS = 120.0
 """How long the import of one distribution may take."""
@@ -168,4 +170,4 @@ if __name__ == "__main__":
         wrong = in_child(each)
         if wrong is not None:
             print(MARKER + json.dumps(wrong), flush=True)
-    print("asked", flush=True)  # so that silence is no answer
+    print(END, flush=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from importlib import resources
 
-from trainworks.engine.again import again
+from trainworks.engine.again import ATTEMPTS
 from trainworks.engine.protocol import BuiltImage, Completed, Container
-from trainworks.errors import EngineError, ImageTestError
+from trainworks.errors import ImageTestError
 from trainworks.imagetest import inventory, packages, probe
 from trainworks.plan import checks as kinds
 
@@ -124,24 +124,21 @@ def _read(completed: Completed, marker: str) -> str:
 
 
 def told(container: Container, command: tuple[str, ...], *, timeout: float) -> Completed:
-    """Run a command that prints something, again where the engine loses that (``engine.backend`` says when).
+    """Run a command that prints something, again where nothing came: the engine may have lost it (``engine.backend``).
+
+    A program that is silent each time is silent, and whoever asked says what that means.
 
     Args:
         container: Where it runs.
-        command: The program and its arguments; it only asks, so it may run twice.
+        command: The program and its arguments; it only asks, so it may run again.
         timeout: Seconds.
-
-    Raises:
-        EngineError: It succeeded three times, and its output never came.
     """
-
-    def attempt() -> Completed:
+    completed = container.run(command, timeout=timeout)
+    for _ in range(ATTEMPTS - 1):
+        if completed.status != 0 or completed.output:
+            break
         completed = container.run(command, timeout=timeout)
-        if completed.status == 0 and not completed.output:
-            raise EngineError(f"the engine lost the output of {command[0]} in a container", hint="try again")
-        return completed
-
-    return again(attempt)
+    return completed
 
 
 def ask(container: Container, request: probe.ProbeRequest) -> probe.ProbeAnswer:

@@ -241,8 +241,8 @@ def test_python_imports(check: kinds.PythonImportsCheck, asked: Asked) -> None:
     failed: list[imports.ImportFailure] = [json.loads(line.removeprefix(imports.MARKER)) for line in found]
     if failed:
         _broken(_lines([import_failure(each, check) for each in failed]))
-    if completed.status != 0:
-        _broken(f"it ended with status {completed.status}:\n{_tail(completed.output)}")
+    if completed.status != 0 or imports.END not in completed.output:
+        _broken(f"it ended with status {completed.status}, before all were asked:\n{_tail(completed.output)}")
 
 
 def import_failure(failed: imports.ImportFailure, check: kinds.PythonImportsCheck) -> str:
