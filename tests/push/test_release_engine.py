@@ -43,6 +43,8 @@ def test_a_release_that_was_killed_goes_on_where_it_was(server: RegistryServer, 
     assert after["steps"]["build"] == done["steps"]["build"], "the image tests were run again"
     (pushed,) = json.loads((results / target / "push.json").read_text(encoding="utf-8"))["pushed"]
     assert target in pushed["tags"]
-    assert target.rpartition("-cpu-")[0] in (results / "index.html").read_text(encoding="utf-8")
+    page = (results / "index.html").read_text(encoding="utf-8")
+    assert target.rpartition("-cpu-")[0] in page
+    assert f"docker pull {pushed['image_uri']}" in page
     third = subprocess.run(command, check=True, capture_output=True, text=True)
     assert third.stdout.startswith(f"{target}: released on ")

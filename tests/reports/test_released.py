@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from trainworks.cli import main
-from trainworks.errors import FactsError
+from trainworks.errors import FactsError, OutputError
 from trainworks.facts.load import load
 from trainworks.facts.rows import Facts
-from trainworks.inspect.released import Released, changes, read_released
+from trainworks.inspect.released import Released, changes, read_released, write_released
 from trainworks.plan.select import sorted_rows
 
 CPU = "pytorch-2.13.0-cpu-py311-debian12"
@@ -26,24 +26,30 @@ def bill(**versions: str) -> dict[str, Any]:
 
 
 FILES: dict[str, Any] = {
-    "steps.json": {"inputs": "", "steps": {"build": "2026-11-26T01:00:00Z", "push to x/y": "2026-11-26T02:00:00Z"}},
     "push.json": {"image": CPU, "pushed": [{"image_uri": ADDRESS, "digest": "", "tags": [], "repository": ""}]},
     "outdated.json": {"updates": [{}, {}]},
     "report.json": {"parts": [{"component": "torch", "size": 700_000_000}, {"component": "ssh", "size": 9_000_000}]},
-    "before.cdx.json": bill(torch="2.12.0", numpy="2.4.0", gone="1"),
     "sbom.cdx.json": bill(torch="2.13.0", numpy="2.4.0", added="3"),
 }
+NEXT: dict[str, Any] = {
+    "push.json": {"pushed": [{"image_uri": ADDRESS.replace("7", "8")}]},
+    "sbom.cdx.json": bill(torch="2.13.1", numpy="2.4.0"),
+}
+
+
+def write(folder: Path, files: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Give the results of a release of one target; another one was not pushed."""
-    folder = tmp_path / "release" / CPU
-    folder.mkdir(parents=True)
-    for name, content in FILES.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    (tmp_path / "release" / "pytorch-2.4.1-cu121-py311-debian12").mkdir()
-    return tmp_path / "release"
+    write(tmp_path / CPU, FILES)
+    write_released(tmp_path / CPU, "2026-11-26T02:00:00Z")
+    (tmp_path / "pytorch-2.4.1-cu121-py311-debian12").mkdir()
+    return tmp_path
 
 
 def test_what_was_released_is_read(results: Path) -> None:
@@ -53,36 +59,54 @@ def test_what_was_released_is_read(results: Path) -> None:
             addresses=(ADDRESS,),
             updates=2,
             sizes=(("torch", 700_000_000), ("ssh", 9_000_000)),
-            changed=("pypi/added 3, new", "pypi/gone 1, gone", "pypi/torch 2.12.0 -> 2.13.0"),
+            packages={"pypi/torch": "2.13.0", "pypi/numpy": "2.4.0", "pypi/added": "3"},
+            changed=(),
         )
     }
-    (results / CPU / "before.cdx.json").unlink()
-    assert read_released(results)[CPU].changed == ()
-    assert changes({"a": "1"}, {"a": "1"}) == ()
+
+
+def test_a_release_says_what_changed_since_the_one_before(results: Path) -> None:
+    folder = results / CPU
+    write(folder, {"sbom.cdx.json": NEXT["sbom.cdx.json"]})
+    assert read_released(results)[CPU].packages["pypi/torch"] == "2.13.0", "one that is not pushed yet changes nothing"
+    write(folder, NEXT)
+    changed = ("pypi/added 3, gone", "pypi/torch 2.13.0 -> 2.13.1")
+    for day in ("2026-12-01", "2026-12-02"):  # written again after a kill, or pushed elsewhere: the same image
+        write_released(folder, day)
+        assert (read_released(results)[CPU].date, read_released(results)[CPU].changed) == (day, changed)
+    assert changes({"a": "1"}, {"a": "1", "b": "2"}) == ("b 2, new",)
 
 
 def test_the_page_says_how_to_pull_and_what_changed(
     results: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    write(results / CPU, NEXT)
+    write_released(results / CPU, "2026-12-01T02:00:00Z")
     assert main(["catalogue", "--release", str(results)], root) == 0
     article = re.search(rf'<article class="panel" id="{CPU}".*?</article>', capsys.readouterr().out, re.DOTALL)
     assert article
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", article[0]))
-    assert f"docker pull {ADDRESS}" in text
-    assert "released on 2026-11-26T02:00:00Z, without 2 security updates" in text
+    assert f"docker pull {ADDRESS.replace('7', '8')}" in text
+    assert "released on 2026-12-01T02:00:00Z, without 2 security updates" in text
     assert "The image has 709 MB: torch 700 MB ssh 9 MB" in text
-    assert "3 packages changed since the release before" in text
+    assert "2 packages changed since the release before" in text
 
 
-@pytest.mark.parametrize("file", ["push.json", "report.json", "sbom.cdx.json"])
-def test_results_that_are_none_are_named(
-    file: str, results: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (results / CPU / file).write_text("{}", encoding="utf-8")
+def test_results_that_are_none_are_named(results: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (results / CPU / "released.json").write_text("{}", encoding="utf-8")
     assert main(["catalogue", "--release", str(results)], root) == 9
-    assert f"{results / CPU}: not the results of a release: KeyError" in capsys.readouterr().err
+    assert "released.json: not what a release writes down: KeyError" in capsys.readouterr().err
     assert main(["catalogue", "--release", str(results / "nothing")], root) == 9
     assert "nothing is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_release_without_its_results_is_not_written_down(file: str, results: Path) -> None:
+    before = read_released(results)
+    (results / CPU / file).unlink()
+    with pytest.raises(OutputError, match="not the results of a release: FileNotFoundError"):
+        write_released(results / CPU, "2026-12-01")
+    assert read_released(results) == before
 
 
 def test_each_version_but_the_newest_has_its_end_of_patches(facts: Facts) -> None:

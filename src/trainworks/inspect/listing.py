@@ -11,12 +11,10 @@ from trainworks.plan.select import in_order, sorted_rows, version_key
 from trainworks.plan.target import context_of
 
 COLUMNS = ("framework", "version", "cuda", "python", "base", "sources", "built for real")
-STATES = ("current", "older", "never")
-"""What a target can be: built from today's recipe, from an older one, or not at all."""
 
 
 def state_of(row: TargetRow, facts: Facts, current: Mapping[str, Built]) -> str:
-    """Return which of ``STATES`` a target is in."""
+    """Return what was built of a target: ``current`` from today's recipe, ``older`` from another one, ``never``."""
     name = facts.name_of(row)
     return "current" if name in current else "older" if name in facts.built_by_target else "never"
 
