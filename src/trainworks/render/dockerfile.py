@@ -24,7 +24,7 @@ from trainworks.facts.text import CONTROL
 from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLDER, ImagePlan, Step
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
-from trainworks.render.layers import WheelLayer, divided, largest_wheel, one_layer
+from trainworks.render.layers import WheelLayer, divided, one_layer
 from trainworks.render.manifest import render_manifest
 from trainworks.render.shells import render_profile, render_sshd
 
@@ -128,11 +128,10 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
     layers: list[str] = []
     texts: dict[str, str] = {}
     wheels: dict[str, tuple[WheelLayer, ...]] = {}
-    largest = largest_wheel(plan)
     for step in plan.steps:
         recipe = facts.recipes[step.recipe]
         divides = DIVIDED in _signature(environment, recipe.name, recipe.text)
-        wheels[step.component] = divided(step, largest) if divides else one_layer(step)
+        wheels[step.component] = divided(step) if divides else one_layer(step)
         values = _values(step, plan, wheels[step.component])
         if check:
             _check_signature(environment, recipe, values)

@@ -1,7 +1,9 @@
 """Which wheels of a component make which layer of an image; pure.
 
-A host downloads and unpacks an image layer by layer, several at a time: it waits for the largest one. So a component
-whose wheels together are larger than the largest wheel of the image gets several layers of about the same size.
+A registry and a host have a layer already where its wheels are exactly those of another image, and neighbouring targets
+have many wheels in common. So a large wheel is a layer of its own, and the small ones of a component are one layer: how
+a wheel is put away depends on that wheel alone, never on what another target has beside it. It also lets a host
+download and unpack several layers at a time, of which none is larger than the largest wheel.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.facts.rows import LockedPackage
-from trainworks.plan.model import ImagePlan, Step
+from trainworks.plan.model import Step
 
-SMALLEST = 100_000_000
-"""Bytes of wheels that are never divided: below, one more layer costs a pull as much as it saves."""
+LARGE = 10_000_000
+"""Bytes of a wheel from which it is a layer of its own. After another CUDA target with the same Python, a target sends at
+most 1.4 % beside the wheels that the other one lacks (2.6 % with 25 MB here, 5.3 % with 100 MB), and has at most 30 layers
+of wheels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,50 +35,30 @@ class WheelLayer:
     packages: tuple[LockedPackage, ...]
 
 
-def largest_wheel(plan: ImagePlan) -> int:
-    """Return the bytes of the largest wheel that is in the image, as the lock has them; 0 where it has no size."""
-    return max((package.size for step in plan.steps if step.in_image for package in step.python), default=0)
-
-
 def one_layer(step: Step) -> tuple[WheelLayer, ...]:
     """Return the layer of a component that is not divided; nothing where it has no wheels."""
     return _named(step, (step.python,)) if step.python else ()
 
 
-def divided(step: Step, largest: int) -> tuple[WheelLayer, ...]:
-    """Return the layers of a component: as few as possible, of about the same size, none larger than ``largest``.
+def divided(step: Step) -> tuple[WheelLayer, ...]:
+    """Return the layers of a component: one of its small wheels together, and one of each large wheel.
 
-    What a component downloads by itself is not divided: its size may be unknown, and it needs its other wheels' stage.
+    What a component downloads by itself is not divided: it needs the stage of the component's other wheels.
 
     Args:
         step: The component.
-        largest: Bytes of the largest wheel of the image.
     """
-    limit = max(largest, SMALLEST)
-    if step.artifacts or sum(package.size for package in step.python) <= limit:
+    if step.artifacts:
         return one_layer(step)
-    count = 2
-    while _size(groups := _balanced(step.python, count)) > limit:
-        count += 1
-    return _named(step, groups)
-
-
-def _balanced(packages: Sequence[LockedPackage], count: int) -> tuple[tuple[LockedPackage, ...], ...]:
-    """Share packages out among groups: each, the largest first, to the group that has the least so far."""
-    groups: list[list[LockedPackage]] = [[] for _ in range(count)]
-    for package in sorted(packages, key=lambda each: (-each.size, each.name)):
-        min(groups, key=lambda group: sum(each.size for each in group)).append(package)
-    order = {package: number for number, package in enumerate(packages)}
-    return tuple(tuple(sorted(group, key=order.__getitem__)) for group in groups)
-
-
-def _size(groups: Sequence[Sequence[LockedPackage]]) -> int:
-    return max(sum(package.size for package in group) for group in groups)
+    small = tuple(package for package in step.python if package.size < LARGE)
+    large = tuple((package,) for package in step.python if package.size >= LARGE)
+    return _named(step, (small, *large) if small else large)
 
 
 def _named(step: Step, groups: Sequence[tuple[LockedPackage, ...]]) -> tuple[WheelLayer, ...]:
-    names = (step.component, *(f"{step.component}-{number}" for number in range(2, len(groups) + 1)))
+    """Name the stages: the first by the component, the others by their wheel too."""
+    names = (step.component, *(f"{step.component}-{group[0].name}" for group in groups[1:]))
     return tuple(
         WheelLayer(stage=name, requirements=f"requirements/{name}.txt", packages=group)
-        for name, group in zip(names, groups, strict=True)
+        for name, group in zip(names, groups, strict=False)
     )
