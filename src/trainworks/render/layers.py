@@ -15,9 +15,11 @@ from trainworks.facts.rows import LockedPackage
 from trainworks.plan.model import Step
 
 LARGE = 10_000_000
-"""Bytes of a wheel from which it is a layer of its own. After another CUDA target with the same Python, a target sends at
-most 1.4 % beside the wheels that the other one lacks (2.6 % with 25 MB here, 5.3 % with 100 MB), and has at most 30 layers
-of wheels."""
+"""Bytes of a wheel from which it is a layer of its own.
+
+After another CUDA target with the same Python, a target sends at most 1.4 % beside the wheels that the other one lacks
+(2.6 % with 25 MB here, 5.3 % with 100 MB), and has at most 30 layers of wheels.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
