@@ -29,7 +29,8 @@ the seconds belong to that machine and to what else it did (its load is given; a
 waits). Medians, with the smallest and the largest measurement in brackets.
 
 Again: `make benchmark`, or `.venv/bin/python benchmarks/builds.py --help`; beside it commands.py, start.py, hosts.py,
-exits.py, join.py, lazy.py, leader.py, logs.py, pipeline.py, quiet.py, restarts.py, sharding.py and reproducible.py.
+exits.py, join.py, lazy.py, leader.py, logs.py, pipeline.py, quiet.py, restarts.py, second.py, sharding.py and
+reproducible.py.
 """
 
 
