@@ -181,6 +181,16 @@ MAX_RESTARTS_VARIABLE = "TRAINWORKS_MAX_RESTARTS"
 """How often torchrun starts failed ranks again; also the hyperparameter MAX_RESTARTS. Default 0, and
 ELASTIC_RESTARTS where MIN_HOSTS is less than all hosts."""
 
+STANDBY_VARIABLE = "TRAINWORKS_STANDBY"
+"""``on``, ``off`` or names of modules, separated by commas: what a Python per rank imports beforehand, which takes over
+when torchrun starts the rank again. ``on`` is STANDBY_MODULES; default off."""
+
+STANDBY_MODULES = ("torch",)
+"""What a standby imports if nothing else is named: what every script of torchrun does."""
+
+STANDBY_SECONDS = 10.0
+"""From the start of a rank until its standby imports: the ranks themselves are busy with that first."""
+
 MIN_HOSTS_VARIABLE = "TRAINWORKS_MIN_HOSTS"
 """Hosts with which a torchrun job goes on when others are lost; also the hyperparameter MIN_HOSTS. Default:
 all of them."""
@@ -219,7 +229,10 @@ HOSTNAME_VARIABLE = "TRAINWORKS_HOSTNAME"
 """The name that the hostname shim makes gethostname() answer."""
 
 PYTHON_HOOKS_VARIABLE = "TRAINWORKS_PYTHON_HOOKS"
-"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``."""
+"""What programs/python switches on in every Python of the job: words of ``stacks``, ``exit``, ``standby``."""
+
+STANDBY_CHANNEL_VARIABLE = "TRAINWORKS_STANDBY_CHANNEL"
+"""What a standby is told: its descriptor, when to import (seconds) and modules, with spaces between. No rank has it."""
 
 RUNTIME_DIRECTORY_VARIABLE = "TRAINWORKS_RUNTIME_DIRECTORY"
 """The host's private directory for the life of the job: ssh files, the ranks' environment and socket.

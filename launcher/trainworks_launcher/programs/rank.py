@@ -54,10 +54,7 @@ def main(arguments: list[str]) -> int:
     program = arguments[1:]
     directory = os.environ.get(_RUNTIME_DIRECTORY, "")
     if directory:
-        try:
-            _report(directory)
-        except OSError as error:
-            sys.stderr.write(f"trainworks: this rank runs without the launcher of its host: {error}\n")
+        attach(directory)
     else:
         try:
             for place in filter(None, map(os.environ.get, _PLACES)):
@@ -71,7 +68,7 @@ def main(arguments: list[str]) -> int:
     if size >= 0 and str(size) != options.get("--size", str(size)):
         sys.stderr.write(f"trainworks: mpirun started {size} rank(s), and the job has {options['--size']}\n")
         return 66
-    environment: Mapping[str, str] = {**os.environ, **_restarted()}
+    environment: Mapping[str, str] = {**os.environ, **restarted()}
     place = os.curdir
     try:
         if keep is not None:
@@ -99,6 +96,14 @@ def main(arguments: list[str]) -> int:
         return 126 if isinstance(error, PermissionError) else 127
 
 
+def attach(directory: str) -> None:
+    """Give this process's output to the launcher; where it does not answer, the output stays, and a line says so."""
+    try:
+        _report(directory)
+    except OSError as error:
+        sys.stderr.write(f"trainworks: this rank runs without the launcher of its host: {error}\n")
+
+
 def _report(directory: str) -> None:
     """Give the launcher the read ends of two new pipes and put the write ends on fd 1 and 2. Raises OSError."""
     header = {"rank": _number(_RANK), "local_rank": _number(_LOCAL_RANK)}
@@ -122,7 +127,7 @@ def _report(directory: str) -> None:
             os.close(descriptor)
 
 
-def _restarted() -> Mapping[str, str]:
+def restarted() -> Mapping[str, str]:
     """Return what a rank that torchrun starts again is told: how often, and the checkpoint to go on from."""
     again = _number(("TORCHELASTIC_RESTART_COUNT",))
     if again <= 0:

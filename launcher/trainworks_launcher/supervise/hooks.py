@@ -17,6 +17,7 @@ def variables(plan: NodePlan, environment: Environment) -> Mapping[str, str]:
     asked = {
         "stacks": lookout.needs_stacks(plan, environment),
         "exit": environment.variables.get(names.CLEAN_EXIT_VARIABLE, "").strip() != "off",
+        "standby": any(row.subject == "standby.py" for row in plan.why),
     }
     hooks = [name for name, wanted in asked.items() if wanted]
     if not hooks:

@@ -6,6 +6,8 @@ TRAINWORKS_PYTHON_HOOKS says what:
 - ``exit``: the interpreter ends only when gloo's threads are idle. Such a thread drops the last collective's tensors
   after the collective has ended, and needs the interpreter for that. If that has gone, the process is aborted after the
   last line of its script ("terminate called without an active exception", pytorch issue 190489).
+- ``standby``: torchrun may start a rank before it is needed (``standby.py``). Such a Python waits here, before the
+  first line of its script, for the rank that it takes over.
 
 Python imports the first ``sitecustomize`` that it finds, so the next one on the path is imported here.
 """
@@ -14,6 +16,7 @@ import os
 import sys
 
 _HOOKS = "TRAINWORKS_PYTHON_HOOKS"  # names.PYTHON_HOOKS_VARIABLE; this file imports nothing of ours
+_CHANNEL = "TRAINWORKS_STANDBY_CHANNEL"  # names.STANDBY_CHANNEL_VARIABLE
 _LIMIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _GLOO_THREAD = "pt_gloo_runloop"
@@ -83,6 +86,21 @@ def _read(thread: str, name: str) -> str:
         return ""  # the thread has ended
 
 
+def _stand_by(channel: str) -> None:
+    """Wait for a rank to take over. Does not return if there is none: the script must not run twice."""
+    try:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        programs = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+        spec = spec_from_file_location("trainworks_standby", os.path.join(programs, "standby.py"))  # noqa: PTH118
+        module = module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        module.stand_by(channel)
+    except BaseException as error:  # noqa: BLE001
+        os.write(2, f"trainworks: a standby Python ended: {error!r}\n".encode())
+        os._exit(70)
+
+
 def _import_the_next() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     kept = sys.path[:]
@@ -105,4 +123,10 @@ for _name, _hook in (("stacks", _listen), ("exit", _wait_at_exit)):
             _hook()
         except (OSError, AttributeError, ValueError, ImportError, RuntimeError):
             pass
-_import_the_next()
+try:
+    _import_the_next()
+finally:
+    if "standby" in os.environ.get(_HOOKS, "").split():
+        sys.trainworks_standby = True  # type: ignore[attr-defined]  # standby.py sees that such a Python would wait
+        if _CHANNEL in os.environ:
+            _stand_by(os.environ.pop(_CHANNEL))
