@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from launcher_support import environment, plan
 
+from trainworks_launcher.contract.masking import Masker
 from trainworks_launcher.contract.values import Json
+from trainworks_launcher.supervise.children.ranks import Rank
 from trainworks_launcher.supervise.control.messages import MESSAGE_LIMIT, Decoder, outcome_fields, read_outcome
 from trainworks_launcher.supervise.outcome.cause import Said, died_of_a_peer, failure_of, last_words
 from trainworks_launcher.supervise.outcome.outcome import (
@@ -27,6 +32,7 @@ from trainworks_launcher.supervise.outcome.outcome import (
 from trainworks_launcher.supervise.outcome.starters import Report, mpirun_daemon, report_of, torchrun_status
 from trainworks_launcher.supervise.outcome.tracebacks import find_traceback
 from trainworks_launcher.supervise.verdict.memory import highest_bytes, oom_kills
+from trainworks_launcher.supervise.verdict.verdict import Verdict
 
 FIRST = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    boom()\nValueError: first\n'
 SECOND = 'Traceback (most recent call last):\n  File "b.py", line 1, in <module>\nKeyError: second\n'
@@ -345,6 +351,28 @@ def test_the_kernels_count_of_kills_for_lack_of_memory(
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(content, encoding="ascii")
     assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
+
+
+def test_what_the_kernel_killed_in_an_earlier_life_is_not_the_cause_of_the_last(tmp_path: Path) -> None:
+    """It may have been a Python that stood by, and the ranks went on."""
+    (tmp_path / "cgroup").write_text("0::/\n", encoding="ascii")
+
+    def kernel_has_killed(count: int) -> None:
+        (tmp_path / "memory.events").write_text(f"oom_kill {count}\n", encoding="ascii")
+
+    kernel_has_killed(1)
+    counted = functools.partial(oom_kills, str(tmp_path / "cgroup"), str(tmp_path))
+    verdict = Verdict(plan(environment()), str(tmp_path), Masker({}), counted)
+    rank = Rank(1, os.getpid(), 1)
+    rank.status = -signal.SIGKILL
+    kernel_has_killed(2)
+    first = verdict.of_rank(rank)
+    assert first is not None
+    assert "out of memory: the kernel killed 1 process(es)" in first.outcome.text
+    verdict.forget()
+    second = verdict.of_rank(rank)
+    assert second is not None
+    assert second.outcome.text.startswith("train.py on host algo-1, rank 1 (mode none): killed by SIGKILL")
 
 
 @pytest.mark.parametrize(

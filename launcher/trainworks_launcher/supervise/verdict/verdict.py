@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from trainworks_launcher.contract import names
 from trainworks_launcher.contract.masking import Masker
@@ -56,15 +56,22 @@ class Verdict:
         started_at: When the program was started, in seconds since 1970; 0: it was not.
     """
 
-    def __init__(self, plan: NodePlan, base_directory: str, masker: Masker) -> None:
-        """At the start of a job: what the kernel has killed before does not count."""
+    def __init__(
+        self,
+        plan: NodePlan,
+        base_directory: str,
+        masker: Masker,
+        oom_kills: Callable[[], int | None] = memory.oom_kills,
+    ) -> None:
+        """At the start of a job: what the kernel has killed before does not count. oom_kills: its count of them."""
         self.ranks: Ranks | None = None
         self.killed = False
         self.started_at = 0.0
         self._plan = plan
         self._base = base_directory
         self._masker = masker
-        self._oom_kills = memory.oom_kills()
+        self._count_oom_kills = oom_kills
+        self._oom_kills = oom_kills()
         self._suspects: list[Suspect] = []
 
     # ---------------------------------------------------------------------------------------------- before the end
@@ -100,9 +107,13 @@ class Verdict:
         self._suspects.append(suspect)
 
     def forget(self) -> Outcome | None:
-        """The ranks begin again: earlier failures no longer count. Return the first of them, None if none is known."""
+        """The ranks begin again: earlier failures, and what the kernel has killed, no longer count.
+
+        Return the first of the failures, None if none is known.
+        """
         first = self.first()
         self._suspects.clear()
+        self._oom_kills = self._count_oom_kills()
         return first
 
     def first(self) -> Outcome | None:
@@ -249,7 +260,7 @@ class Verdict:
         from trainworks_launcher.supervise.outcome.cause import failure_of  # only a failure needs it
         from trainworks_launcher.supervise.outcome.starters import mpirun_host
 
-        now = memory.oom_kills()
+        now = self._count_oom_kills()
         host = self._plan.host
         if self._plan.shell is not None and self._plan.shell.mounted:  # no launcher is there to tell of it
             host = mpirun_host(said.output) or host
