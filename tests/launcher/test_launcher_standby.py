@@ -12,7 +12,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,7 +72,10 @@ READY = "stands by has imported"
 
 
 class Job:
-    """standby.py with the stand-in for torchrun and one rank, whose ends the test decides. python: of torchrun."""
+    """standby.py with the stand-in for torchrun and one rank, whose ends the test decides.
+
+    python: of torchrun. before: what torchrun puts in front of the rank. runs: what runs the script.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,8 @@ class Job:
         modules: str = "heavy",
         python: str = sys.executable,
         most: int = 1,
+        before: Sequence[str] = (),
+        runs: str = sys.executable,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.text = ""
@@ -94,7 +99,7 @@ class Job:
         torchrun = folder / "torchrun"
         torchrun.write_text(f"#!{python}\n{TORCHRUN}", encoding="utf-8")
         torchrun.chmod(0o755)
-        rank = (sys.executable, "-I", str(PROGRAMS / "rank.py"), "--", sys.executable, "train.py", "--epochs", "2")
+        rank = (*before, sys.executable, "-I", str(PROGRAMS / "rank.py"), "--", runs, "train.py", "--epochs", "2")
         words = (sys.executable, str(PROGRAMS / "standby.py"), modules, "0", str(torchrun), str(most), *rank)
         hooked = {"PYTHONPATH": f"{PROGRAMS / 'python'}:{folder}", names.PYTHON_HOOKS_VARIABLE: "exit standby"}
         self.process = subprocess.Popen(
@@ -245,14 +250,24 @@ def test_a_standby_that_has_ended_is_no_failure(tmp_path: Path, started: list[Jo
 
 
 def test_a_module_that_cannot_be_imported_is_no_failure(tmp_path: Path, started: list[Job]) -> None:
-    job = Job(tmp_path, modules="heavy,not_there")
+    (tmp_path / "broken.py").write_text("import not_there", encoding="utf-8")
+    job = Job(tmp_path, modules="heavy,broken")
     started.append(job)
-    job.read_until("a standby Python cannot import heavy,not_there: ModuleNotFoundError")
+    job.read_until("a standby Python cannot import heavy,broken: ModuleNotFoundError")
     job.kill_rank()
     job.go_on()
     job.read_until("life 1 of .* standby False")
     assert job.read_until(r"torchrun: status (-?\d+)\n", 2)[1] == "0"
     assert job.text.count("life 1") == 1
+
+
+def test_a_module_that_is_not_there_is_left_out(tmp_path: Path, started: list[Job]) -> None:
+    job = Job(tmp_path, modules="heavy,heavy.part")
+    started.append(job)
+    job.read_until(f"{READY} heavy in ")
+    job.kill_rank()
+    job.go_on()
+    job.read_until("life 1 of .* standby True")
 
 
 def test_a_standby_that_still_imports_is_no_failure(tmp_path: Path, started: list[Job]) -> None:
@@ -304,6 +319,28 @@ def test_where_no_python_would_wait_torchrun_runs_alone(
     assert (job.text.count("life 0"), job.text.count("life 1")) == (1, 1)
 
 
+def test_what_binds_a_rank_to_its_cpus_binds_its_standby(tmp_path: Path, started: list[Job]) -> None:
+    """torchrun puts numactl in front of a rank's words; here it is nice, which becomes its program as well."""
+    job = Job(tmp_path, "print('niceness', os.nice(0), flush=True)", before=("nice", "-n", "3"))
+    started.append(job)
+    job.read_until(READY)
+    job.kill_rank()
+    job.go_on()
+    job.read_until("life 1 of .* standby True")
+    assert job.read_until(r"niceness (\d+)\n")[1] == str(min(19, os.nice(0) + 3))
+
+
+def test_a_script_of_another_python_has_no_standby(tmp_path: Path, started: list[Job]) -> None:
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    job = Job(tmp_path, runs=str(other))
+    started.append(job)
+    job.read_until("no rank has a standby Python: .* does not run its script or module")
+    job.kill_rank()
+    job.go_on()
+    job.read_until("life 1 of .* standby False")
+
+
 # ---------------------------------------------------------------------------------------------------------- the plan
 ASKED: dict[str, Json] = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_torch_distributed_max_restarts": 2}
 
@@ -312,7 +349,7 @@ def test_torchrun_is_started_with_standbys_where_they_are_asked_for() -> None:
     made = environment(ASKED, variables={"PATH": "", "TRAINWORKS_STANDBY": "on"})
     planned = plan(made)
     program = "/opt/trainworks/lib/trainworks_launcher/programs/standby.py"
-    assert planned.argv[:5] == ("/usr/bin/python", program, "torch", "10", "/usr/bin/torchrun")
+    assert planned.argv[:5] == ("/usr/bin/python", program, "torch,torch._dynamo", "10", "/usr/bin/torchrun")
     assert "standby" in hooks.variables(planned, made)[names.PYTHON_HOOKS_VARIABLE].split()
     plain = environment(ASKED)
     assert planned.argv[4:] == plan(plain).argv
@@ -337,7 +374,7 @@ def test_where_standbys_have_no_effect_that_is_said(hyperparameters: dict[str, J
     [
         ("", ()),
         ("off", ()),
-        ("on", ("torch",)),
+        ("on", ("torch", "torch._dynamo")),
         (" torch , transformers.models ", ("torch", "transformers.models")),
     ],
 )

@@ -185,8 +185,9 @@ STANDBY_VARIABLE = "TRAINWORKS_STANDBY"
 """``on``, ``off`` or names of modules, separated by commas: what a Python per rank imports beforehand, which takes over
 when torchrun starts the rank again. ``on`` is STANDBY_MODULES; default off."""
 
-STANDBY_MODULES = ("torch",)
-"""What a standby imports if nothing else is named: what every script of torchrun does."""
+STANDBY_MODULES = ("torch", "torch._dynamo")
+"""What a standby imports if nothing else is named: torch, and what DistributedDataParallel imports when it is first
+used, which takes as long again. One that this torch does not have is left out."""
 
 STANDBY_SECONDS = 10.0
 """From the start of a rank until its standby imports: the ranks themselves are busy with that first."""

@@ -14,6 +14,7 @@ A standby ends with torchrun: the other end of its socket is closed then.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -23,7 +24,7 @@ import socket
 import sys
 import time
 from importlib.util import module_from_spec, spec_from_file_location
-from typing import IO, TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
+from typing import IO, TYPE_CHECKING, Any, Callable, Collection, Mapping, NamedTuple, Sequence
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -33,6 +34,7 @@ _RUNTIME_DIRECTORY = "TRAINWORKS_RUNTIME_DIRECTORY"  # names.RUNTIME_DIRECTORY_V
 _PROGRAMS = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 _RANK = os.path.join(_PROGRAMS, "rank.py")  # noqa: PTH118
 _SEND_SECONDS = 10.0
+_END_SECONDS = 2.0
 _LENGTH_BYTES = 8
 _FIRST_LINE = 256
 _OF_TORCHRUN = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_")
@@ -60,11 +62,15 @@ class Standbys:
         """None is started yet. modules: with commas between. seconds: from a start until the import."""
         self._told = f"{seconds:g} {modules}"
         self._waiting: dict[str, _Waiting] = {}
+        self._refused = False
 
     def start(self, plainly: Callable[[], Popen[bytes]], args: Sequence[str], env: Mapping[str, str]) -> Popen[bytes]:
         """Return the process of a rank: a standby, or one that is started ``plainly``; and start its next standby."""
-        words = _program(args)
+        words, env = _program(args), {**os.environ, **env}
         if words is None:
+            if not self._refused:
+                _log(f"no rank has a standby Python: {sys.executable} does not run its script or module")
+            self._refused = True
             return plainly()
         place = env.get("LOCAL_RANK", "0")
         waiting = self._waiting.pop(place, None)
@@ -74,7 +80,7 @@ class Standbys:
             try:
                 process = _take(waiting, words, env)
             except (OSError, ValueError) as error:
-                _end(waiting)
+                _end((waiting,))
                 _log(f"local rank {place} starts without its standby Python: {error}")
                 process = plainly()
         if int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) < int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")):
@@ -88,7 +94,7 @@ class Standbys:
         """Start a standby in the way in which the process of the rank was started. Raises OSError if that fails."""
         from subprocess import Popen
 
-        own = os.getpgid(rank) == rank  # torch before 2.3 leaves ranks in torchrun's own session
+        own = os.getpgid(rank) == rank  # an older torch leaves ranks in torchrun's own session
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
@@ -102,9 +108,7 @@ class Standbys:
 
     def end(self) -> None:
         """End all: no rank starts any more."""
-        for waiting in self._waiting.values():
-            _end(waiting)
-        self._waiting.clear()
+        _end(self._waiting.values())
 
 
 def _take(waiting: _Waiting, words: Sequence[str], env: Mapping[str, str]) -> Popen[bytes]:
@@ -126,10 +130,17 @@ def _take(waiting: _Waiting, words: Sequence[str], env: Mapping[str, str]) -> Po
     return waiting.process
 
 
-def _end(waiting: _Waiting) -> None:
-    waiting.channel.close()
-    waiting.process.kill()
-    waiting.process.wait(_SEND_SECONDS)
+def _end(those: Collection[_Waiting]) -> None:
+    """End standbys, and wait, bounded: one may hang in the kernel."""
+    from subprocess import TimeoutExpired
+
+    for waiting in those:
+        waiting.channel.close()
+        waiting.process.kill()
+    deadline = time.monotonic() + _END_SECONDS
+    with contextlib.suppress(TimeoutExpired):
+        for waiting in those:
+            waiting.process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _lasting(env: Mapping[str, str]) -> Mapping[str, str]:
@@ -221,8 +232,7 @@ def stand_by(told: str) -> None:
         os._exit(0)
     began = time.monotonic()
     try:
-        for module in modules.split(","):
-            importlib.import_module(module)
+        imported = ", ".join(filter(_import, modules.split(",")))
     except BaseException as error:  # noqa: BLE001
         os.write(out[1], f"trainworks: a standby Python cannot import {modules}: {error!r}\n".encode())
         os._exit(1)
@@ -232,7 +242,7 @@ def stand_by(told: str) -> None:
     except OSError:
         os._exit(0)
     if os.environ.get("LOCAL_RANK") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        line = f"a Python that stands by has imported {modules} in {seconds_taken:.1f} s{_memory()}"
+        line = f"a Python that stands by has imported {imported or 'nothing'} in {seconds_taken:.1f} s{_memory()}"
         os.write(out[1], f"trainworks: {line}; each rank has one\n".encode())
     environment = _wait(channel)
     if adjusted is not None:
@@ -248,6 +258,17 @@ def stand_by(told: str) -> None:
         with open(held, "rb") as opened:  # noqa: PTH123
             _write_all(descriptor, opened.read())
     signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+
+
+def _import(module: str) -> bool:
+    """Import a module; whether it is there. Raises what the module raises."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        return False
+    return True
 
 
 def _wait(channel: socket.socket) -> dict[str, str]:
