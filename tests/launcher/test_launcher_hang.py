@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -31,8 +33,9 @@ from trainworks_launcher.given.manifest import parse_manifest
 from trainworks_launcher.supervise.hang import naming, stacks
 from trainworks_launcher.supervise.hang.chart import chart
 from trainworks_launcher.supervise.hang.grid import Picture, grid, picture
+from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
-from trainworks_launcher.supervise.hang.progress import Look, Process, Seen, sign_of_life
+from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -289,13 +292,24 @@ def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
     return BEFORE._replace(processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
 
 
-def polling(*, ran: float, cpu: float = 1.0, sleeps: bool = True, now: tuple[Thread, ...] = ()) -> tuple[Look, Look]:
-    """Two looks at a rank that waits for a file: its loop has another counter, and stops at another line."""
+def polling(
+    *, ran: float, cpu: float = 1.0, waited: float = 0, sleeps: bool = True, now: tuple[Thread, ...] = ()
+) -> tuple[Look, Look]:
+    """Two looks at a rank that waits for a file: its loop has another counter, and stops at another line.
+
+    waited: seconds of 30 in which its main thread had no CPU, though it was ready to run."""
+    begin = (10**9, 10**9)
     old = Process(
-        "1", python=True, cpu=50.0, ran=10**9, stack=stack(("take", SCRIPT, 12), MAIN, values=1), sleeps=sleeps
+        "1",
+        python=True,
+        cpu=50.0,
+        threads={10: begin},
+        stack=stack(("take", SCRIPT, 12), MAIN, values=1),
+        sleeps=sleeps,
     )
     later = now or stack(("take", SCRIPT, 13), MAIN, values=2)
-    new = old._replace(cpu=50.0 + cpu, ran=old.ran + int(ran * 1e9), stack=later)
+    now_ = (begin[0] + int(ran * 1e9), begin[1] + int(waited * 1e9))
+    new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later)
     return BEFORE._replace(processes={10: old}), after(processes={10: new})
 
 
@@ -316,11 +330,15 @@ def polling(*, ran: float, cpu: float = 1.0, sleeps: bool = True, now: tuple[Thr
         (BEFORE, after(roots=(20,), processes={}), "other processes"),
         (*with_child(25.0), "other programs"),  # a compiler
         (*with_child(1.0), ""),  # a monitor
+        (*with_child(1.0, threads={11: (10**9, 29 * 10**9)}), "other programs"),  # a compiler on a crowded host
+        (*with_child(1.0, threads={11: (10**9, 20 * 10**9)}), ""),  # a monitor there
         (BEFORE, with_rank(stack=(), cpu=80.0), "other programs"),  # cannot be read: it may work
         (BEFORE, with_rank(stack=()), ""),
         (*polling(ran=0.4), ""),  # it sleeps, looks and counts
         (*polling(ran=0.4, sleeps=False), "stack changed"),
         (*polling(ran=9.0), "stack changed"),
+        (*polling(ran=0.4, waited=28), "stack changed"),  # it was ready to run nearly all the time
+        (*polling(ran=0.4, waited=20), ""),
         (*polling(ran=0.4, cpu=20.0), "stack changed"),  # another thread of it works
         (*polling(ran=0.4, now=stack(("other", SCRIPT, 70), MAIN)), "stack changed"),
         (
@@ -335,6 +353,64 @@ def test_what_counts_as_progress(before: Look, now: Look, sign: str) -> None:
     found = sign_of_life(before, now)
     assert sign in found
     assert bool(found) == bool(sign)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
+    """It takes a CPU for some time, again and again, and sleeps in between. On a crowded host each time takes longer.
+
+    What it says about the program stays the same, as it is measured over some of its rounds."""
+    for seed in range(500):
+        draw = random.Random(seed)
+        runs, sleeps, crowd = draw.uniform(0.001, 0.1), draw.uniform(0, 0.3), draw.uniform(1, 100)
+        share = runs / (runs + sleeps)
+        if 0.2 < share < 0.3:
+            continue  # near the limit
+        rounds = 20
+        seconds = rounds * (runs * crowd + sleeps)
+        took = rounds * runs
+        ran, waited = int(took * 1e9), int(took * (crowd - 1) * 1e9)
+        # Of a Python whose stack cannot be read, and of any other program.
+        before = Process("2", python=python, cpu=5.0, threads={11: (7, 7)})
+        now = before._replace(cpu=5.0 + took, threads={11: (7 + ran, 7 + waited)})
+        sign = sign_of_life(Look(0.0, processes={11: before}), Look(seconds, processes={11: now}))
+        assert bool(sign) == (share > 0.25), (seed, share, crowd)
+        started = Look(seconds, processes={11: before._replace(cpu=took, threads={11: (ran, waited)})})
+        assert bool(sign_of_life(Look(0.0), started)) == (share > 0.25), (seed, share, crowd)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux only")
+def test_a_program_that_gets_no_cpu_works(tmp_path: Path) -> None:
+    """It shares one CPU with others that the kernel prefers, and gets less than a hundredth of it."""
+    cpu = min(os.sched_getaffinity(0))
+    endless = tmp_path / "endless.sh"
+    endless.write_text("while :; do :; done", encoding="ascii")
+
+    def on_one_cpu(policy: int) -> subprocess.Popen[bytes]:
+        made = subprocess.Popen(("sh", endless))
+        os.sched_setaffinity(made.pid, {cpu})
+        os.sched_setscheduler(made.pid, policy, os.sched_param(0))
+        return made
+
+    others = [on_one_cpu(os.SCHED_OTHER) for _ in range(2)]
+    starved = on_one_cpu(os.SCHED_IDLE)
+    try:
+        eyes, roots = Eyes("", ""), (Root(0, starved.pid),)
+        begin = eyes.look(roots)
+        if not begin.processes[starved.pid].threads:
+            pytest.skip("NOT TESTED: this kernel does not say how long a program waits for a CPU")
+        deadline, sign, share = time.monotonic() + TIME_OUT, "", 1.0
+        while (not sign or share > WORKING_SHARE) and time.monotonic() < deadline:
+            time.sleep(0.2)
+            now = eyes.look(roots)
+            share = (now.processes[starved.pid].cpu - begin.processes[starved.pid].cpu) / (now.at - begin.at)
+            sign = sign_of_life(begin, now)
+        assert sign == "other programs that the ranks started take CPU time"
+        assert share < WORKING_SHARE
+    finally:
+        for each in (*others, starved):
+            each.kill()
+            each.wait()
 
 
 def test_a_loop_that_only_repeats_its_lines_makes_no_progress() -> None:

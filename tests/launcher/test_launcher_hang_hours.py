@@ -198,7 +198,8 @@ class Made(Eyes):
         del before
         values, moved, cpu = self.world.works(self.host)
         threads = (Thread(True, (Frame("train", "/opt/ml/code/train.py", 7),), values=values),)
-        rank = Process("1", python=True, cpu=self.world.now, ran=int(self.world.now * 1e9), moved=moved, stack=threads)
+        took = {10: (int(self.world.now * 1e9), 0)}
+        rank = Process("1", python=True, cpu=self.world.now, threads=took, moved=moved, stack=threads)
         seen = {10: rank, 11: Process("2", cpu=cpu)}
         return Look(self.world.now, (10,), seen, ranks={roots[0].rank: 10}, wrote=self.wrote(roots))
 

@@ -97,15 +97,18 @@ class Eyes:
         return _wrote(roots, tuple(_descendants(_all_stats(), [root.pid for root in roots])))
 
     def _process(self, pid: int, now: Stat, old: Process | None) -> Process:
-        python, ran = _is_python(pid), _ran(pid)
+        python, threads = _is_python(pid), _threads(pid)
         waits, path = kernel_words(pid, now.state)  # before its stack is asked for, which may wake it
         stack: tuple[Thread, ...] = ()
         if python:
-            same = old is not None and (old.started, old.cpu, old.ran) == (now.started, now.cpu, ran) and ran > 0
+            ran = threads.get(pid, (0, 0))[0]
+            same = old is not None and (old.started, old.cpu, old.main[0]) == (now.started, now.cpu, ran) and ran > 0
             stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
         sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
         moved = _moved_bytes(pid)
-        return Process(now.started, python, now.cpu, ran, now.children, moved, stack, sleeps, now.state, waits, path)
+        return Process(
+            now.started, python, now.cpu, threads, now.children, moved, stack, sleeps, now.state, waits, path
+        )
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
         if self._py_spy:
@@ -229,12 +232,15 @@ def _name(pid: int) -> str:
         return "ended"
 
 
-def _ran(pid: int) -> int:
-    """Nanoseconds that the main thread ran; 0 if the kernel does not say. Source: Linux, sched-stats.rst."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+def _threads(pid: int) -> dict[int, tuple[int, int]]:
+    """Return what ``Process.threads`` is; {} if the kernel does not say. Source: Linux, sched-stats.rst."""
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=pid.__ne__):  # noqa: PTH208  (names)
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+                ran, waited, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text(encoding="ascii").split()
+                found[thread] = int(ran), int(waited)
+    return found if pid in found else {}
 
 
 def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | None:

@@ -5,7 +5,8 @@ CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. Th
 - a stack that is another one, or another value of a variable in it. Not one that was seen before in the same stall, as
   in an endless loop of a few lines. And not of a process that only polls: its main thread sleeps or waits for a lock
   when it is looked at, hardly runs, and is in the same functions of the user's code;
-- CPU time of processes that are not Python: a compiler works while its rank waits for it;
+- CPU time of processes that are not Python: a compiler works while its rank waits for it. On a crowded host, or in a
+  container whose CPU time is used up, it counts what they would have taken: see ``_share``;
 - bytes that were read or written: a checkpoint, data;
 - bytes of TCP connections: a download into memory reads no file;
 - a heartbeat file that the script writes.
@@ -36,7 +37,8 @@ class Process(NamedTuple):
         started: Its start time; with its id it names the process.
         python: It runs Python.
         cpu: Seconds of CPU time that it took itself.
-        ran: Nanoseconds that its main thread ran; 0 where the kernel does not say.
+        threads: Thread -> (nanoseconds that it ran, and that it was ready to run without a CPU), the main one first;
+            empty where the kernel does not say.
         children: Seconds that its ended children took.
         moved: Bytes that it read and wrote, of files and pipes; 0 where the kernel does not say.
         stack: Its Python stacks; () where there are none or they cannot be read.
@@ -49,7 +51,7 @@ class Process(NamedTuple):
     started: str
     python: bool = False
     cpu: float = 0.0
-    ran: int = 0
+    threads: Mapping[int, tuple[int, int]] = MappingProxyType({})
     children: float = 0.0
     moved: int = 0
     stack: tuple[Thread, ...] = ()
@@ -57,6 +59,11 @@ class Process(NamedTuple):
     state: str = ""
     waits: str = ""
     path: str = ""
+
+    @property
+    def main(self) -> tuple[int, int]:
+        """What ``threads`` has of the main thread; zeros where the kernel does not say."""
+        return next(iter(self.threads.values()), (0, 0))
 
 
 class Look(NamedTuple):
@@ -135,12 +142,12 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
         moved = process.stack and old.stack and process.stack != old.stack
         if moved and id(process) not in repeats and not _only_polls(process, old, seconds):
             return "a stack changed"
-    working = sum(process.cpu for process in new if not process.stack)
+    working = sum(_wanted(process, Process(""), seconds) for process in new if not process.stack)
     for process, old in pairs:
         working += max(0.0, process.children - old.children)
         # Without its stack there is no telling whether a Python process waits or works.
         if not (process.stack and old.stack):
-            working += max(0.0, process.cpu - old.cpu)
+            working += _wanted(process, old, seconds)
     if working >= WORKING_SHARE * seconds:
         return "other programs that the ranks started take CPU time"
     if sum(max(0, process.moved - old.moved) for process, old in pairs) >= BYTES_PER_SECOND * seconds:
@@ -156,14 +163,32 @@ def _only_polls(process: Process, old: Process, seconds: float) -> bool:
 
     Threads beside the main one do not change that, unless they work.
     """
-    ran = (process.ran - old.ran) / 1e9
     return (
         (process.sleeps or old.sleeps)
-        and 0 < old.ran <= process.ran
-        and ran < POLLING_SHARE * seconds
-        and process.cpu - old.cpu < WORKING_SHARE * seconds
+        and 0 < old.main[0] <= process.main[0]
+        and _share(process.main, old.main, seconds) < POLLING_SHARE
+        and _wanted(process, old, seconds) < WORKING_SHARE * seconds
         and _functions(process.stack) == _functions(old.stack)
     )
+
+
+def _wanted(process: Process, old: Process, seconds: float) -> float:
+    """Return the seconds of CPU time that a process would have taken, had each of its threads had a CPU for itself."""
+    missed = 0.0
+    for thread, now in process.threads.items():
+        before = old.threads.get(thread, (0, 0))
+        missed += max(0.0, _share(now, before, seconds) * seconds - (now[0] - before[0]) / 1e9)
+    return max(0.0, process.cpu - old.cpu) + missed
+
+
+def _share(now: tuple[int, int], before: tuple[int, int], seconds: float) -> float:
+    """Return how much of the time a thread runs, of that in which it may: 0 to 1.
+
+    It does not count for or against a thread that others had the CPU. So one that works all the time has a share of 1
+    however little it gets, and one that looks now and then whether it may go on has a small one however long it waits.
+    """
+    ran, waited = ((new - old) / 1e9 for new, old in zip(now, before))
+    return ran / max(seconds - waited, ran) if ran > 0 else 0.0
 
 
 def _functions(threads: Sequence[Thread]) -> list[tuple[str, str]]:
