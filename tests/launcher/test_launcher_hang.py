@@ -35,7 +35,7 @@ from trainworks_launcher.supervise.hang.chart import chart
 from trainworks_launcher.supervise.hang.grid import Picture, grid, picture
 from trainworks_launcher.supervise.hang.looking import Eyes, Root
 from trainworks_launcher.supervise.hang.naming import Row, name_the_odd, row_of
-from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, sign_of_life
+from trainworks_launcher.supervise.hang.progress import WORKING_SHARE, Look, Process, Seen, busy, sign_of_life
 from trainworks_launcher.supervise.hang.stacks import Frame, Thread
 
 C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -152,6 +152,38 @@ def test_who_waits_for_others_is_read_from_compiled_code_too(frames: Sequence[st
     assert (waiting.kind, waiting.what, waiting.place) == ("collective", what, "train.py:7")
     others = [row_of(rank, "algo-1", LOCK, "S", "which waits for a lock", "") for rank in (1, 2, 3)]
     assert [row.rank for row in name_the_odd([waiting, *others], (), 60).odd] == [1, 2, 3]
+
+
+SITE = "/opt/venv/lib/python3.11/site-packages"
+LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
+PYTHON = "/usr/lib/libpython3.11.so.1.0"
+
+
+@pytest.mark.parametrize(
+    ("libraries", "computes"),
+    [
+        ((f"{SITE}/tokenizers/tokenizers.abi3.so",), True),
+        ((LIBC, LIBC, f"{SITE}/tokenizers/tokenizers.abi3.so"), True),  # it takes memory
+        ((f"{SITE}/numpy.libs/libscipy_openblas64_-32a4b2a6.so", PYTHON), True),
+        (("/opt/conda/lib/libmkl_core.so.2",), True),
+        ((), False),  # a loop of Python
+        ((LIBC, PYTHON), False),  # which looks whether a file is there
+        ((LIBC, "/opt/venv/bin/python3.11"), False),
+        ((LIBC, "/usr/lib/python3.11/lib-dynload/_socket.cpython-311-x86_64-linux-gnu.so", PYTHON), False),
+        (("[vdso]", LIBC, PYTHON), False),
+        (("/usr/lib/libcuda.so.1", f"{SITE}/torch/lib/libtorch_cuda.so"), False),  # it waits for the GPU
+        ((f"{SITE}/nvidia/nccl/lib/libnccl.so.2", f"{SITE}/torch/lib/libtorch_cuda.so"), False),
+        (("/opt/amazon/openmpi/lib/libmpi.so.40", f"{SITE}/a.so"), False),
+        (("/usr/lib/libfabric.so.1", f"{SITE}/a.so"), False),
+    ],
+)
+def test_who_computes_in_compiled_code(libraries: Sequence[str], computes: bool) -> None:
+    frames = [Frame("f", "", 0, True, library) for library in libraries]
+    own = (Frame("together", SCRIPT, 7), Frame(*MAIN), Frame("main", "", 0, True, f"{SITE}/a.so"))
+    assert naming.in_compiled_code((Thread(main=True, frames=(*frames, *own)),)) == computes
+    assert not naming.in_compiled_code((Thread(main=True, frames=(*frames, *ALL_REDUCE[0].frames)),))
+    assert not naming.in_compiled_code((Thread(main=False, frames=own), Thread(main=True, frames=own)))
+    assert not naming.in_compiled_code(())
 
 
 def test_without_such_evidence_a_rank_only_differs() -> None:
@@ -377,6 +409,40 @@ def test_a_program_counts_as_if_it_were_alone_on_its_host(python: bool) -> None:
         assert bool(sign) == (share > 0.25), (seed, share, crowd)
         started = Look(seconds, processes={11: before._replace(cpu=took, threads={11: (ran, waited)})})
         assert bool(sign_of_life(Look(0.0), started)) == (share > 0.25), (seed, share, crowd)
+
+
+@pytest.mark.parametrize(
+    ("script", "computes"),
+    [
+        ("import hashlib\nhashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)", True),
+        ("while True: pass", False),
+        ("import os\nwhile not os.path.exists('/no/such/file'): pass", False),
+        ("import threading\nthreading.Event().wait()", False),
+    ],
+    ids=["compiled", "loop", "poll", "lock"],
+)
+def test_a_real_call_of_compiled_code_is_told_from_a_loop(tmp_path: Path, script: str, computes: bool) -> None:
+    begins = f"import hashlib\nprint('begins', flush=True)\n{script}"
+    with subprocess.Popen((sys.executable, "-c", begins), stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begins\n"
+            if "/libcrypto" not in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8"):
+                pytest.skip("NOT TESTED: OpenSSL is no library of its own here")
+            eyes, roots = Eyes(str(Path(sys.executable).parent / "py-spy"), ""), (Root(0, process.pid),)
+
+            def found() -> bool:
+                before = eyes.look(roots)
+                time.sleep(0.3)
+                able = busy(before, eyes.look(roots))
+                return process.pid in able and naming.in_compiled_code(eyes.natives(roots)[process.pid])
+
+            deadline = time.monotonic() + TIME_OUT
+            while computes and not found():
+                assert time.monotonic() < deadline
+            assert computes or not any(found() for _ in range(3))
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux only")

@@ -30,8 +30,8 @@ from trainworks_launcher.supervise.hang.watch import Surroundings, Watch
 
 LIMIT = 600.0
 HOUR = 3600.0
-EACH = 3 * HOUR
-"""What a job runs: eight of them are a day."""
+EACH = 24 * HOUR / 9
+"""What a job runs: nine of them are a day."""
 
 
 class Part(NamedTuple):
@@ -39,7 +39,8 @@ class Part(NamedTuple):
 
     Attributes:
         seconds: How long.
-        does: "steps" of Python on both hosts; "call", of compiled code, which shows nothing; "writes" a checkpoint on
+        does: "steps" of Python on both hosts; "call", which shows nothing; "compiled", a call of compiled code on the
+            second host, which only its stacks show; "writes" a checkpoint on
             the first host; "compiles" in another program there; "elsewhere": only the second host works.
         prints: Whether a line comes after it.
     """
@@ -118,6 +119,14 @@ def a_line_an_epoch(draw: random.Random) -> Iterator[Part]:
         yield Part(draw.uniform(240, 2000))
 
 
+def long_calls(draw: random.Random) -> Iterator[Part]:
+    """Steps, and each some minutes a call of compiled code that does all its work at once."""
+    while True:
+        for _ in range(300):
+            yield Part(draw.uniform(0.5, 1))
+        yield Part(draw.uniform(40, 500), "compiled")
+
+
 JOBS: Sequence[Job] = (
     every_step,
     every_hundred_steps,
@@ -127,8 +136,9 @@ JOBS: Sequence[Job] = (
     buffered,
     slow_data,
     a_line_an_epoch,
+    long_calls,
 )
-assert len(JOBS) * EACH == 24 * HOUR
+assert len(JOBS) == 9
 UNSTEADY = (buffered, a_line_an_epoch)
 """Jobs for which nothing but the limit counts."""
 
@@ -176,6 +186,11 @@ class World(loops.Loop):
                     key.data(events)
         self.now = end
 
+    def computes(self, host: int) -> bool:
+        """Return whether a rank of a host computes in compiled code now."""
+        part = bisect.bisect(self.ends, self.now)
+        return host == 1 and self.now < self.stops and self.parts[part].does == "compiled"
+
     def works(self, host: int) -> tuple[int, int, int]:
         """Return what has changed until now: of a stack, of bytes, of CPU time of other programs."""
         now = min(self.now, self.stops)
@@ -209,7 +224,8 @@ class Made(Eyes):
 
     def natives(self, roots: Sequence[Root]) -> Mapping[int, tuple[Thread, ...]]:
         del roots
-        return {}
+        inner = (Frame("encode", "", 0, True, "/site-packages/a.so"),) if self.world.computes(self.host) else ()
+        return {10: (Thread(True, (*inner, Frame("train", "/opt/ml/code/train.py", 7))),)}
 
     def rows(self, roots: Sequence[Root], host: str, look: Look, natives: object) -> list[Row]:
         del natives

@@ -23,6 +23,7 @@ from trainworks_launcher.supervise.hang.stacks import Thread, waits_for_lock
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SPY_SECONDS = 5.0
 _NATIVE_SECONDS = 6.0
+_NATIVE_TRIES = 2
 _NCCL_SECONDS = 3.0
 LONGEST_SECONDS = _SPY_SECONDS + _NATIVE_SECONDS + _NCCL_SECONDS
 """How long a host takes at most to look at its ranks for a report."""
@@ -171,10 +172,17 @@ class Eyes:
         return "\n".join(lines) + "\n"
 
     def _with_native(self, pid: int, state: str, deadline: float) -> tuple[Thread, ...]:
-        """Return the stacks with those of compiled code. The process is held for that; a stopped one is not read."""
-        if not self._py_spy or state in ("T", "t") or time.monotonic() > deadline or not _is_python(pid):
+        """Return the stacks with those of compiled code. The process is held for that; a stopped one is not read.
+
+        Now and then a stack cannot be unwound where the process was just then.
+        """
+        if not self._py_spy or state in ("T", "t") or not _is_python(pid):
             return ()
-        return stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
+        found: tuple[Thread, ...] = ()
+        for _ in range(_NATIVE_TRIES):
+            if not found and time.monotonic() < deadline:
+                found = stacks.from_py_spy(self._spy(pid, deadline - time.monotonic(), "--native"))
+        return found
 
     def _beat(self) -> int:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import NamedTuple, Sequence
 
@@ -212,6 +213,28 @@ def _native_collective(threads: Sequence[Thread]) -> str:
         if found:
             return next(name for name in found.groups() if name)
     return ""
+
+
+_PLAIN = re.compile(r"/(lib)?python\d?[^/]*$|/lib-dynload/|/(libc|libm|libpthread|ld-linux|ld-musl)\b[^/]*$|^\[|^$")
+"""Files of Python itself, of the C library and of the kernel: a loop of Python that waits for something is in them."""
+
+_WAITS = re.compile(
+    r"/lib(cuda|cudart|nccl|nvidia|amdhip|hsa|rccl|mpi|open-pal|open-rte|prrte|pmix|uc[mpst]|fabric|ibverbs|efa|psm)"
+)
+"""Libraries in which a rank waits for a GPU or for others, and may spin."""
+
+
+def in_compiled_code(natives: Sequence[Thread]) -> bool:
+    """Return whether the main thread is in a call of a compiled library that waits for nobody, as a tokenizer's.
+
+    natives: stacks with the frames of compiled code; () if they cannot be read.
+    """
+    main = main_thread(natives)
+    frames = main.frames if main is not None else ()
+    if _collective([frame for frame in frames if not frame.native]) or _native_collective(natives):
+        return False
+    inner = [frame.library for frame in itertools.takewhile(lambda frame: frame.native, frames)]
+    return not any(map(_WAITS.search, inner)) and not all(map(_PLAIN.search, inner))
 
 
 class Verdict(NamedTuple):

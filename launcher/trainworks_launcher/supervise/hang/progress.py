@@ -26,6 +26,9 @@ BYTES_PER_SECOND = 256 * 1024
 """Rate from which on bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
 
 
+BUSY_SHARE = 0.5
+"""Share of one CPU from which on a rank that is in a call of compiled code computes there."""
+
 POLLING_SHARE = 0.05
 """Share of one CPU below which a main thread that sleeps again and again does nothing but look whether it may go on."""
 
@@ -156,6 +159,16 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
     if sum(max(0, count - known.get(one, 0)) for one, count in after.connections.items()) >= BYTES_PER_SECOND * seconds:
         return "bytes came or went over the network"
     return ""
+
+
+def busy(before: Look, after: Look) -> frozenset[int]:
+    """Return the processes that take CPU time, or would if they got any. They may compute, or spin."""
+    seconds = max(after.at - before.at, 0.001)
+    return frozenset(
+        pid
+        for pid, process in after.processes.items()
+        if pid in before.processes and _wanted(process, before.processes[pid], seconds) >= BUSY_SHARE * seconds
+    )
 
 
 def _only_polls(process: Process, old: Process, seconds: float) -> bool:

@@ -12,12 +12,14 @@ from trainworks_launcher.contract.values import Json, decode, mapping, number, t
 
 
 class Frame(NamedTuple):
-    """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled library."""
+    """One call. name: of the function. file: its path. line: 0 where it is not known. native: of a compiled
+    library, whose path is library."""
 
     name: str
     file: str
     line: int
     native: bool = False
+    library: str = ""
 
     @property
     def is_standard(self) -> bool:
@@ -69,8 +71,8 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
 
 
 def _frame(call: Mapping[str, Json]) -> Frame:
-    native = call.get("module") is not None
-    return Frame(text(call.get("name")), text(call.get("filename")), number(call.get("line")), native)
+    name, file, line, library = (call.get(key) for key in ("name", "filename", "line", "module"))
+    return Frame(text(name), text(file), number(line), library is not None, text(library))
 
 
 def _values(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> int:

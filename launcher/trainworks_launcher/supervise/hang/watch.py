@@ -4,7 +4,8 @@ A host is quiet when nothing on it made progress for the limit. The leader hears
 again. When all are quiet it asks each for a last look; if that shows no progress either, it names the rank that differs
 and tells every host. All of it happens once for a stall: again only after some host has made progress.
 
-Where the leader's own output came steadily and stops, the same happens earlier (``pace``), and then only warns.
+Where the leader's own output came steadily and stops, the same happens earlier (``pace``), and then only warns. A rank
+that computes in a call of compiled code is given more time then, up to the limit.
 
 ==========  =========  ================================================================================
 message     direction  meaning
@@ -12,7 +13,8 @@ message     direction  meaning
 quiet       to leader  ``quiet``: 2 where nothing on this host has made progress for the limit, 1 for that of the pace
 pace        to host    ``limit``: look now, for a silence of so many ms already; 0: for the whole limit only
 look        to host    look once more; ``round`` comes back in the answer
-rows        to leader  nothing has moved: where each rank is
+rows        to leader  nothing has moved: where each rank is; ``works``: one computes in compiled code
+wait        to host    some rank does: begin again with the limit of the pace
 verdict     to host    the job hangs: write the stacks down; ``text`` for the log
 ==========  =========  ================================================================================
 """
@@ -35,13 +37,14 @@ from trainworks_launcher.supervise.hang.looking import LONGEST_SECONDS, Eyes, Ro
 from trainworks_launcher.supervise.hang.naming import (
     Row,
     documents,
+    in_compiled_code,
     name_the_odd,
     read_documents,
     waits_for_others,
     waits_in_a_package,
 )
 from trainworks_launcher.supervise.hang.pace import FIRST_LOOK, SHORTEST, Pace
-from trainworks_launcher.supervise.hang.progress import Look, Seen, sign_of_life
+from trainworks_launcher.supervise.hang.progress import Look, Seen, busy, sign_of_life
 from trainworks_launcher.supervise.loop import READ, Loop
 from trainworks_launcher.supervise.outcome.outcome import FAILED, Outcome, shorten
 
@@ -115,6 +118,7 @@ class Watch:
         self._stalled_at = 0.0
         self._looked_since = 0.0
         self._early = 0.0
+        self._excused_at = 0.0
         self._turn = 0
         self._looking = 0
         self._over = False
@@ -129,6 +133,7 @@ class Watch:
         self._asking = _MOVES
         self._reported = _MOVES
         self._rows: dict[str, list[Row]] = {}
+        self._works = False
 
     def begin(self, started: float) -> None:
         """Look from now on. started: when the program was started (monotonic clock)."""
@@ -154,10 +159,12 @@ class Watch:
             self._early = number(message.get("limit")) / 1000
             if not self._looking:
                 self._tick_in(0)
+        elif what == "wait" and not self._around.leader:
+            self._wait()
         elif what == "quiet" and self._around.leader:
             self._heard(host, number(message.get("quiet")))
         elif what == "rows" and self._around.leader and number(message.get("round")) == self._round:
-            self._answered(host, read_documents(host, message.get("rows")))
+            self._answered(host, read_documents(host, message.get("rows")), message.get("works") is True)
 
     # ------------------------------------------------------------------------------------------------ this host's looks
     def _tick(self) -> None:
@@ -251,7 +258,7 @@ class Watch:
         quiet = self._quiet if sign <= self._stalled_at else _MOVES
         if now - sign >= self._around.limit:
             quiet = _WHOLE
-        elif now - sign >= limit and now - self._looked_since >= limit * (1 - FIRST_LOOK):
+        elif now - max(sign, self._excused_at) >= limit and now - self._looked_since >= limit * (1 - FIRST_LOOK):
             quiet = max(quiet, _EARLY)
         self._stalled_at = sign
         if quiet != self._quiet:
@@ -268,6 +275,12 @@ class Watch:
             self._early = early
             self._around.tell({"what": "pace", "limit": int(early * 1000)})
 
+    def _wait(self) -> None:
+        """Some rank computes in compiled code: say that this host is quiet only after the limit of the pace again."""
+        self._excused_at = time.monotonic()
+        if self._quiet == _EARLY:
+            self._quiet = _MOVES
+
     def _listen(self) -> None:
         self._pace.hear(self._around.printed())
         self._after(_LISTEN_SECONDS, self._listen)
@@ -277,17 +290,19 @@ class Watch:
         roots, before, around, known = self._around.roots(), self._before, self._around, self._seen
         printed = around.printed()
 
-        def look() -> tuple[str, Look, list[Row], str, Mapping[int, int] | None]:
+        def look() -> tuple[str, Look, list[Row], bool, str, Mapping[int, int] | None]:
             seen = self._eyes.look(roots, before)
             moved = sign_of_life(before, seen, known) if before is not None else ""
             if moved:
-                return moved, seen, [], "", seen.wrote
+                return moved, seen, [], False, "", seen.wrote
             natives = self._eyes.natives(roots)
             rows = self._eyes.rows(roots, around.host, seen, natives)
-            return "", seen, rows, self._eyes.report(roots, seen, natives), self._eyes.wrote(roots)
+            able = busy(before, seen) if before is not None else frozenset()
+            works = any(in_compiled_code(natives.get(pid, ())) for pid in able)
+            return "", seen, rows, works, self._eyes.report(roots, seen, natives), self._eyes.wrote(roots)
 
-        def looked(found: tuple[str, Look, list[Row], str, Mapping[int, int] | None]) -> None:
-            moved, seen, rows, self._stacks, wrote = found
+        def looked(found: tuple[str, Look, list[Row], bool, str, Mapping[int, int] | None]) -> None:
+            moved, seen, rows, works, self._stacks, wrote = found
             self._hear(printed, seen.wrote, seen)
             self._hear(around.printed(), wrote, seen)  # while the stacks were read
             self._before = seen
@@ -295,9 +310,9 @@ class Watch:
                 self._moved_at = max(self._moved_at, seen.at)
                 self._judge()
             elif around.leader:
-                self._answered(around.member, rows)
+                self._answered(around.member, rows, works)
             else:
-                around.tell({"what": "rows", "round": round_, "rows": documents(rows)})
+                around.tell({"what": "rows", "round": round_, "rows": documents(rows), "works": works})
 
         self._in_thread(look, looked)
 
@@ -314,6 +329,7 @@ class Watch:
         self._asking = least
         self._round += 1
         self._rows = {}
+        self._works = False
         self._around.tell({"what": "look", "round": self._round})
         self._look_again(self._round)
         round_ = self._round
@@ -322,14 +338,22 @@ class Watch:
     def _all(self) -> tuple[str, ...]:
         return (self._around.member, *self._around.others())
 
-    def _answered(self, host: str, rows: list[Row]) -> None:
+    def _answered(self, host: str, rows: list[Row], works: bool) -> None:
         self._rows[host] = rows
+        self._works |= works
         if self._asking and set(self._rows) >= set(self._all()):
             self._decide(self._round)
 
     def _decide(self, round_: int) -> None:
         """All have answered, or have had the time to."""
         if not self._asking or round_ != self._round:
+            return
+        if self._asking == _EARLY and self._works:
+            self._asking = _MOVES
+            self._quiet_hosts = {host: quiet for host, quiet in self._quiet_hosts.items() if quiet == _WHOLE}
+            self._pace.excuse(time.monotonic() - self._last_sign())
+            self._around.tell({"what": "wait"})
+            self._wait()
             return
         early = self._early if self._asking == _EARLY else 0.0
         ends = self._around.fails and self._asking == _WHOLE
