@@ -528,6 +528,30 @@ def test_stacks_of_py_spy() -> None:
     assert "step" not in shown
 
 
+def test_a_function_that_a_package_calls_again_does_not_poll() -> None:
+    """A worker of a data loader, whose data set sleeps for each sample, and one that waits for a file for ever."""
+    loader = f"{SITE}/torch/utils/data/_utils/worker.py"
+
+    def look(at: float, batch: str, attempt: str) -> Look:
+        def frame(name: str, file: str, variable: str, value: str) -> dict[str, object]:
+            shown = [{"name": variable, "addr": 1, "arg": False, "repr": value}]
+            return {"name": name, "filename": file, "module": None, "line": 7, "locals": shown}
+
+        frames = [
+            frame("__iter__", SCRIPT, "attempt", attempt),
+            frame("_worker_loop", loader, "idx", batch),
+            frame("run", "/usr/lib/python3.11/multiprocessing/process.py", "count", attempt),
+            frame("<module>", SCRIPT, "step", "1"),
+        ]
+        main = {"pid": 10, "os_thread_id": 10, "thread_name": "MainThread", "frames": frames}
+        took = {10: (int(at * 1e7), 0)}
+        threads = stacks.from_py_spy(json.dumps([main]))
+        return Look(at, (10,), {10: Process("1", python=True, sleeps=True, threads=took, stack=threads)})
+
+    assert sign_of_life(look(1, "3", "1"), look(2, "3", "2")) == ""
+    assert sign_of_life(look(1, "3", "1"), look(2, "4", "1")) == "a stack changed"
+
+
 def test_stacks_of_faulthandler() -> None:
     words = (
         'Thread 0x00007f01 (most recent call first):\n  File "/a/pool.py", line 3 in work\n\n'

@@ -4,7 +4,8 @@ CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. Th
 
 - a stack that is another one, or another value of a variable in it. Not one that was seen before in the same stall, as
   in an endless loop of a few lines. And not of a process that only polls: its main thread sleeps or waits for a lock
-  when it is looked at, hardly runs, and is in the same functions of the user's code;
+  when it is looked at, hardly runs, and is in the same functions of the user's code, called by the same step of a
+  package: a worker of a data loader whose data is slow is called again and again;
 - CPU time of processes that are not Python: a compiler works while its rank waits for it. On a crowded host, or in a
   container whose CPU time is used up, it counts what they would have taken: see ``_share``;
 - bytes that were read or written: a checkpoint, data;
@@ -182,7 +183,13 @@ def _only_polls(process: Process, old: Process, seconds: float) -> bool:
         and _share(process.main, old.main, seconds) < POLLING_SHARE
         and _wanted(process, old, seconds) < WORKING_SHARE * seconds
         and _functions(process.stack) == _functions(old.stack)
+        and _outer(process.stack) == _outer(old.stack)
     )
+
+
+def _outer(threads: Sequence[Thread]) -> int:
+    main = main_thread(threads)
+    return main.outer if main is not None else 0
 
 
 def _wanted(process: Process, old: Process, seconds: float) -> float:

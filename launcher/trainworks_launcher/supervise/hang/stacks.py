@@ -44,12 +44,14 @@ class Frame(NamedTuple):
 class Thread(NamedTuple):
     """One thread. frames: innermost first. values: a hash of the local variables of the main thread's functions outside
     the standard library, 0 where they are not known: a loop that always stops at the same line still counts its steps.
-    The standard library's own are left out, because waits with a limit count the seconds."""
+    The standard library's own are left out, because waits with a limit count the seconds. outer: the same of packages
+    alone, outside of the user's innermost function: of the loop that calls it."""
 
     main: bool
     frames: tuple[Frame, ...]
     name: str = ""
     values: int = 0
+    outer: int = 0
 
 
 def from_py_spy(words: str) -> tuple[Thread, ...]:
@@ -65,8 +67,11 @@ def from_py_spy(words: str) -> tuple[Thread, ...]:
         calls = [mapping(frame) for frame in frames] if isinstance(frames, list) else []
         stack = tuple(_frame(call) for call in calls)
         main = thread.get("os_thread_id") == thread.get("pid") or thread.get("thread_name") == "MainThread"
-        values = _values(calls, stack) if main else 0
-        found.append(Thread(main, stack, text(thread.get("thread_name")), values))
+        shown = _variables(calls, stack) if main else []
+        own = next((place for place, frame in enumerate(stack) if frame.is_own), len(stack))
+        outer = [one for place, one in shown if place > own and not stack[place].is_own]
+        values = [one for _, one in shown]
+        found.append(Thread(main, stack, text(thread.get("thread_name")), _hash(values), _hash(outer)))
     return tuple(found)
 
 
@@ -75,12 +80,18 @@ def _frame(call: Mapping[str, Json]) -> Frame:
     return Frame(text(name), text(file), number(line), library is not None, text(library))
 
 
-def _values(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> int:
-    shown: list[tuple[str, str]] = []
-    for call, frame in zip(calls, stack):
+def _variables(calls: Sequence[Mapping[str, Json]], stack: Sequence[Frame]) -> list[tuple[int, tuple[str, str]]]:
+    """Return (place in the stack, (name, value)) of each local variable outside the standard library."""
+    shown: list[tuple[int, tuple[str, str]]] = []
+    for place, (call, frame) in enumerate(zip(calls, stack)):
         variables = call.get("locals")
         if isinstance(variables, list) and not frame.is_standard:
-            shown += [(text(mapping(row).get("name")), text(mapping(row).get("repr"))) for row in variables]
+            rows = map(mapping, variables)
+            shown += [(place, (text(row.get("name")), text(row.get("repr")))) for row in rows]
+    return shown
+
+
+def _hash(shown: Sequence[tuple[str, str]]) -> int:
     return hash(tuple(shown)) if shown else 0
 
 
