@@ -166,6 +166,7 @@ PYTHON = "/usr/lib/libpython3.11.so.1.0"
         ((LIBC, LIBC, f"{SITE}/tokenizers/tokenizers.abi3.so"), True),  # it takes memory
         ((f"{SITE}/numpy.libs/libscipy_openblas64_-32a4b2a6.so", PYTHON), True),
         (("/opt/conda/lib/libmkl_core.so.2",), True),
+        ((LIBC,), True),  # the rest could not be unwound
         ((), False),  # a loop of Python
         ((LIBC, PYTHON), False),  # which looks whether a file is there
         ((LIBC, "/opt/venv/bin/python3.11"), False),
@@ -324,8 +325,17 @@ def with_child(cpu: float, **more: object) -> tuple[Look, Look]:
     return BEFORE._replace(processes={**BEFORE.processes, 11: child}), after(processes={**BEFORE.processes, 11: grown})
 
 
+POLLS = stack(("take", SCRIPT, 12), MAIN, values=1)
+
+
 def polling(
-    *, ran: float, cpu: float = 1.0, waited: float = 0, sleeps: bool = True, now: tuple[Thread, ...] = ()
+    *,
+    ran: float,
+    cpu: float = 1.0,
+    waited: float = 0,
+    wrote: int = 0,
+    sleeps: bool = True,
+    now: tuple[Thread, ...] = (),
 ) -> tuple[Look, Look]:
     """Two looks at a rank that waits for a file: its loop has another counter, and stops at another line.
 
@@ -336,12 +346,13 @@ def polling(
         python=True,
         cpu=50.0,
         threads={10: begin},
-        stack=stack(("take", SCRIPT, 12), MAIN, values=1),
+        stack=POLLS,
+        wrote=0,
         sleeps=sleeps,
     )
     later = now or stack(("take", SCRIPT, 13), MAIN, values=2)
     now_ = (begin[0] + int(ran * 1e9), begin[1] + int(waited * 1e9))
-    new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later)
+    new = old._replace(cpu=50.0 + cpu, threads={10: now_}, stack=later, wrote=wrote)
     return BEFORE._replace(processes={10: old}), after(processes={10: new})
 
 
@@ -371,6 +382,10 @@ def polling(
         (*polling(ran=9.0), "stack changed"),
         (*polling(ran=0.4, waited=28), "stack changed"),  # it was ready to run nearly all the time
         (*polling(ran=0.4, waited=20), ""),
+        (*polling(ran=0.4, wrote=9), ""),  # it writes a log, or to another process
+        (*polling(ran=29, now=POLLS), ""),  # it spins
+        (*polling(ran=29, wrote=1, now=POLLS), "works and writes"),  # a worker of a pool
+        (*polling(ran=2, waited=27, wrote=1, now=POLLS), "works and writes"),
         (*polling(ran=0.4, cpu=20.0), "stack changed"),  # another thread of it works
         (*polling(ran=0.4, now=stack(("other", SCRIPT, 70), MAIN)), "stack changed"),
         (

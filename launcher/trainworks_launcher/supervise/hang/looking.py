@@ -107,8 +107,12 @@ class Eyes:
             stack = old.stack if same and old is not None and old.stack else self._stack(pid, now.state)
         sleeps = python and (waits == _WAITS["sleep"] or waits_for_lock(stack))
         moved = _moved_bytes(pid)
+        wrote = -1
+        if python and self._py_spy:  # faulthandler has the main thread write its stacks
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                wrote = _writes(pid)
         return Process(
-            now.started, python, now.cpu, threads, now.children, moved, stack, sleeps, now.state, waits, path
+            now.started, python, now.cpu, threads, now.children, moved, stack, sleeps, now.state, waits, path, wrote
         )
 
     def _stack(self, pid: int, state: str) -> tuple[Thread, ...]:
@@ -259,11 +263,15 @@ def _wrote(roots: Sequence[Root], pids: Iterable[int]) -> Mapping[int, int] | No
     found: dict[int, int] = {}
     try:
         for pid in pids:
-            rows = Path(f"/proc/{pid}/task/{pid}/io").read_text(encoding="ascii").splitlines()
-            found[pid] = next(int(row.split()[1]) for row in rows if row.startswith("syscw:"))
+            found[pid] = _writes(pid)
     except (OSError, ValueError, StopIteration):
         return None
     return found if roots and all(_is_python(root.pid) for root in roots) else None
+
+
+def _writes(pid: int) -> int:
+    rows = Path(f"/proc/{pid}/task/{pid}/io").read_text(encoding="ascii").splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("syscw:"))
 
 
 def _waiting(pid: int, state: str, seen: Look) -> tuple[str, str, str]:

@@ -215,8 +215,9 @@ def _native_collective(threads: Sequence[Thread]) -> str:
     return ""
 
 
-_PLAIN = re.compile(r"/(lib)?python\d?[^/]*$|/lib-dynload/|/(libc|libm|libpthread|ld-linux|ld-musl)\b[^/]*$|^\[|^$")
-"""Files of Python itself, of the C library and of the kernel: a loop of Python that waits for something is in them."""
+_PYTHON = re.compile(r"/(lib)?python\d?[^/]*$|/lib-dynload/")
+_SYSTEM = re.compile(r"/(libc|libm|libpthread|ld-linux|ld-musl)\b[^/]*$|^\[|^$")
+"""Files of Python itself; of the C library and of the kernel. A loop of Python that waits for something is in both."""
 
 _WAITS = re.compile(
     r"/lib(cuda|cudart|nccl|nvidia|amdhip|hsa|rccl|mpi|open-pal|open-rte|prrte|pmix|uc[mpst]|fabric|ibverbs|efa|psm)"
@@ -234,7 +235,12 @@ def in_compiled_code(natives: Sequence[Thread]) -> bool:
     if _collective([frame for frame in frames if not frame.native]) or _native_collective(natives):
         return False
     inner = [frame.library for frame in itertools.takewhile(lambda frame: frame.native, frames)]
-    return not any(map(_WAITS.search, inner)) and not all(map(_PLAIN.search, inner))
+    if not inner or any(map(_WAITS.search, inner)):
+        return False
+    # Where not all of a stack can be unwound, the C library is called by nobody: by Python it is called through Python.
+    return not any(map(_PYTHON.search, inner)) or any(
+        not _PYTHON.search(file) and not _SYSTEM.search(file) for file in inner
+    )
 
 
 class Verdict(NamedTuple):

@@ -8,6 +8,8 @@ CPU time of a rank is no sign of life: threads that wait in NCCL or MPI spin. Th
   package: a worker of a data loader whose data is slow is called again and again;
 - CPU time of processes that are not Python: a compiler works while its rank waits for it. On a crowded host, or in a
   container whose CPU time is used up, it counts what they would have taken: see ``_share``;
+- a main thread that takes CPU time and writes something, however little: the results of a worker of a pool, whose
+  tasks all look alike. One that waits for ever does one of the two at most;
 - bytes that were read or written: a checkpoint, data;
 - bytes of TCP connections: a download into memory reads no file;
 - a heartbeat file that the script writes.
@@ -26,9 +28,6 @@ WORKING_SHARE = 0.25
 BYTES_PER_SECOND = 256 * 1024
 """Rate from which on bytes count. Stores, keep-alives and monitors of a job that hangs move less."""
 
-
-BUSY_SHARE = 0.5
-"""Share of one CPU from which on a rank that is in a call of compiled code computes there."""
 
 POLLING_SHARE = 0.05
 """Share of one CPU below which a main thread that sleeps again and again does nothing but look whether it may go on."""
@@ -50,6 +49,7 @@ class Process(NamedTuple):
         state: The letter of proc(5); ``""`` where it is not known.
         waits: The kernel's words of what its main thread waited for.
         path: The file that the main thread was in the middle of opening, or the FIFO that it read.
+        wrote: How often its main thread called write(2); -1 where that is not known, or not its own doing.
     """
 
     started: str
@@ -63,6 +63,7 @@ class Process(NamedTuple):
     state: str = ""
     waits: str = ""
     path: str = ""
+    wrote: int = -1
 
     @property
     def main(self) -> tuple[int, int]:
@@ -146,6 +147,11 @@ def sign_of_life(before: Look, after: Look, seen: Seen | None = None) -> str:
         moved = process.stack and old.stack and process.stack != old.stack
         if moved and id(process) not in repeats and not _only_polls(process, old, seconds):
             return "a stack changed"
+    if any(
+        0 <= old.wrote < process.wrote and _share(process.main, old.main, seconds) >= WORKING_SHARE
+        for process, old in pairs
+    ):
+        return "a main thread works and writes"
     working = sum(_wanted(process, Process(""), seconds) for process in new if not process.stack)
     for process, old in pairs:
         working += max(0.0, process.children - old.children)
@@ -168,7 +174,7 @@ def busy(before: Look, after: Look) -> frozenset[int]:
     return frozenset(
         pid
         for pid, process in after.processes.items()
-        if pid in before.processes and _wanted(process, before.processes[pid], seconds) >= BUSY_SHARE * seconds
+        if pid in before.processes and _wanted(process, before.processes[pid], seconds) >= WORKING_SHARE * seconds
     )
 
 
