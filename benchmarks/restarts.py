@@ -274,7 +274,8 @@ def main() -> int:
         machine=found,
         figures=tuple(figures),
         peer="torchrun alone (`--standalone` or `--rdzv-backend=c10d`, `--max-restarts=3`), with the same script, "
-        f"Python and torch. A job that has not ended after {LIMIT:g} s counts as failed.",
+        f"Python and torch. A job that has not ended after {LIMIT:g} s counts as failed"
+        + (", also one whose rank died 40 s after its start." if standby else "."),
         details=(table(rows),),
     )
     print(describe(section))
