@@ -186,6 +186,33 @@ def test_a_rank_that_torchrun_starts_again_looks_again(
     assert done.stdout.decode().split() == [count, str(tmp_path / f"checkpoint-{step}")]
 
 
+def test_a_rank_whose_own_host_did_not_fail_looks_again_too(tmp_path: Path) -> None:
+    """torchrun's count stays 0 on a host whose ranks were ended because another host failed."""
+    variables = {
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "LOCAL_RANK": "1",
+        "TRAINWORKS_RESTART_COUNT": "2",
+        "TRAINWORKS_CHECKPOINT_DIRECTORY": str(tmp_path),
+        "TRAINWORKS_RUNTIME_DIRECTORY": str(tmp_path),
+        "PATH": os.defpath,
+    }
+    rank = LAUNCHER / "trainworks_launcher/programs/rank.py"
+    program = "import os; print(os.environ['TRAINWORKS_RESTART_COUNT'], os.environ.get('TRAINWORKS_RESUME_FROM'))"
+    said = []
+    for number in (1, 2, 3):
+        done = subprocess.run(
+            (sys.executable, "-IS", str(rank), "--", sys.executable, "-c", program),
+            env=variables,
+            capture_output=True,
+            timeout=TIME_OUT,
+            check=True,
+        )
+        said.append(done.stdout.decode().split())
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}/trainer_state.json").write_text("{}", encoding="utf-8")
+    assert said == [["2", "None"], ["3", str(tmp_path / "checkpoint-1")], ["4", str(tmp_path / "checkpoint-2")]]
+
+
 FAILS_ONCE = """
 import json, os
 print("start", os.environ["TRAINWORKS_RESTART_COUNT"], os.environ.get("TRAINWORKS_RESUME_FROM", "-"), flush=True)

@@ -302,6 +302,45 @@ distributed.destroy_process_group()
 )
 
 
+FAILS_ON_ONE_HOST = (
+    GLOO_ENDS
+    + """
+import json, os, signal
+import torch
+import torch.distributed as distributed
+host, again = os.environ["SM_CURRENT_HOST"], os.environ["TRAINWORKS_RESTART_COUNT"]
+resume = os.environ.get("TRAINWORKS_RESUME_FROM", "-")
+distributed.init_process_group("gloo")
+print("start", again, "from", os.path.basename(resume), flush=True)
+distributed.all_reduce(torch.ones(1))
+if again == "0" and host == "algo-2":
+    place = os.environ["TRAINWORKS_CHECKPOINT_DIRECTORY"] + "/checkpoint-7"
+    os.makedirs(place)
+    json.dump({}, open(place + "/trainer_state.json", "w"))
+    raise SystemExit(3)
+if again == "0":
+    signal.pause()  # until torchrun ends this rank for the other one
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+)
+
+
+def test_all_hosts_go_on_from_the_checkpoint_after_one_has_failed(
+    shared: Network, manifest: Path, tmp_path: Path
+) -> None:
+    """torchrun counts a restart on the failed host alone, and starts the ranks of both again."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    variables = {"TRAINWORKS_CHECKPOINT_DIRECTORY": str(saved)}
+    asked = {**MODES["torch_distributed"], "sagemaker_torch_distributed_max_restarts": "1"}
+    with job_on(shared, tmp_path, FAILS_ON_ONE_HOST, asked, manifest=manifest, variables=variables) as hosts:
+        assert wait_all(hosts)[0] == [0, 0], text_of(hosts)
+        for host in hosts:
+            starts = sorted(set(re.findall(r"start \d from \S+", host.text)))
+            assert starts == ["start 0 from -", "start 1 from checkpoint-7"]
+
+
 def elastic(folder: Path, **more: Json) -> dict[str, Json]:
     return {**MODES["torch_distributed"], "sagemaker_torch_distributed_min_hosts": "2", "shared": str(folder), **more}
 

@@ -34,6 +34,7 @@ _RESUME = "TRAINWORKS_RESUME_FROM"  # names.RESUME_VARIABLE
 _CHECKPOINTS = "TRAINWORKS_CHECKPOINT_DIRECTORY"  # names.CHECKPOINT_DIRECTORY_VARIABLE
 _PLACES = ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_OUTPUT_INTERMEDIATE_DIR")  # places.RESULTS
 _SOCKET = "ranks"  # ranks.SOCKET
+_FAILURES = "TORCHELASTIC_RESTART_COUNT"
 _ANSWER_SECONDS = 30.0
 _FROM_MPIRUN = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "ORTE_", "OPAL_")
 _RANK = ("OMPI_COMM_WORLD_RANK", "RANK")
@@ -128,8 +129,14 @@ def _report(directory: str) -> None:
 
 
 def restarted() -> Mapping[str, str]:
-    """Return what a rank that torchrun starts again is told: how often, and the checkpoint to go on from."""
-    again = _number(("TORCHELASTIC_RESTART_COUNT",))
+    """Return what a rank that torchrun starts again is told: how often, and the checkpoint to go on from.
+
+    torchrun counts on each host the failures of that host, but starts the ranks of all hosts again: so the starts are
+    counted here, too.
+    """
+    again = _number((_FAILURES,))
+    if again >= 0:
+        again = max(again, _starts_before())
     if again <= 0:
         return {}
     found = {_RESTARTS: str(again + max(_number((_RESTARTS,)), 0))}
@@ -139,6 +146,25 @@ def restarted() -> Mapping[str, str]:
 
         found[_RESUME] = newest_complete(os.environ[_CHECKPOINTS]) or os.environ.get(_RESUME, "")
     return {name: value for name, value in found.items() if value}
+
+
+def _starts_before() -> int:
+    """Count this start of the rank in the host's runtime directory, and return how many there were before; 0 if that
+    cannot be."""
+    directory, place = os.environ.get(_RUNTIME_DIRECTORY, ""), max(_number(_LOCAL_RANK), 0)
+    if not directory:
+        return 0
+    try:
+        counted = os.open(f"{directory}/starts-{place}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    except OSError:
+        return 0
+    try:
+        os.write(counted, b".")
+        return os.fstat(counted).st_size - 1
+    except OSError:
+        return 0
+    finally:
+        os.close(counted)
 
 
 def _number(variables: tuple[str, ...]) -> int:
