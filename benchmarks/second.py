@@ -14,15 +14,14 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from lazy import answers, process
 from measure import ROOT, Figure, Section, describe, load, machine, run, table, write
 from trainworks.facts.load import load as load_facts
 from trainworks.facts.rows import LockedPackage
@@ -56,25 +55,9 @@ def registry(folder: Path, program: str) -> Iterator[str]:
         "storage": {"filesystem": {"rootdirectory": str(folder / "storage")}},
     }
     configuration.write_text(json.dumps(content), encoding="utf-8")  # JSON is YAML
-    with subprocess.Popen((program, "serve", str(configuration)), stderr=subprocess.DEVNULL) as daemon:
-        try:
-            while not answers(port):
-                if daemon.poll() is not None:
-                    raise SystemExit(f"{program} ended with {daemon.returncode}")
-                time.sleep(0.02)  # another program's start has no event to wait for
-            yield f"127.0.0.1:{port}"
-        finally:
-            daemon.terminate()
-            daemon.wait(60)
-
-
-def answers(port: int) -> bool:
-    """Return whether the registry answers."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5):
-            return True
-    except OSError:
-        return False
+    command = [program, "serve", str(configuration)]
+    with process(command, folder / "registry.log", lambda: answers(("127.0.0.1", port))):
+        yield f"127.0.0.1:{port}"
 
 
 def stored(folder: Path) -> int:
