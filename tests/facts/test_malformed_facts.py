@@ -335,6 +335,34 @@ source = "test"
         "key 'size_budget_megabytes': -",
     ),
     Damage(
+        "no budget",
+        "images/pytorch.toml",
+        "size_budget_megabytes = 7000",
+        "size_budget_megabytes = 0",
+        "key 'size_budget_megabytes': 0 is not from 1 to 1000000",
+    ),
+    Damage(
+        "a copy of itself",
+        "images/generated-files.toml",
+        'copy_of = "/usr/share/base-files/profile"',
+        'copy_of = "/etc/profile"',
+        "key 'copy_of': /etc/profile would be compared with itself",
+    ),
+    Damage(
+        "a text that is written from right to left",
+        "images/components.toml",
+        "NVIDIA's",
+        "\u202eNVIDIA's",
+        "cuDNN from \\u202eNVIDIA's wheel",
+    ),
+    Damage(
+        "digits of another script",
+        "images/pytorch.toml",
+        'version = "2.10.0"',
+        'version = "2.1\uff10.0"',
+        "key 'version': '2.1\uff10.0' is not a version",
+    ),
+    Damage(
         "arrays that are nested too deeply for a row",
         "images/storage.toml",
         'source = "',
@@ -516,6 +544,35 @@ def test_a_file_that_cannot_be_read_is_one_problem(
     spoil_file(checkout / file)
     (problem,) = problems_of()
     assert problem.startswith(f"{file}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.symlink_to("/etc/hostname"), "is a link: put the file itself there"),
+        (lambda path: path.symlink_to("/etc"), "is a link: put the file itself there"),
+        (lambda path: path.symlink_to("nowhere"), "is a link: put the file itself there"),
+        (os.mkfifo, "is not a regular file: put the file itself there"),
+    ],
+    ids=["to a file of this machine", "to a folder of this machine", "to nothing", "a pipe"],
+)
+@pytest.mark.parametrize("folder", ["templates/files/nccl", "launcher/entrypoint"])
+def test_what_goes_into_images_is_plain_files(
+    folder: str,
+    make: Callable[[Path], None],
+    said: str,
+    checkout: Path,
+    problems_of: Callable[[], tuple[str, ...]],
+) -> None:
+    make(checkout / folder / "data.txt")
+    (problem,) = problems_of()
+    assert problem.startswith(f"{folder.removeprefix('templates/')}/data.txt: {said}")
+
+
+def test_a_whole_folder_that_is_a_link_is_refused(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:
+    (checkout / "launcher").rename(checkout / "elsewhere")
+    (checkout / "launcher").symlink_to("elsewhere")
+    assert problems_of() == ("launcher: is a link: put the file itself there, it goes into images",)
 
 
 def test_a_table_that_is_missing_is_one_problem(checkout: Path, problems_of: Callable[[], tuple[str, ...]]) -> None:

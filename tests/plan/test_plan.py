@@ -340,6 +340,8 @@ def test_a_lock_that_lacks_a_component_does_not_fit(facts: Facts) -> None:
             {"distribution": "-r evil", "version": "1"},
             "key 'distribution': '-r evil' is not the name",
         ),
+        ("command", {"command": ["x"], "expect": "{verzion}"}, "key 'expect': {verzion} is never filled in; known: "),
+        ("path", {"path": "/opt/{python_version}", "state": "file"}, "key 'path': {python_version} is never filled in"),
         ("size", {"megabytes": "5"}, "key 'megabytes': must be an integer, got '5'"),
     ],
 )

@@ -6,6 +6,7 @@ Every problem of every file is reported at once, each with its file, row and key
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ def load(root: Path) -> Facts:
         targets=_targets(reader, images),
         recipes=_recipes(reader, templates),
         templates={path.name: reader.text(path) for path in sorted(templates.glob("*.j2"))},
-        files=_files({"files": templates / "files", "launcher": launcher, "smdistributed": smdistributed}),
+        files=_files(reader, {"files": templates / "files", "launcher": launcher, "smdistributed": smdistributed}),
         locks=lockfile.read_locks(reader, images),
         locked_artifacts=lockfile.read_shared(reader, images, lockfile.ARTIFACTS, LockedArtifact),
         locked_base_images=lockfile.read_shared(reader, images, lockfile.BASE_IMAGES, LockedBaseImage),
@@ -143,16 +144,25 @@ def _recipes(reader: Reader, templates: Path) -> dict[str, Recipe]:
     return recipes
 
 
-def _files(folders: Mapping[str, Path]) -> tuple[SourceFile, ...]:
-    """Read the files that recipes copy; ``folders`` has their places in a build context."""
+def _files(reader: Reader, folders: Mapping[str, Path]) -> tuple[SourceFile, ...]:
+    """Read the files that recipes copy; ``folders`` has their places in a build context.
+
+    A link would carry whatever it leads to on this machine into an image, so links are refused.
+    """
     found: list[SourceFile] = []
     for place, folder in folders.items():
-        for path in sorted(folder.rglob("*")):
+        for path in (folder, *sorted(folder.rglob("*"))):
             relative = path.relative_to(folder)
             # What tools leave behind: caches, and the metadata of an editable install.
-            left = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
-            if path.is_file() and not left and ".egg-info" not in str(relative):
+            if any(part.startswith(".") or part == "__pycache__" or ".egg-info" in part for part in relative.parts):
+                continue
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                what = "a link" if path.is_symlink() else "not a regular file"
+                where = path.relative_to(folder.parent).as_posix()
+                reader.problems.append(f"{where}: is {what}: put the file itself there, it goes into images")
+            elif stat.S_ISREG(status.st_mode):
                 # Git keeps one permission bit, executable or not; the rest depends on a umask.
-                mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+                mode = 0o755 if status.st_mode & 0o100 else 0o644
                 found.append(SourceFile(path=f"{place}/{relative.as_posix()}", content=path.read_bytes(), mode=mode))
     return tuple(found)

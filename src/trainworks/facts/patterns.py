@@ -46,7 +46,7 @@ _PATH_PATTERN = (
     PATH_PATTERN,
     "an absolute path without `..`, in which `*` may stand behind the first folder, and `/**` at the end behind two",
 )
-_MODULE = (re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z"), "the name of a Python module")
+_MODULE = (re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*\Z"), "the name of a Python module")
 
 FRONT_MATTER_PATTERNS: Patterns = {
     "path": (PATH, "the absolute path of a folder"),
@@ -83,23 +83,23 @@ COMMIT = re.compile(r"([0-9a-f]{40})?\Z")
 FINGERPRINT = re.compile(r"([0-9A-F]{40})?\Z")
 URL = re.compile(r"(https:/{2}[A-Za-z0-9._~:/?#@!&*+,;=%-]+)?\Z")
 """Without what a shell reads as its own, quotes and brackets: recipes write addresses into commands."""
-VERSION = re.compile(r"\d+(\.\d+)*([.+-]?[a-z0-9]+)*\Z")
-PYTHON = re.compile(r"3\.\d+\Z")
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([.+-]?[a-z0-9]+)*\Z")
+PYTHON = re.compile(r"3\.[0-9]+\Z")
 OPTIONAL_NAME = re.compile(r"([a-z0-9]+([.-][a-z0-9]+)*)?\Z")
 IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9._/-]*(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9._-]*)?\Z")
 OPTIONAL_IMAGE = re.compile(rf"({IMAGE.pattern.removesuffix(chr(92) + 'Z')})?\Z")
-DIGITS = re.compile(r"\d+(\.\d+)*\Z")
-OPTIONAL_DIGITS = re.compile(r"(\d+(\.\d+)*)?\Z")
+DIGITS = re.compile(r"[0-9]+(\.[0-9]+)*\Z")
+OPTIONAL_DIGITS = re.compile(r"([0-9]+(\.[0-9]+)*)?\Z")
 RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+~-]*\Z")
 PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.+_-]*[A-Za-z0-9+])?\Z")
 """apt-get(8) reads ``name-`` as a package to remove."""
 FLAG = re.compile(r"-{0,2}[A-Za-z0-9][A-Za-z0-9._=/:+-]*\Z")
-BOUNDS = r"(<=|>=|==|!=|<|>)(\d|\{cuda\})[A-Za-z0-9.+]*"
+BOUNDS = r"(<=|>=|==|!=|<|>)([0-9]|\{cuda\})[A-Za-z0-9.+]*"
 REQUIREMENT = re.compile(rf"[A-Za-z0-9{{][A-Za-z0-9._*{{}}-]*(\[[A-Za-z0-9._,-]+\])?({BOUNDS}(,{BOUNDS})*)?\Z")
 DISTRIBUTION = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*\Z")
 FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!~-]*\Z")
 
-_DAY = (re.compile(r"\d{4}-\d\d-\d\d\Z"), "a day, for example '2026-11-22'")
+_DAY = (re.compile(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]\Z"), "a day, for example '2026-11-22'")
 _PACKAGES = (PACKAGE, "the name of a package of the distribution")
 _IMAGE = (IMAGE, "an image's name, for example 'debian:bookworm-slim'")
 _RELEASE = (RELEASE, "a version, for example '2.4.1'")
@@ -122,9 +122,9 @@ PATTERNS: Mapping[type[Any], Patterns] = {
         "date": _DAY,
     },
     EndOfPatch: {
-        "version": (re.compile(r"\d+\.\d+\Z"), "MAJOR.MINOR, for example '2.4'"),
+        "version": (re.compile(r"[0-9]+\.[0-9]+\Z"), "MAJOR.MINOR, for example '2.4'"),
         "date": _DAY,
-        "successor": (re.compile(r"(\d+\.\d+)?\Z"), "MAJOR.MINOR, for example '2.5', or \"\""),
+        "successor": (re.compile(r"([0-9]+\.[0-9]+)?\Z"), "MAJOR.MINOR, for example '2.5', or \"\""),
     },
     BaseImage: {
         "name": _IMAGE,
@@ -133,13 +133,13 @@ PATTERNS: Mapping[type[Any], Patterns] = {
     },
     Cuda: {
         "name": (
-            re.compile(r"(cpu|neuron|cu\d{3})\Z"),
+            re.compile(r"(cpu|neuron|cu[0-9]{3})\Z"),
             "'cpu', 'neuron', or 'cu' and three digits, for example 'cu121'",
         ),
         "version": (OPTIONAL_DIGITS, "numbers and dots, or absent"),
-        "wheel_suffix": (re.compile(r"(cu\d+)?\Z"), "'cu' and digits, or absent"),
+        "wheel_suffix": (re.compile(r"(cu[0-9]+)?\Z"), "'cu' and digits, or absent"),
         "minimum_driver": (OPTIONAL_DIGITS, "numbers and dots, or absent"),
-        "architectures": (re.compile(r"\d+[a-z]?\Z"), "an architecture as nvcc names it, without the dot: '80'"),
+        "architectures": (re.compile(r"[0-9]+[a-z]?\Z"), "an architecture as nvcc names it, without the dot: '80'"),
     },
     Component: {
         "name": (NAME, "lower-case letters, digits and dashes"),
@@ -183,7 +183,7 @@ PATTERNS: Mapping[type[Any], Patterns] = {
     PrivilegedFiles: {"package": _PACKAGES, "paths": _PATH},
     TargetRow: {
         "version": (VERSION, "a version, for example '2.4.1'"),
-        "python": (re.compile(r"(3\.\d+)?\Z"), "MAJOR.MINOR, for example '3.11', or absent"),
+        "python": (re.compile(r"(3\.[0-9]+)?\Z"), "MAJOR.MINOR, for example '3.11', or absent"),
         "versions": _RELEASE,
         "image": (OPTIONAL_IMAGE, f"{_IMAGE[1]}, or absent"),
         "builder_image": (OPTIONAL_IMAGE, f"{_IMAGE[1]}, or absent"),
@@ -205,7 +205,13 @@ PATTERNS: Mapping[type[Any], Patterns] = {
 Of a list it is each text that must, of a table each value. Everything that reaches a Dockerfile has a pattern.
 """
 
-LARGEST: Mapping[type[Any], Mapping[str, int]] = {
-    Instance: {"gpus": 256, "neuron_cores": 1024, "efa_devices": 256, "memory_gib": 262_144},
+BOUNDED: Mapping[type[Any], Mapping[str, range]] = {
+    Instance: {
+        "gpus": range(257),
+        "neuron_cores": range(1025),
+        "efa_devices": range(257),
+        "memory_gib": range(262_145),
+    },
+    TargetRow: {"size_budget_megabytes": range(1, 1_000_001)},
 }
-"""The largest number that can be meant, by row type and key: several times what the largest host has."""
+"""The numbers that can be meant, by row type and key: up to several times what the largest host or image has."""

@@ -64,7 +64,7 @@ COMPARATORS: Mapping[str, Callable[[int], bool]] = {
 """Comparators, longer ones first, and what they make of an order of two versions."""
 
 VERSION = re.compile(r"\D*(?P<release>\d+(?:\.\d+)*)(?:\D+(?P<vendor>\d+(?:\.\d+)*))?")
-BOUND = re.compile(r"v?\d+(\.\d+)*([+-]?[a-z]*\d+(\.\d+)*)?\Z")
+BOUND = re.compile(r"v?[0-9]+(\.[0-9]+)*([+-]?[a-z]*[0-9]+(\.[0-9]+)*)?\Z")
 WORD = re.compile(r"!?-{0,2}[A-Za-z0-9][A-Za-z0-9._+/:=-]*\Z")
 REFERENCE = re.compile(r"\{([a-z0-9.-]+)\}")
 

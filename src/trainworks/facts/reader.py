@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainworks.facts.patterns import LARGEST, PATTERNS, Patterns
+from trainworks.facts.patterns import BOUNDED, PATTERNS, Patterns
 from trainworks.facts.shapes import shape_of, short
 from trainworks.facts.text import MAY_HOLD_CONTROL, UnreadableError, control_characters, parse_toml, read_text
 
@@ -94,11 +94,16 @@ class Reader:
             problems += wrong
             if row is not None:
                 problems += mismatches(row, patterns)
-                problems += [f"key '{name}': {raw[name]} is negative" for name in shape.numbers if raw.get(name, 0) < 0]
+                bounded = BOUNDED.get(row_type, {})
                 problems += [
-                    f"key '{name}': {raw[name]} is more than {largest}, the most that can be meant"
-                    for name, largest in LARGEST.get(row_type, {}).items()
-                    if raw.get(name, 0) > largest
+                    f"key '{name}': {raw[name]} is negative"
+                    for name in shape.numbers
+                    if name not in bounded and raw.get(name, 0) < 0
+                ]
+                problems += [
+                    f"key '{name}': {raw[name]} is not from {numbers.start} to {numbers[-1]}, which can be meant"
+                    for name, numbers in bounded.items()
+                    if name in raw and raw[name] not in numbers
                 ]
             if problems:
                 label = f"{where}: {key} {number}{_identity(raw)}"

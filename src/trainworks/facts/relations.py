@@ -34,6 +34,12 @@ def relate(facts: Facts, malformed: Malformed) -> Iterator[str]:
         if name not in known
     )
     yield from _of_targets(facts, known, malformed)
+    yield from (
+        f"images/generated-files.toml: generated {row.name!r}: "
+        f"key 'copy_of': {row.copy_of} would be compared with itself"
+        for row in facts.generated_files
+        if row.copy_of in row.paths
+    )
     dated = [(f"images/built.toml: built {row.target!r}", row.date) for row in facts.built]
     dated += [(f"images/end-of-patch.toml: ended {row.framework} {row.version}", row.date) for row in facts.ends]
     yield from (f"{where}: key 'date': {day} is not a day of the calendar" for where, day in dated if not _is_day(day))

@@ -11,10 +11,14 @@ from typing import Any
 
 import tomli
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What no text of a row may hold: in a Dockerfile a line break begins another instruction."""
+_UNSEEN = "\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+"""Controls beyond ASCII, line breaks of Unicode, what has no width, and what turns the direction of writing."""
 
-MAY_HOLD_CONTROL = re.compile("[\\\\\t\x7f-\x9f\u2028\u2029]|\"\"\"|'''")
+CONTROL = re.compile(f"[\x00-\x1f{_UNSEEN}]")
+"""What no text of a row may hold: in a Dockerfile a line break begins another instruction, and a reader of labels
+sees another text than the one that is there."""
+
+MAY_HOLD_CONTROL = re.compile(f"[\\\\\t{_UNSEEN}]|\"\"\"|'''")
 """What a TOML file has somewhere if one of its texts holds such a character: most files need no closer look."""
 
 _MARKS = ((b"\xef\xbb\xbf", "a byte order mark (BOM)"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -48,6 +49,12 @@ PIP_CHECK_ARM64 = (
 
 The index has them as ``aarch64``, so pip installs them: WHEEL of ``nvidia-cusparselt-cu13`` 0.8.1.
 """
+
+FILLED_IN = ("version", "version_major", "python")
+"""What a front matter may name in braces."""
+
+NAME_IN_BRACES = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A name that a front matter wants filled in. Programs among the words of a command may have braces of their own."""
 
 RESULTS = ("/opt/ml/model", "/opt/ml/output", "/opt/ml/output/data")
 """Where a job leaves what it made, whichever user it runs as."""
@@ -138,13 +145,19 @@ def _values(row: CheckRow, where: str) -> tuple[Mapping[str, object], list[str]]
         ]
         patterns = {key: form for key, form in CHECK_PATTERNS.items() if key in row.values}
         wrong += mismatches(check, patterns)
+        wrong += [
+            f"key '{key}': {{{name}}} is never filled in; known: {', '.join(f'{{{each}}}' for each in FILLED_IN)}"
+            for key in sorted(row.values.keys() - {"command", "arguments"})
+            for name in NAME_IN_BRACES.findall(str(getattr(check, key)))
+            if name not in FILLED_IN
+        ]
     values = {key: getattr(check, key) for key in row.values} if check is not None else {}
     return values, [f"{where}: {problem}" for problem in wrong]
 
 
 def known_versions(step: Step, python: str) -> Mapping[str, str]:
-    """Return what a front matter may name in braces."""
-    return {"version": step.version, "version_major": _major(step.version), "python": python}
+    """Return the values of ``FILLED_IN``."""
+    return dict(zip(FILLED_IN, (step.version, _major(step.version), python), strict=True))
 
 
 def filled(text: str, known: Mapping[str, str]) -> str:

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateError, TemplateSyntaxError, meta
-from jinja2.exceptions import TemplateNotFound
+from jinja2.exceptions import SecurityError, TemplateNotFound
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainworks.errors import RecipeError
 from trainworks.facts.rows import Artifact, Facts, Recipe, SourceFile
 from trainworks.facts.text import CONTROL
+from trainworks.likeness import nearest
 from trainworks.plan.model import COMMAND, ENTRY_POINT, IMAGE_TIME, WORKING_FOLDER, ImagePlan, Step
 from trainworks.plan.shares import BUILDER
 from trainworks.plan.target import OWN_PYTHON
@@ -53,6 +55,12 @@ BUILDER_FOLDER = "/opt/builder/"
 CONTEXT_COPY = re.compile(r"^COPY (?!--from=)(?:--\S+ )*(.+) (\S+)$", re.MULTILINE)
 CONTEXT_MOUNT = re.compile(r"--mount=(?=\S*type=bind)(?!\S*from=)\S*source=([^\s,]+)")
 """What a Dockerfile takes from its build context: sources of a ``COPY``, and of a mount."""
+
+STAGE_ASKED = re.compile(r"(?:--from=|--mount=(?=\S*type=bind)\S*\bfrom=)([^\s,]+)")
+"""Finds the stages and images that a Dockerfile copies or mounts files of."""
+
+INSTRUCTIONS = frozenset({"FROM", "RUN", "COPY", "ENV", "ARG", "LABEL", "WORKDIR", "SHELL", "USER"})
+"""The instructions that a recipe may use."""
 
 STAGE_NAME = re.compile(r"^FROM \S+ AS (\S+)$", re.MULTILINE)
 """Finds the names of a block's stages: a component may need more than one."""
@@ -158,6 +166,7 @@ def render(plan: ImagePlan, facts: Facts, *, check: bool = True) -> Rendering:
         )
     files = _context_files(plan, facts, dockerfile, wheels)
     if check:
+        _check_instructions(texts)
         _check_sources(dockerfile, files, texts)
     return Rendering(
         dockerfile=dockerfile,
@@ -177,6 +186,16 @@ def _compiled(templates: tuple[tuple[str, str], ...]) -> Environment:
     return environment
 
 
+class _Recipes(ImmutableSandboxedEnvironment):
+    """Jinja without the operators that make much of little: ``"%999999999d" % 1``."""
+
+    intercepted_binops = frozenset({"%", "*", "**"})
+
+    def call_binop(self, _context: Context, operator: str, _left: object, _right: object) -> object:
+        """Refuse an operator that recipes do not need; raises ``SecurityError``."""
+        raise SecurityError(f"recipes do not calculate with {operator}")
+
+
 def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
     """Return Jinja's environment of templates, pairs of a name and a text.
 
@@ -188,7 +207,7 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
         # The middle is the file's name in a traceback, from which an error gets its line.
         return (texts[name], name, None) if name in texts else None
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Recipes(
         loader=FunctionLoader(find),
         undefined=StrictUndefined,
         autoescape=False,
@@ -197,6 +216,9 @@ def new_environment(templates: Iterable[tuple[str, str]]) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["quoted"] = quoted
+    # A recipe repeats nothing but values: what counts or repeats by itself could go on for ever, or fill the memory.
+    for name in ("range", "lipsum"):
+        del environment.globals[name]
     environment.globals["image_time"] = IMAGE_TIME
     return environment
 
@@ -275,6 +297,25 @@ def _check_signature(environment: Environment, recipe: Recipe, values: Mapping[s
         raise RecipeError(f"templates/{name}: {'; '.join(problems)}", hint=f"it may read: {', '.join(sorted(values))}")
 
 
+def _check_instructions(texts: Mapping[str, str]) -> None:
+    """Refuse a recipe with an unknown instruction, or whose last line goes on: an engine would, minutes later."""
+    for component, text in texts.items():
+        where = f"templates/components: the recipe of {component}"
+        goes_on = False
+        for line in text.splitlines():
+            if line.strip() and not line.lstrip().startswith("#"):
+                word = line.split(maxsplit=1)[0]
+                if not goes_on and word not in INSTRUCTIONS:
+                    near = nearest(word, sorted(INSTRUCTIONS))
+                    raise RecipeError(
+                        f"{where}: {word!r} is not an instruction that recipes use",
+                        hint=f"did you mean {near}?" if near else f"known: {', '.join(sorted(INSTRUCTIONS))}",
+                    )
+                goes_on = line.endswith("\\")
+        if goes_on:
+            raise RecipeError(f"{where}: its last line ends with a backslash, and nothing follows")
+
+
 def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[str, str]) -> None:
     """Refuse a Dockerfile that copies or mounts what its context does not have."""
     copied = [source for sources, _ in CONTEXT_COPY.findall(dockerfile) for source in sources.split()]
@@ -284,6 +325,14 @@ def _check_sources(dockerfile: str, files: Iterable[SourceFile], texts: Mapping[
         for source in sorted({*copied, *CONTEXT_MOUNT.findall(dockerfile)})
         if not any(path.startswith(f"{source}/") for path in paths)
     ]
+    stages = {*STAGE_NAME.findall(dockerfile), *re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)}
+    if unknown := sorted(set(STAGE_ASKED.findall(dockerfile)) - stages):
+        names = [name for name, text in texts.items() if unknown[0] in STAGE_ASKED.findall(text)]
+        near = nearest(unknown[0], sorted(stages))
+        raise RecipeError(
+            f"the recipe of {', '.join(names)} takes files of the stage {unknown[0]!r}, which is missing",
+            hint=f"did you mean {near}?" if near else "stages are named by `FROM IMAGE AS NAME`",
+        )
     if missing:
         recipes = {path: [name for name, text in texts.items() if path in text] for path in missing}
         raise RecipeError(
@@ -316,8 +365,10 @@ def blaming(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
         what = f"template not found: {error.name!r}" if isinstance(error, TemplateNotFound) else ""
+        if isinstance(error, (RecursionError, MemoryError)):
+            what = "it calls or includes itself without an end, or makes more text than fits into memory"
         # The text of a syntax error repeats file and line, in Jinja's own words.
         what = what or (error.message or "" if isinstance(error, TemplateSyntaxError) else str(error))
         places = dict.fromkeys(_places(error, name)) or {(name, 0): None}
