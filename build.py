@@ -3,8 +3,10 @@
 """The front door of a checkout: finds the builder and its dependencies, then hands over to ``trainworks.cli``."""
 
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT_PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -34,6 +36,12 @@ def missing_dependencies() -> list[str]:
     return missing
 
 
+def leave(_number: int, _frame: FrameType | None) -> None:
+    """End as Ctrl-C ends every command: before anything has started there is nothing to stop, and no traceback."""
+    os.write(2, b"\ninterrupted: nothing had been started\n")
+    os._exit(130)
+
+
 def explain(error: ModuleNotFoundError) -> None:
     """Start again with the environment of the checkout, or end with a hint, where dependencies are missing."""
     if not (missing := missing_dependencies()):
@@ -48,12 +56,16 @@ def explain(error: ModuleNotFoundError) -> None:
 if __name__ == "__main__":
     if sys.version_info < (3, 11):  # noqa: UP036 - said before a newer syntax fails in the imports below
         sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}")
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
     sys.path.insert(0, str(ROOT / "src"))
     # uv, which `lock` runs, lies beside the Python that has it installed.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:
         from trainworks.cli import main
 
+        signal.signal(signal.SIGINT, handler)
         sys.exit(main(root=ROOT))
     except ModuleNotFoundError as error:
         # Asked only now: to look at every distribution takes as long as to start Python.

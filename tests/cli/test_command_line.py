@@ -498,6 +498,27 @@ def test_a_second_interrupt_while_python_shuts_down_changes_nothing(root: Path, 
     assert errors == "\ninterrupted: everything that was started has been stopped\n"
 
 
+def test_interrupted_before_the_first_import_has_ended(root: Path, tmp_path: Path) -> None:
+    """A module that the command line imports is a pipe here: the test has Ctrl-C come while it is read."""
+    package = tmp_path / "argparse"
+    package.mkdir()
+    os.mkfifo(tmp_path / "ready")
+    (package / "__init__.py").write_text(
+        f"import signal\nopen({str(tmp_path / 'ready')!r}, 'w').close()\nwhile True:\n    signal.pause()\n"
+    )
+    argv = [sys.executable, str(root / "build.py"), "--list"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        (tmp_path / "ready").read_text()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, output, errors) == (130, "", "\ninterrupted: nothing had been started\n")
+
+
 @pytest.mark.parametrize(
     ("number", "words"), [(signal.SIGINT, ()), (signal.SIGTERM, ()), (signal.SIGTERM, ("--format", "json"))]
 )

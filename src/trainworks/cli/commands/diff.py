@@ -57,9 +57,9 @@ def run(options: Namespace, root: Path) -> int:
 
     facts = load(root)
     engine = choose(options.engine, report=say)
-    found = difference(
-        inspect_image(engine, find_image(options.before, engine, facts), facts, digests=True),
-        inspect_image(engine, find_image(options.after, engine, facts), facts, digests=True),
-    )
+    # Both names first: to read an image takes minutes.
+    references = [find_image(name, engine, facts) for name in (options.before, options.after)]
+    before, after = (inspect_image(engine, reference, facts, digests=True) for reference in references)
+    found = difference(before, after)
     put_result(options.format, found.as_values(), as_text(found))
     return 0
