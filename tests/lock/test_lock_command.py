@@ -134,7 +134,7 @@ def test_what_can_be_locked_is_and_what_cannot_is_said_at_once(
     assert not list((root / "images" / "lock").glob("*.part"))
     ended = call("lock", "--format", "json", root=root)
     content = json.loads(ended.out)
-    assert (ended.status, content.keys(), content["written"]) == (11, {"written", "problems"}, [])
+    assert (ended.status, content.keys(), content["written"]) == (11, {"written", "moved", "problems"}, [])
     assert len(content["problems"]) == 3
 
 
@@ -212,7 +212,9 @@ def test_a_base_image_that_moved(call: Call, tmp_path: Path, base_registry: Host
     (root / "images" / "lock" / "base-images.toml").write_text(
         f'[[base_image]]\nname = "{image}"\ndigest = "sha256:{"0" * 64}"\n', encoding="utf-8"
     )
-    ended = call("lock", root=root)
+    call("lock", root=root)
+    assert load(root).digest_by_image == {image: f"sha256:{'0' * 64}"}
+    ended = call("lock", "--upgrade", root=root)
     assert f"base image {image} moved from sha256:{'0' * 64} to {DIGEST}" in ended.err
     assert load(root).digest_by_image == {image: DIGEST}
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from packaging.version import Version
 
 from trainworks.engine.scratch import private_folder
 from trainworks.errors import HostError, LockError, RegistryError
 from trainworks.facts import lockfile
 from trainworks.facts.rows import Artifact, Facts, LockedArtifact, LockedBaseImage, TargetRow
 from trainworks.host.downloads import Client, Content, UnreachableError, content_of
-from trainworks.host.git import moved, tag_commit
+from trainworks.host.git import moved, tag_commit, tags_of
 from trainworks.host.signatures import check_signature
 from trainworks.plan.locks import lock_problems
 from trainworks.plan.resolve import downloads_of, images_of
@@ -20,6 +23,9 @@ from trainworks.registry.names import split_reference
 from trainworks.registry.tools import Registries, RegistryUnreachableError
 
 Row = TypeVar("Row", LockedArtifact, LockedBaseImage)
+
+TAG_SECONDS = 60.0
+"""How long a repository may take to list its tags."""
 
 Report = Callable[[str], None]
 """Takes a line for people."""
@@ -98,6 +104,31 @@ def _check_tag(artifact: Artifact, client: Client, report: Report) -> None:
         raise moved(artifact.git, artifact.tag, artifact.commit, there)
 
 
+def newer_tags(rows: Iterable[TargetRow], facts: Facts, client: Client, *, report: Report) -> None:
+    """Report the tags that are newer than those that targets take, of what they fetch by git."""
+    for artifact in _artifacts(rows, facts):
+        if artifact.tag:
+            what = f"{artifact.name} {artifact.version}"
+            try:
+                tags = tags_of(artifact.git, ca_path=client.ca_path, seconds=TAG_SECONDS)
+            except UnreachableError as error:
+                report(f"  {what}: its tags are not known: {error.message}")
+                continue
+            if tag := _newest_tag(artifact, tags):
+                report(f"  {what}: there is a newer tag, {tag}")
+
+
+def _newest_tag(artifact: Artifact, tags: Iterable[str]) -> str:
+    """Return the newest of the tags that are written as the artifact's own, ``""`` where none is newer."""
+    before, _, after = artifact.tag.partition(artifact.version)
+    form = re.compile(re.escape(before) + r"(\d+(?:\.\d+)+)" + re.sub(r"\d+", lambda _: r"\d+", re.escape(after)))
+    versions = {found[1]: tag for tag in tags if (found := form.fullmatch(tag))}
+    newest = max(versions, key=Version, default="")
+    # A vendor's version may have more than numbers in it: "1.7-aws".
+    own = re.search(r"\d+(\.\d+)*", artifact.version)
+    return versions[newest] if own and newest and Version(newest) > Version(own[0]) else ""
+
+
 def _first_look(artifact: Artifact, client: Client, mirror: Path | None) -> Content:
     """Return what a file is, once everything that is published about it holds."""
     with private_folder() as scratch:
@@ -145,17 +176,19 @@ def lock_base_images(
     *,
     report: Report,
     missing: bool = False,
+    upgrade: bool = False,
 ) -> list[str]:
-    """Record the digests that the tags of the targets' base images have today.
+    """Record the digests that the tags of the targets' base images have.
 
-    A tag moves with each security update of its image, so a new digest replaces the recorded one, and is reported. For
-    an image that is gone, the first of its row's ``alternatives`` that exists is recorded.
+    A tag moves with each security update of its image: ``upgrade`` replaces a recorded digest by today's, and reports
+    it. For an image that is gone, the first of its row's ``alternatives`` that exists is recorded.
 
     Args:
         registries: Connections and logins. A registry that does not answer is not asked again.
         root: The checkout, whose ``images/lock/base-images.toml`` is written.
         report: Receives a line of text for each digest that changed.
         missing: Whether to look at nothing but the images without a digest.
+        upgrade: Whether tags with a recorded digest are asked again.
 
     Returns:
         The tags that could not be recorded, one line each.
@@ -168,7 +201,7 @@ def lock_base_images(
         row = facts.base_image_by_name.get(name)
         alternatives = row.alternatives if row else ()
         known = _row_digest(name, facts)
-        if (known and (missing or not alternatives)) or (missing and name in locked):
+        if (known and (missing or not alternatives)) or (not upgrade and name in locked):
             continue
         failures = []
         for reference in (name, *alternatives):

@@ -34,8 +34,13 @@ SECONDS = 600.0
 ANNOTATION = re.compile(r"^(?P<name>[a-z0-9._-]+)==\S+.*?# via (?P<via>.+)$")
 
 
-def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str]) -> str:
-    """Resolve one target and return the text of its lock.
+def lock_target(
+    row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str], *, upgrade: bool = False
+) -> tuple[LockedPackage, ...]:
+    """Resolve the Python files of one target.
+
+    Args:
+        upgrade: Whether everything gets its newest version; default: what is locked stays as far as the rows allow it.
 
     Raises:
         LockError: When no set of versions fits, or the index does not answer; with uv's own words.
@@ -46,8 +51,39 @@ def lock_target(row: TargetRow, facts: Facts, settings: HostSettings, environmen
     for build in (False, True):
         wanted = [str(requirement) for requirement in requirements_of(target, facts) if requirement.build == build]
         wheels = () if build else own_wheels(target, facts)
-        packages += _resolve(wanted, wheels, platform, row, settings, environment, build=build)
-    return lockfile.as_toml(LockedPackage, packages)
+        kept = () if upgrade else tuple(each for each in target.lock or () if each.build == build)
+        packages += _resolve(wanted, wheels, kept, platform, row, settings, environment, build=build)
+    return tuple(packages)
+
+
+def without_versions(row: TargetRow, facts: Facts) -> tuple[TargetRow, Facts]:
+    """Return a row and facts that ask for no version: what is resolved for them is the newest that goes together.
+
+    A version with a build of its own (behind its ``+``) stays: without it another build would be the newest.
+    """
+    # A distribution with a CUDA version in its name would hold the framework back to that version.
+    components = tuple(
+        replace(each, python=tuple(name for name in each.python if "{" not in name)) for each in facts.components
+    )
+    stacks = tuple(replace(stack, components=dict.fromkeys(stack.components, "")) for stack in facts.stacks)
+    versions = {name: version if "+" in version else "" for name, version in row.versions.items()}
+    return replace(row, versions=versions), replace(facts, stacks=stacks, components=components)
+
+
+def moves(before: Sequence[LockedPackage], after: Sequence[LockedPackage]) -> list[str]:
+    """Return how one lock differs from another, a line for each package: ``NAME OLD -> NEW``."""
+    old, new = ({(each.name, each.build): each for each in packages} for packages in (before, after))
+    lines = []
+    for key in sorted(old.keys() | new.keys()):
+        name = f"{key[0]} (to build)" if key[1] else key[0]
+        one, other = old.get(key), new.get(key)
+        if one is None or other is None:
+            lines.append(f"{name} {other.version} is new" if other else f"{name} {old[key].version} goes")
+        elif one.version != other.version:
+            lines.append(f"{name} {one.version} -> {other.version}")
+        elif one.sha256 != other.sha256:
+            lines.append(f"{name} {one.version}: another file, {other.file}")
+    return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +98,7 @@ class _Platform:
 def _resolve(
     requirements: Sequence[str],
     wheels: Sequence[Artifact],
+    kept: Sequence[LockedPackage],
     platform: _Platform,
     row: TargetRow,
     settings: HostSettings,
@@ -87,11 +124,19 @@ def _resolve(
             *("--python-platform", uv_platform(platform.machine, platform.glibc)),
             *("--config-file", "uv.toml", "--constraints", "constraints.in"),
         )
-        lock_path = folder / "pylock.toml"
+        lock_path, edges_path = folder / "pylock.toml", folder / "edges.txt"
         what = f"{row.framework} {row.version} {row.cuda} on {row.base}"
+        # uv keeps the versions that it finds in the file that it is to write.
+        names = ", ".join(f'{{ name = "{each.name}", version = "{each.version}" }}' for each in kept)
+        lock_path.write_text(
+            f'lock-version = "1.0"\ncreated-by = "trainworks"\npackages = [{names}]\n', encoding="utf-8"
+        )
         run_uv((*arguments, "--format", "pylock.toml", "--output-file", lock_path.name), folder, what, environment)
-        edges = run_uv((*arguments, "--annotation-style", "line"), folder, what, environment)
         content = tomllib.loads(lock_path.read_text(encoding="utf-8"))
+        pins = (f"{package['name']}=={package['version']}\n" for package in content.get("packages", ()))
+        edges_path.write_text("".join(pins), encoding="utf-8")
+        run_uv((*arguments, "--annotation-style", "line", "--output-file", edges_path.name), folder, what, environment)
+        edges = edges_path.read_text(encoding="utf-8")
     requires: dict[str, list[str]] = {}
     for line in edges.splitlines():
         match = ANNOTATION.match(line)
@@ -99,7 +144,7 @@ def _resolve(
             for parent in match["via"].split(", "):
                 requires.setdefault(canonicalize_name(parent), []).append(canonicalize_name(match["name"]))
     found, urls = [], []
-    for package in content["packages"]:
+    for package in content.get("packages", ()):
         name = canonicalize_name(package["name"])
         url, sha256 = _best_file(package, tags)
         urls.append(url)
@@ -189,10 +234,8 @@ def _best_file(package: Mapping[str, Any], tags: Mapping[Tag, int]) -> tuple[str
     return source["url"], source["hashes"]["sha256"]
 
 
-def write_python_lock(
-    row: TargetRow, facts: Facts, settings: HostSettings, environment: Mapping[str, str], root: Path
-) -> Path:
-    """Lock the Python files of a target into ``images/lock`` below ``root``; raises ``LockError``, ``OutputError``."""
+def write_python_lock(row: TargetRow, facts: Facts, packages: Sequence[LockedPackage], root: Path) -> Path:
+    """Write the lock of a target's Python files into ``images/lock`` below ``root``; raises ``OutputError``."""
     path = lockfile.lock_path(root, facts.name_of(row))
-    lockfile.write(path, lock_target(row, facts, settings, environment))
+    lockfile.write(path, lockfile.as_toml(LockedPackage, packages))
     return path

@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainworks.cli.grammar import FACTS, HOST_SETTINGS, TARGET, Example, Grammar, add_format, add_only
+from trainworks.engine.scratch import private_folder
 from trainworks.errors import FactsError, HostError, LockError, UnknownNameError
 from trainworks.terminal.output import put, put_json
+
+if TYPE_CHECKING:
+    from trainworks.facts.rows import Facts, TargetRow
+    from trainworks.host.settings import HostSettings
 
 
 def parser() -> Grammar:
@@ -18,18 +25,25 @@ def parser() -> Grammar:
         "lock",
         summary="record the hash, size and digest of every input of targets",
         details="Records the inputs of targets in images/lock: Python files, resolved and pinned by hash; hash and "
-        "size of every other download, after its signature is checked; digests of base images.",
+        "size of every other download, after its signature is checked; digests of base images. What is recorded stays "
+        "as far as the rows allow it; --upgrade moves it.",
         examples=(
             Example("lock --check", "check that every lock fits its row, and list what is not locked"),
-            Example(f"lock --only {TARGET}", "lock one target again", needs="the network"),
+            Example(f"lock --only {TARGET}", "lock one target, and keep what is locked", needs="the network"),
+            Example(f"lock --upgrade --dry-run --only {TARGET}", "see what is newer", needs="the network"),
         ),
-        result="the names of the files that were written. Commit them: a build uses nothing else.",
+        result="the files that were written, each with the packages that moved. Commit them: a build uses nothing "
+        "else.",
         done="locked, or every lock fits",
         fails=(FactsError, UnknownNameError, HostError, LockError),
         reads=(FACTS, HOST_SETTINGS),
+        check=_check,
         see_also=("mirror", "check", "docs/lock.md"),
     )
     add_only(grammar)
+    grammar.add_argument("--upgrade", action="store_true", help="move what is locked to the newest that the rows allow")
+    grammar.add_argument("--newest", action="store_true", help="print what is newer than the rows; write nothing")
+    grammar.add_argument("--dry-run", action="store_true", help="print what would move; write nothing")
     grammar.add_argument("--check", action="store_true", help="check locks against the rows; write nothing")
     grammar.add_argument("--strict", action="store_true", help="with --check: fail if something is not locked")
     grammar.add_argument(
@@ -39,46 +53,37 @@ def parser() -> Grammar:
     return grammar
 
 
+def _check(options: Namespace, _root: Path) -> list[str]:
+    given = [name for name in ("upgrade", "newest", "dry_run", "check") if getattr(options, name)]
+    if len(given) < 2 or given == ["upgrade", "dry_run"]:
+        return []
+    words = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    return [f"{words} do not go together; --upgrade and --dry-run do"]
+
+
 def run(options: Namespace, root: Path) -> int:
     """Lock targets; failures are reported at the end, and the rest is written."""
     from trainworks.facts.data import writable_root
     from trainworks.facts.load import load
-    from trainworks.host.downloads import Client
     from trainworks.host.settings import read_host_settings
-    from trainworks.inputs.lock_artifacts import check_locks, lock_artifacts, lock_base_images
-    from trainworks.inputs.lock_python import write_python_lock
+    from trainworks.inputs.lock_artifacts import check_locks
     from trainworks.plan.select import rows_like
-    from trainworks.registry.tools import Patience, Registries
-    from trainworks.terminal.fetching import Fetching
-    from trainworks.terminal.output import say
-    from trainworks.terminal.progress import DISPLAY
 
     facts = load(root)
     rows = rows_like(options.only, facts)
     if options.check:
         return _report_locks(*check_locks(rows, facts), options)
-    writable_root(root, "`lock`")
-    settings = read_host_settings(os.environ)
-    written: list[str] = []
-    problems: list[str] = []
-    with DISPLAY.task("locking", len(rows), "targets", log=False) as task:
-        for row in rows:
-            try:
-                written.append(str(write_python_lock(row, facts, settings, os.environ, root)))
-            except LockError as error:
-                problems.append(str(error))
-            else:
-                if options.format == "text":
-                    put(f"{written[-1]}\n")
-            task.advance()
-    fetching = Fetching()
-    with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
-        problems += lock_artifacts(rows, facts, client, root, mirror=options.mirror, report=say)
-    with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
-        problems += lock_base_images(rows, facts, registries, root, report=say)
+    writes = not (options.dry_run or options.newest)
+    if writes:
+        writable_root(root, "`lock`")
+    with ExitStack() as stack:
+        # A dry run does everything, in a folder that goes.
+        place = root if writes else stack.enter_context(private_folder())
+        (place / "images" / "lock").mkdir(parents=True, exist_ok=True)
+        written, moved, problems = _lock(rows, facts, read_host_settings(os.environ), place, options)
     unique = tuple(dict.fromkeys(problems))
     if options.format == "json":
-        put_json({"written": written, "problems": unique})
+        put_json({"written": written if writes else [], "moved": moved, "problems": unique})
     if unique:
         raise _failure(
             f"{len(unique)} input{'s are' if len(unique) > 1 else ' is'} not locked:",
@@ -87,6 +92,55 @@ def run(options: Namespace, root: Path) -> int:
             options,
         )
     return 0
+
+
+def _lock(
+    rows: Sequence[TargetRow], facts: Facts, settings: HostSettings, place: Path, options: Namespace
+) -> tuple[list[str], dict[str, list[str]], list[str]]:
+    """Return the files that were written, what moved by target, and what could not be locked."""
+    from trainworks.host.downloads import Client
+    from trainworks.inputs.lock_artifacts import lock_artifacts, lock_base_images, newer_tags
+    from trainworks.inputs.lock_python import lock_target, moves, without_versions, write_python_lock
+    from trainworks.registry.tools import Patience, Registries
+    from trainworks.terminal.fetching import Fetching
+    from trainworks.terminal.output import say
+    from trainworks.terminal.progress import DISPLAY
+
+    written: list[str] = []
+    moved: dict[str, list[str]] = {}
+    problems: list[str] = []
+    shown = options.format == "text"
+    with DISPLAY.task("locking", len(rows), "targets", log=False) as task:
+        for row in rows:
+            name = facts.name_of(row)
+            asked = without_versions(row, facts) if options.newest else (row, facts)
+            try:
+                packages = lock_target(*asked, settings, os.environ, upgrade=options.upgrade or options.newest)
+            except LockError as error:
+                problems.append(str(error))
+            else:
+                before = facts.locks[name].packages if name in facts.locks else ()
+                moved[name] = moves(before, packages)
+                written.append(str(write_python_lock(row, facts, packages, place)))
+                title = name if options.dry_run or options.newest else written[-1]
+                if shown:
+                    put("\n  ".join((title, *(moved[name] or ["nothing moves"]))) + "\n")
+            task.advance()
+
+    def report(line: str) -> None:
+        moved.setdefault("shared", []).append(line.strip())
+        say(line)
+
+    if options.newest:
+        with Client(settings) as client:
+            newer_tags(rows, facts, client, report=report)
+        return written, moved, problems
+    fetching = Fetching()
+    with Client(settings, watch=fetching) as client, fetching.shown("fetching"):
+        problems += lock_artifacts(rows, facts, client, place, mirror=options.mirror, report=say)
+    with Registries(settings, report=say, patience=Patience(attempts=3)) as registries:
+        problems += lock_base_images(rows, facts, registries, place, report=report, upgrade=options.upgrade)
+    return written, moved, problems
 
 
 def _report_locks(problems: Sequence[str], unlocked: Sequence[str], options: Namespace) -> int:
