@@ -29,6 +29,7 @@ Package: libssl3
 Status: install ok installed
 Architecture: amd64
 Source: openssl
+Maintainer: Debian OpenSSL Team <team@example.org>
 Version: 3.0.17-1~deb12u2
 Description: Secure Sockets Layer toolkit
  Version: of what this line says, no package is
@@ -76,7 +77,8 @@ BUILDER = Builder(
 )
 
 METADATA = {
-    "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n",
+    "torch-2.13.0+cpu": "Name: torch\nVersion: 2.13.0+cpu\nLicense-Expression: BSD-3-Clause AND LicenseRef-Ours\n"
+    "Author: The PyTorch\n        Team\n",
     "Jinja2-3.1.6": "Name: Jinja2\nVersion: 3.1.6\nClassifier: License :: OSI Approved :: BSD License\n",
     "filelock-3.0": "Name: filelock\nVersion: 3.0\nLicense: MIT\n\nLicense: of the description\n",
     # A copy inside another package, of another version than the locked one.
@@ -163,12 +165,16 @@ def ask(tree: Path) -> packages.PackagesAnswer:
     return answer
 
 
-def tiny_proof(facts: Facts, folder: Path) -> Proven:
-    """Return the proof of a tiny image, whose root folder is made here."""
-    return prove(facts, ask(make_tree(folder)))
+ADDRESS = f"r.example.org/team/image@sha256:{'a' * 64}"
+"""Where the tiny image is."""
 
 
-def prove(facts: Facts, found: packages.PackagesAnswer) -> Proven:
+def tiny_proof(facts: Facts, folder: Path, address: str = ADDRESS) -> Proven:
+    """Return the proof of a tiny image, whose root folder is made here; ``address`` is where a registry has it."""
+    return prove(facts, ask(make_tree(folder)), address)
+
+
+def prove(facts: Facts, found: packages.PackagesAnswer, address: str = ADDRESS) -> Proven:
     """Return the proof of an image that says this of itself."""
     request = Request(framework="pytorch", cuda="cpu")
     torch = LockedPackage(
@@ -204,16 +210,19 @@ def prove(facts: Facts, found: packages.PackagesAnswer) -> Proven:
         texts={"torch": "RUN one\n", "open-mpi": "RUN two\n", "gdrcopy": "RUN three\n"},
     )
     image = BuiltImage(
-        reference=plan.tags[0], identifier=f"sha256:{'a' * 64}", size=1, labels={}, environment={}, digests=()
+        reference=plan.tags[0], identifier=f"sha256:{'c' * 64}", size=1, labels={}, environment={}, digests=()
     )
-    bill = target_bill(
-        plan,
-        rendering,
-        image,
-        found,
-        base_identifier="sha256:" + "6" * 64,
-        launcher_version="0.1.0",
-        launcher_license="Apache-2.0",
+    bill = replace(
+        target_bill(
+            plan,
+            rendering,
+            image,
+            found,
+            base_identifier="sha256:" + "6" * 64,
+            launcher_version="0.1.0",
+            launcher_license="Apache-2.0",
+        ),
+        address=address,
     )
     checkout = Checkout(commit="7" * 40, changed=True, files={"images/lock/tiny.toml": "8" * 64})
     return Proven(

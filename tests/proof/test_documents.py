@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from proof.support import Proven, cyclonedx_packages, cyclonedx_problems, read_provenance
+from proof.support import BUILDER, Proven, cyclonedx_packages, cyclonedx_problems, read_provenance
 from trainworks.engine.protocol import BuiltImage
 from trainworks.errors import ProofError
 from trainworks.facts.rows import Facts
@@ -91,9 +91,22 @@ def test_copies_of_distributions_inside_others_are_listed(bill: BillOfMaterials)
     assert copies == [("Jinja2", "3.0.0")]
 
 
+def test_an_image_in_no_registry_has_no_manifest_to_be_named_by(bill: BillOfMaterials) -> None:
+    assert bill.purl == f"pkg:oci/image@sha256:{'a' * 64}?repository_url=r.example.org/team/image"
+    assert replace(bill, address="").purl == "pkg:oci/pytorch-training?tag=tiny"
+
+
+def test_the_document_says_who_wrote_it_and_who_supplied_what(proven: Proven) -> None:
+    document = proven.documents()["sbom.cdx.json"]
+    assert document["metadata"]["authors"] == [{"name": "https://ci.example/builder"}]
+    suppliers = {each["name"]: each.get("supplier", {}).get("name", "") for each in document["components"]}
+    assert suppliers["libssl3"] == "Debian OpenSSL Team <team@example.org>"
+    assert suppliers["torch"] == "The PyTorch Team"
+
+
 def test_a_change_of_the_contents_changes_the_documents_number(bill: BillOfMaterials) -> None:
     other = replace(bill, components=bill.components[:-1])
-    first, again, changed = (cyclonedx(each, builder_version="1", time=0) for each in (bill, bill, other))
+    first, again, changed = (cyclonedx(each, builder=BUILDER, time=0) for each in (bill, bill, other))
     assert first == again
     assert first["serialNumber"] != changed["serialNumber"]
 

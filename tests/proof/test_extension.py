@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from trainworks.facts.rows import SourceFile
 from trainworks.imagetest import packages
 from trainworks.proof.components import ListedComponent, extension_bill, package_components
 from trainworks.proof.prove import texts_of
-from trainworks.proof.provenance import Checkout, extension_provenance
+from trainworks.proof.provenance import Checkout, Documents, extension_provenance
 from trainworks.render.dockerfile import Rendering
 
 ADDED = {
@@ -67,7 +67,7 @@ def extended(found: packages.PackagesAnswer, base: tuple[ListedComponent, ...]) 
     rendering = Rendering(dockerfile="FROM base\n", files=(), stage_components={})
     checkout = Checkout(commit="7" * 40, changed=False, files={"templates/extend.j2": "8" * 64})
 
-    def predicate(documents: Mapping[str, str]) -> dict[str, object]:
+    def predicate(documents: Documents) -> dict[str, object]:
         return extension_provenance(PLAN, rendering, bill, checkout=checkout, builder=BUILDER, documents=documents)
 
     return Proven(bill=bill, write=lambda: texts_of(bill, predicate, builder=BUILDER, time=0))

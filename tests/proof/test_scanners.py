@@ -69,7 +69,7 @@ def test_the_document_is_about_a_container(proven: Proven) -> None:
     image = proven.documents()["sbom.cdx.json"]["metadata"]["component"]
     assert image["type"] == "container"
     assert properties(image, TRIVY) == {
-        "ImageID": f"sha256:{'a' * 64}",
+        "ImageID": f"sha256:{'c' * 64}",
         "RepoTag": "trainworks/pytorch-training:tiny",
     }
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from proof.support import Proven
+from proof.support import ADDRESS, Proven, tiny_proof
 from trainworks.cli import main
 from trainworks.errors import ProofError
+from trainworks.facts.rows import Facts
 from trainworks.proof.provenance import CYCLONEDX, PROVENANCE
 
-IMAGE = "a" * 64
-ADDRESS = f"r.example.org/team/image@sha256:{IMAGE}"
+IMAGE = ADDRESS.rpartition(":")[2]
 
 
 def line(kind: str, predicate: Mapping[str, Any], image: str = IMAGE) -> str:
@@ -108,6 +108,39 @@ def test_one_of_several_proofs_that_holds_is_enough(lines: list[str], other: str
     for builder in ("https://ci.example/builder", "https://other.example"):
         assert check(tmp_path, both, "--builder", builder) == 0
     assert check(tmp_path, both, "--builder", "https://third.example") == ProofError.exit_status
+
+
+def test_documents_of_another_image_that_were_signed_for_this_one(
+    lines: list[str], facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong variable in CI: cosign signs whatever it is given for whatever image it is told."""
+
+    def said_of(*documents: str) -> str:
+        assert check(tmp_path, list(documents)) == ProofError.exit_status
+        return capsys.readouterr().err
+
+    other = tiny_proof(facts, tmp_path / "other", f"r.example.org/team/image@sha256:{'b' * 64}").documents()
+    materials = line(CYCLONEDX, other["sbom.cdx.json"])
+    assert f"the bill of materials is about another image: sha256:{'b' * 64}" in said_of(
+        line(PROVENANCE, other["provenance.json"]), materials
+    )
+    assert "the bill of materials is about another image" in said_of(lines[0], materials)
+    assert "the provenance is of another bill of materials" in said_of(
+        line(PROVENANCE, other["provenance.json"]), lines[1]
+    )
+    nowhere = tiny_proof(facts, tmp_path / "nowhere", "").documents()
+    assert "write it with `prove --pushed ADDRESS`" in said_of(lines[0], line(CYCLONEDX, nowhere["sbom.cdx.json"]))
+    # Those of both images side by side: the ones of this image are found.
+    assert check(tmp_path, [materials, *lines, line(PROVENANCE, other["provenance.json"])]) == 0
+
+
+def test_a_bill_of_materials_that_was_edited(
+    lines: list[str], proven: Proven, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edited = proven.documents()["sbom.cdx.json"]
+    del edited["components"][0]
+    assert check(tmp_path, [lines[0], line(CYCLONEDX, edited)]) == ProofError.exit_status
+    assert "its serial number does not follow from its content" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named_with_cosigns_type(

@@ -83,9 +83,9 @@ def address(hostile: Hostile, registries: Registries) -> str:
 
 
 @pytest.fixture
-def folder(facts: Facts, tmp_path: Path) -> Path:
+def folder(facts: Facts, address: str, tmp_path: Path) -> Path:
     """Give a folder with the documents."""
-    proven: Proven = tiny_proof(facts, tmp_path / "tree")
+    proven: Proven = tiny_proof(facts, tmp_path / "tree", address)
     path = tmp_path / "proof"
     path.mkdir()
     for name, text in proven.texts().items():

@@ -24,6 +24,9 @@ RPM_TIMEOUT = 120.0
 MOST_BUNDLED = 5000
 """How many packages of one bill of materials are listed."""
 
+SUPPLIERS = ("Author", "Author-email", "Maintainer", "Maintainer-email")
+"""Fields of a Python distribution's metadata that say whose it is, the plainest first."""
+
 OWN_FOLDER = "/usr/lib/python3/dist-packages"
 """Where Debian packages install their Python distributions; the list of system packages has these already."""
 
@@ -35,7 +38,10 @@ class PackagesRequest(TypedDict):
 
 
 class SystemPackage(TypedDict):
-    """One system package; ``licenses`` are the names in its machine-readable copyright file."""
+    """One system package; ``licenses`` are the names in its machine-readable copyright file.
+
+    ``supplier`` is the maintainer or vendor that its package names.
+    """
 
     name: str
     version: str
@@ -43,6 +49,7 @@ class SystemPackage(TypedDict):
     source: str
     source_version: str
     licenses: list[str]
+    supplier: str
 
 
 class BundledPackage(TypedDict):
@@ -57,9 +64,9 @@ class BundledPackage(TypedDict):
 class PythonDistribution(TypedDict):
     """One Python distribution.
 
-    ``expression``, ``license`` and ``classifiers`` are what its metadata says of licences. ``inside`` is the folder of
-    the package that carries a copy of it, such as ``setuptools``; ``""`` for one of its own. ``sboms`` are the bills of
-    materials that its wheel brought (PEP 770), ``bundled`` what they list.
+    ``supplier`` is the author or maintainer. ``expression``, ``license`` and ``classifiers`` are what its metadata says
+    of licences. ``inside`` is the folder of the package that carries a copy of it, such as ``setuptools``; ``""`` for
+    one of its own. ``sboms`` are the bills of materials that its wheel brought (PEP 770), ``bundled`` what they list.
     """
 
     name: str
@@ -68,6 +75,7 @@ class PythonDistribution(TypedDict):
     inside: str
     sboms: list[str]
     bundled: list[BundledPackage]
+    supplier: str
     expression: str
     license: str
     classifiers: list[str]
@@ -116,6 +124,7 @@ def debian_packages(root: str) -> list[SystemPackage]:
                 "source": source[1] if source else name,
                 "source_version": (source[2] if source else "") or version,
                 "licenses": debian_licenses(_text(root + "/usr/share/doc/" + name + "/copyright")),
+                "supplier": fields.get("Maintainer", ""),
             }
         )
     return found
@@ -140,7 +149,7 @@ def debian_licenses(text: str) -> list[str]:
 
 def rpm_packages(root: str) -> tuple[list[SystemPackage], str]:
     """Return the packages in rpm's database, and rpm's error message."""
-    form = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\n"
+    form = r"%{NAME}\t%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\t%{ARCH}\t%{SOURCERPM}\t%{LICENSE}\t%{VENDOR}\n"
     command = ["rpm", "--query", "--all", "--queryformat", form] + (["--root", root] if root else [])
     try:
         child = subprocess.run(command, capture_output=True, timeout=RPM_TIMEOUT, check=False)
@@ -154,7 +163,7 @@ def rpm_listing(text: str) -> list[SystemPackage]:
     """Return the packages in the lines that rpm prints."""
     found: list[SystemPackage] = []
     for line in text.splitlines():
-        name, version, architecture, source, named = [*line.split("\t"), "", "", "", ""][:5]
+        name, version, architecture, source, named, vendor = [*line.split("\t"), "", "", "", "", ""][:6]
         if not version or name == "gpg-pubkey":
             continue
         parts = re.sub(r"\.(?:no)?src\.rpm$", "", source).rsplit("-", 2)
@@ -167,6 +176,7 @@ def rpm_listing(text: str) -> list[SystemPackage]:
                 "source": parts[0] if split else name,
                 "source_version": "-".join(parts[1:]) if split else version,
                 "licenses": [named] if named else [],
+                "supplier": "" if vendor == "(none)" else vendor,
             }
         )
     return found
@@ -195,6 +205,7 @@ def python_distributions(root: str) -> list[PythonDistribution]:
                     "bundled": [
                         row for each in sboms for row in bundled_packages(_text(each), name, each[len(root) :])
                     ],
+                    "supplier": next((" ".join(str(fields[key]).split()) for key in SUPPLIERS if fields[key]), ""),
                     "expression": str(fields["License-Expression"] or ""),
                     "license": str(fields["License"] or ""),
                     "classifiers": sorted(

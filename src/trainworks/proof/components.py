@@ -60,6 +60,7 @@ class ListedComponent:
         purl: Its package URL, by which both formats and every scanner know it.
         sha256: Hash of the file that it was installed from, where one was pinned.
         licenses: Names of the licences, as the package itself gives them.
+        supplier: Who made it, as the package itself says; ``""`` where it does not.
         origin: Where it was downloaded from: a URL, or ``git+URL@COMMIT``; ``""`` where this machine's index decides.
         requires: Package URLs of its dependencies, as the lock gives them.
         properties: Further facts, by name.
@@ -73,6 +74,7 @@ class ListedComponent:
     purl: str
     sha256: str = ""
     licenses: tuple[str, ...] = ()
+    supplier: str = ""
     origin: str = ""
     requires: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
@@ -88,11 +90,13 @@ class BillOfMaterials:
         reference: Its name, with its tag.
         sha256: The hash of its configuration, which contains those of all layers (``Id`` of ``docker inspect``).
         components: The base image, or the image that was extended, first; then by kind, name and version.
+        address: Where a registry has it: ``HOST/NAME@sha256:...``, the hash of its manifest; ``""`` for nowhere.
     """
 
     reference: str
     sha256: str
     components: tuple[ListedComponent, ...]
+    address: str = ""
 
     @property
     def extended(self) -> ListedComponent | None:
@@ -101,9 +105,12 @@ class BillOfMaterials:
 
     @property
     def purl(self) -> str:
-        """The package URL of the image."""
+        """The package URL of the image; its version is the hash of the manifest, which only a registry knows."""
         name, tag = self.reference.rpartition("/")[2].rsplit(":", 1)
-        return str(PackageURL("oci", None, name, f"sha256:{self.sha256}", {"tag": tag}))
+        if not self.address:
+            return str(PackageURL("oci", None, name, None, {"tag": tag}))
+        repository, _, digest = self.address.partition("@")
+        return str(PackageURL("oci", None, repository.rpartition("/")[2], digest, {"repository_url": repository}))
 
 
 def target_bill(
@@ -364,6 +371,7 @@ def _system(row: SystemPackage, found: PackagesAnswer) -> ListedComponent:
         version=row["version"],
         purl=str(PackageURL(found["kind"], found["distribution"], row["name"], version, qualifiers)),
         licenses=tuple(row["licenses"]),
+        supplier=row["supplier"],
         properties=(
             ("architecture", row["architecture"]),
             ("source", row["source"]),
@@ -403,6 +411,7 @@ def _python(row: PythonDistribution, locked: LockedPackage | None, versions: Map
         purl=python_purl(row["name"], row["version"]),
         sha256=locked.sha256 if locked else "",
         licenses=python_licenses(row["expression"], row["license"], row["classifiers"]),
+        supplier=row["supplier"],
         requires=tuple(
             python_purl(name, versions[str(canonicalize_name(name))])
             for name in (locked.requires if locked else ())
@@ -444,5 +453,6 @@ def _launcher(rendering: Rendering, version: str, name: str) -> ListedComponent:
         version=version,
         purl=str(PackageURL("generic", None, "trainworks-launcher", version)),
         licenses=(name,),
+        supplier="trainworks",
         properties=(("files-sha256", digest.hexdigest()),),
     )

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from trainworks.proof.components import DISTRIBUTION, TRIVY, BillOfMaterials, ListedComponent
 from trainworks.proof.licenses import joined, spdx_expression
+from trainworks.proof.provenance import Builder
 
 SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
@@ -26,10 +27,11 @@ Scanners take the one ``operating-system`` for the distribution of the packages;
 """
 
 
-def cyclonedx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict[str, object]:
+def cyclonedx(bill: BillOfMaterials, *, builder: Builder, time: int) -> dict[str, object]:
     """Return the document: the same bill of materials gives the same bytes.
 
     Args:
+        builder: The author of the document.
         time: The time of the document, in seconds since 1970.
     """
     references = references_of(bill.components)
@@ -68,13 +70,20 @@ def cyclonedx(bill: BillOfMaterials, *, builder_version: str, time: int) -> dict
         "version": 1,
         "metadata": {
             "timestamp": utc(time),
-            "tools": {"components": [{"type": "application", "name": "trainworks", "version": builder_version}]},
+            "lifecycles": [{"phase": "post-build"}],
+            "tools": {"components": [{"type": "application", "name": "trainworks", "version": builder.version}]},
+            "authors": [{"name": builder.identifier}],
             "component": image,
         },
         "components": components,
         "dependencies": dependencies,
     }
-    return {**document, "serialNumber": f"urn:uuid:{content_uuid(document)}"}
+    return {**document, "serialNumber": serial_number(document)}
+
+
+def serial_number(document: Mapping[str, object]) -> str:
+    """Return what a document's serial number must be: it follows from the content, in whatever order its keys are."""
+    return f"urn:uuid:{content_uuid({key: value for key, value in document.items() if key != 'serialNumber'})}"
 
 
 def utc(time: int) -> str:
@@ -105,6 +114,7 @@ def _component(each: ListedComponent, reference: str) -> dict[str, object]:
         "name": each.name,
         **({"version": each.version} if each.version else {}),
         "purl": each.purl,
+        **({"supplier": {"name": each.supplier}} if each.supplier else {}),
     }
     if each.sha256:
         content["hashes"] = [{"alg": "SHA-256", "content": each.sha256}]

@@ -32,7 +32,7 @@ from trainworks.proof.components import (
     package_components,
     target_bill,
 )
-from trainworks.proof.provenance import Builder, Checkout, extension_provenance, provenance
+from trainworks.proof.provenance import Builder, Checkout, Documents, extension_provenance, provenance
 from trainworks.proof.requests import ProveRequest
 from trainworks.render.dockerfile import INPUTS_LABEL, Rendering, render
 from trainworks.terminal.output import say
@@ -53,15 +53,15 @@ class ProvableImage:
         engine: The engine that has it.
         image: The image.
         list_contents: Runs the image and returns its bill of materials; raises ``ProofError`` where that fails.
-        provenance: Returns the predicate of its provenance, given its bill of materials, the builder, and the hashes
-            of the files beside it.
+        provenance: Returns the predicate of its provenance, given its bill of materials, the builder, and the files
+            beside it as by-products.
     """
 
     name: str
     engine: Engine
     image: BuiltImage
     list_contents: Callable[[], BillOfMaterials]
-    provenance: Callable[[BillOfMaterials, Builder, Mapping[str, str]], dict[str, object]]
+    provenance: Callable[[BillOfMaterials, Builder, Documents], dict[str, object]]
 
 
 def target_image(request: ProveRequest, root: Path) -> ProvableImage:
@@ -98,7 +98,7 @@ def target_image(request: ProveRequest, root: Path) -> ProvableImage:
     def list_contents() -> BillOfMaterials:
         return _target_bill(plan, rendering, image, _ask(engine, plan.tags[0]), engine, root)
 
-    def predicate(bill: BillOfMaterials, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
+    def predicate(bill: BillOfMaterials, builder: Builder, documents: Documents) -> dict[str, object]:
         names = [f"images/lock/{name}.toml" for name in (plan.target.name, "artifacts", "base-images")]
         checkout = read_checkout(root, names)
         return provenance(plan, build_request, rendering, bill, checkout=checkout, builder=builder, documents=documents)
@@ -124,7 +124,7 @@ def extended_image(request: ExtendRequest, root: Path, environment: Mapping[str,
         inherited = _base_components(plan.base.reference, extension.image, engine, root)
         return extension_bill(plan, image, _ask(engine, plan.tag), inherited)
 
-    def predicate(bill: BillOfMaterials, builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
+    def predicate(bill: BillOfMaterials, builder: Builder, documents: Documents) -> dict[str, object]:
         checkout = read_checkout(root, [f"templates/{name}" for name in RECIPES])
         return extension_provenance(plan, rendering, bill, checkout=checkout, builder=builder, documents=documents)
 

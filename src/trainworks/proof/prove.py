@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +18,7 @@ from trainworks.host.settings import read_host_settings
 from trainworks.proof.components import BillOfMaterials
 from trainworks.proof.cyclonedx import cyclonedx
 from trainworks.proof.provable_image import extended_image, target_image
-from trainworks.proof.provenance import LOCAL_BUILDER, Builder
+from trainworks.proof.provenance import LOCAL_BUILDER, Builder, Documents
 from trainworks.proof.requests import ProveRequest
 from trainworks.registry.names import split_image
 from trainworks.registry.tools import Registries
@@ -64,7 +64,7 @@ def prove(request: ProveRequest, root: Path, environment: Mapping[str, str]) -> 
     if request.pushed:
         with Registries(read_host_settings(environment), report=say) as registries:
             address = pushed_address(request.pushed, provable.image, registries)
-    bill = provable.list_contents()
+    bill = replace(provable.list_contents(), address=address)
     builder = Builder(
         identifier=request.builder or LOCAL_BUILDER,
         version=metadata.version("trainworks"),
@@ -99,7 +99,7 @@ def pushed_address(name: str, image: BuiltImage, registries: Registries) -> str:
 
 def texts_of(
     bill: BillOfMaterials,
-    provenance: Callable[[Mapping[str, str]], Mapping[str, object]],
+    provenance: Callable[[Documents], Mapping[str, object]],
     *,
     builder: Builder,
     time: int,
@@ -107,12 +107,14 @@ def texts_of(
     """Return the files of a proof: name to text. The same values give the same texts.
 
     Args:
-        provenance: Returns the predicate of the provenance, given the hashes of the other files.
+        provenance: Returns the predicate of the provenance, given the other files as its by-products.
         builder: The builder that the documents name.
         time: The time of the documents, in seconds since 1970.
     """
-    text = text_of(cyclonedx(bill, builder_version=builder.version, time=time))
-    made = provenance({CYCLONEDX_FILE: hashlib.sha256(text.encode()).hexdigest()})
+    document = cyclonedx(bill, builder=builder, time=time)
+    text = text_of(document)
+    digest = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+    made = provenance(({"name": CYCLONEDX_FILE, "uri": document["serialNumber"], "digest": digest},))
     return {CYCLONEDX_FILE: text, PROVENANCE_FILE: text_of(made)}
 
 

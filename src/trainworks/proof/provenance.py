@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from trainworks.engine.protocol import EngineInformation
@@ -28,6 +28,10 @@ CHECKOUT = "checkout"
 
 LOCK = "requirements"
 """The name of the input that is an extension's hash-locked requirements, with every file that pip may choose."""
+
+
+Documents = Sequence[Mapping[str, object]]
+"""Files of a proof beside its provenance, as by-products of SLSA: name, identifier and hash of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +66,14 @@ def provenance(
     *,
     checkout: Checkout,
     builder: Builder,
-    documents: Mapping[str, str],
+    documents: Documents,
 ) -> dict[str, object]:
     """Return the predicate: how an image came to be.
 
     Args:
         checkout: The files of this repository that it was built from.
         builder: The builder that the document names.
-        documents: The files beside this one: name to hash.
+        documents: The files beside this one, as by-products: name, identifier and hash.
     """
     dependencies = [
         *_own_inputs(checkout, rendering),
@@ -97,14 +101,14 @@ def extension_provenance(
     *,
     checkout: Checkout,
     builder: Builder,
-    documents: Mapping[str, str],
+    documents: Documents,
 ) -> dict[str, object]:
     """Return the predicate of an extension: of which image, with which requirements and code.
 
     Args:
         checkout: The files of this repository that it was built from.
         builder: The builder that the document names.
-        documents: The files beside this one: name to hash.
+        documents: The files beside this one, as by-products: name, identifier and hash.
     """
     dependencies = [*_own_inputs(checkout, rendering), _base(bill)]
     if plan.requirements:
@@ -128,7 +132,7 @@ def extension_provenance(
     return _predicate(definition, builder, documents)
 
 
-def _predicate(definition: Mapping[str, object], builder: Builder, documents: Mapping[str, str]) -> dict[str, object]:
+def _predicate(definition: Mapping[str, object], builder: Builder, documents: Documents) -> dict[str, object]:
     return {
         "buildDefinition": definition,
         "runDetails": {
@@ -136,7 +140,7 @@ def _predicate(definition: Mapping[str, object], builder: Builder, documents: Ma
                 "id": builder.identifier,
                 "version": {"trainworks": builder.version, builder.engine.name: builder.engine.version},
             },
-            "byproducts": [{"name": name, "digest": {"sha256": digest}} for name, digest in sorted(documents.items())],
+            "byproducts": list(documents),
         },
     }
 

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packageurl import PackageURL
+
 from trainworks.errors import ProofError
+from trainworks.proof.cyclonedx import serial_number
 from trainworks.proof.provenance import CHECKOUT, CYCLONEDX, PROVENANCE
 
 TYPES = {"slsaprovenance1": PROVENANCE, "cyclonedx": CYCLONEDX}
 """The types of statements that an image must have, by their names in ``cosign --type``."""
+
+_NOT_OURS = "the statements are not as trainworks writes them"
 
 LARGEST = 256_000_000
 """The most characters of cosign's output that are read; the bill of materials of a large image has a hundredth."""
@@ -118,14 +123,22 @@ def verify(output: str, sha256: str, policy: Policy) -> Verified:
             f"no statement of the type {TYPES[name]} (cosign verify-attestation --type {name})" for name in missing
         ]
         raise ProofError([*passed_over, *wanted], hint="do not trust what is said of the image")
+    bills: dict[str, Mapping[str, Any]] = {}
     problems: list[str] = []
-    for provenance in reversed(statements[PROVENANCE]):
-        found = _summary(sha256, provenance, statements[CYCLONEDX][-1])
-        wrong = policy.problems(found)
-        if not wrong:
+    for statement in statements[CYCLONEDX]:
+        if problem := _problem_of_bill(statement.get("predicate"), sha256):
+            problems.append(problem)
+        else:
+            bills[statement["predicate"]["serialNumber"]] = statement["predicate"]
+    for provenance in reversed(statements[PROVENANCE] if bills else ()):
+        found = _summary(sha256, provenance, bills)
+        differs = policy.problems(found) if found else ["the provenance is of another bill of materials than is there"]
+        if found and not differs:
             return found
-        problems += [each for each in wrong if each not in problems]
-    raise ProofError(problems, hint="the signature is good; what it says is not what you demand of an image")
+        problems += differs
+    raise ProofError(
+        list(dict.fromkeys(problems)), hint="the signature is good; what it says is not what you demand of an image"
+    )
 
 
 def _statements(output: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -147,9 +160,31 @@ def _subjects(statement: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def _summary(sha256: str, provenance: Mapping[str, Any], materials: Mapping[str, Any]) -> Verified:
+def _problem_of_bill(bill: Any, sha256: str) -> str:
+    """Return what keeps a bill of materials from being this image's; ``""`` if nothing does.
+
+    A signature covers what was signed, whoever chose it: the bill of another image, signed for this one, is a mistake
+    that only the bill itself shows.
+    """
+    try:
+        serial, named = str(bill["serialNumber"]), PackageURL.from_string(bill["metadata"]["component"]["purl"]).version
+    except (KeyError, TypeError, ValueError):
+        return _NOT_OURS
+    if serial != serial_number(bill):
+        return "the bill of materials is not what was written: its serial number does not follow from its content"
+    if not named:
+        return "the bill of materials does not name the image's manifest: write it with `prove --pushed ADDRESS`"
+    return "" if named == f"sha256:{sha256}" else f"the bill of materials is about another image: {named}"
+
+
+def _summary(sha256: str, provenance: Mapping[str, Any], bills: Mapping[str, Mapping[str, Any]]) -> Verified | None:
+    """Return what a provenance says; ``None`` where it was made with none of these bills of materials."""
     try:
         predicate = provenance["predicate"]
+        made = [str(each.get("uri")) for each in predicate["runDetails"]["byproducts"]]
+        bill = next((bills[name] for name in made if name in bills), None)
+        if bill is None:
+            return None
         inputs = predicate["buildDefinition"]["resolvedDependencies"]
         checkout = next(each for each in inputs if each["name"] == CHECKOUT)
         return Verified(
@@ -158,10 +193,10 @@ def _summary(sha256: str, provenance: Mapping[str, Any], materials: Mapping[str,
             commit=str(checkout.get("digest", {}).get("gitCommit", "")),
             # What is not plainly "unchanged" counts as changed.
             changed=checkout["annotations"]["changed"] is not False,
-            components=len(materials["predicate"]["components"]),
+            components=len(bill["components"]),
         )
     except (KeyError, StopIteration, TypeError, AttributeError):
-        raise ProofError(["the statements are not as trainworks writes them"]) from None
+        raise ProofError([_NOT_OURS]) from None
 
 
 def describe(image: str, proven: Verified) -> str:
