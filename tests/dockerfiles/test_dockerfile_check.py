@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainworks.dockerfiles.check import check_text
-from trainworks.dockerfiles.findings import KINDS
 from trainworks.dockerfiles.text import read
+from trainworks.dockerfiles.versions import DECLARED
 from trainworks.facts.rows import Facts
 
 CUDA_12_4 = "FROM nvidia/cuda:12.4.1-cudnn-devel-ubuntu22.04\n"
@@ -25,18 +25,6 @@ WHEEL = "RUN pip install smdistributed_{}-cp310.whl"
 # A text with a FROM of its own is the whole file.
 VERSIONS: list[tuple[str, str, list[int]]] = [
     ("torch-python-3.13", "FROM python:3.13\nRUN pip install torch==2.4.1", [2]),
-    ("torch-build-cuda-11", "FROM nvidia/cuda:11.6.2-devel-ubuntu20.04\nRUN pip install torch==1.12.1+cu113", [2]),
-    (
-        "torch-build-cuda-12",
-        f"{CUDA_13}RUN pip install torch==2.9.0 \\\n --index-url https://download.pytorch.org/whl/cu121",
-        [],
-    ),
-    (
-        "torch-build-cuda-12",
-        f"{CUDA_12_4}RUN pip install \\\n torch==2.6.0 --index-url https://download.pytorch.org/whl/cu126",
-        [2],
-    ),
-    ("torch-build-cuda-13", f"{CUDA_13}RUN pip install torch==2.6.0+cu126", [2]),
     ("tensorflow-2.5-cuda", f"{CUDA_12_4}RUN pip install tensorflow==2.10.0", [2]),
     (
         "tensorflow-cudnn-9",
@@ -106,51 +94,24 @@ VERSIONS: list[tuple[str, str, list[int]]] = [
 ]
 
 STEPS: list[tuple[str, str, list[int]]] = [
-    ("unquoted-version", "RUN pip install jinja2>=3.1.6", [2]),
-    ("unquoted-version", "RUN pip3 install --no-cache-dir torch torchvision>=0.15 numpy<2", [2]),
-    ("unquoted-version", "RUN apt-get update \\\n # why\n\n && python3 -m pip install 'a>=1' b>=2 && true", [5]),
-    ("unquoted-version", "RUN uv pip install a<2.1 && conda install -y b>1.0", [2]),
-    ("unquoted-version", "RUN bash -ec 'set -x; pip install a>=1'", [2]),
-    ("unquoted-version", "RUN <<EOT\nset -e\npip install a>=1\nEOT", [4]),
-    ("unquoted-version", "RUN bash <<EOT\nset -e\npip install a>=1\nEOT\nRUN pip install b>=1", [4, 6]),
-    ("unquoted-version", 'RUN ["bash", "-c", "pip install a>=1"]', [2]),
-    ("unquoted-version", "ONBUILD RUN pip install a>=1", [2]),
-    ("unquoted-version", "# escape=`\nFROM a\nRUN pip install `\n a>=1", [4]),
-    ("download-unchecked", "RUN curl -fsSLO https://a.example/b.tar.gz && tar xf b.tar.gz", [2]),
-    ("download-unchecked", "RUN cd /tmp \\\n && wget https://a.example/b.sh \\\n && sh b.sh", [3]),
-    ("download-unchecked", "RUN curl -fsSL https://a.example/b.sh | bash -s -- -y", [2]),
-    ("download-unchecked", "ARG URL\nFROM debian:12\nARG URL\nRUN curl -fo x $URL && md5sum -c x.md5", [4]),
-    ("download-unchecked", "RUN sha256sum --check old.txt && curl -fO https://a.example/b", [2]),
-    ("download-unchecked", "RUN bash <(curl -fsSL https://a.example/b.sh)", [2]),
-    ("download-unchecked", 'RUN X="$(curl -fs https://a.example/newest)" && echo $X', [2]),
-    ("download-unchecked", "ADD https://a.example/b.tar.gz /b.tar.gz", [2]),
-    ("download-unchecked", "RUN pip install https://a.example/smp-1.0-cp38-cp38-linux_x86_64.whl", [2]),
-    (
-        "download-unchecked",
-        'RUN X=1 python3.8 -m pip install -U "smp @ https://a.example/smp-1.0-py3-none-any.whl"',
-        [2],
-    ),
-    ("download-unchecked", "ARG SMP=https://a.example/smp-1.0-cp38.whl\nRUN pip install ${SMP}", [3]),
-    ("key-in-layer", "RUN mkdir /root/.ssh && ssh-keygen -q -t rsa -N '' -f /root/.ssh/id_rsa", [2]),
-    ("key-in-layer", "RUN ssh-keygen -A", [2]),
-    ("key-in-layer", "COPY id_rsa /root/.ssh/id_rsa", [2]),
-    ("key-in-layer", "COPY deploy.pem app.py /app/", [2]),
-    ("key-in-layer", "COPY --chown=0:0 .aws /root/.aws", [2]),
-    ("key-in-layer", 'COPY ["home/.netrc", "/root/"]', [2]),
-    ("key-in-layer", "RUN echo '-----BEGIN OPENSSH PRIVATE KEY-----' > /k", [2]),
-    ("key-in-layer", "COPY <<EOF /k\n-----BEGIN PRIVATE KEY-----\nEOF", [3]),
-    ("key-in-layer", "RUN cat <<EOF > /k\nx\n-----BEGIN RSA PRIVATE KEY-----\nEOF", [4]),
     # AWS's image of TensorFlow 2.18
     (
-        "declared-version-differs",
+        DECLARED,
         "ARG NCCL_VERSION=2.23.4-1+cuda12.5\nRUN apt-get install -y \\\n libnccl2=2.27.7-1+cuda12.9",
         [3],
     ),
-    ("declared-version-differs", "FROM nvidia/cuda:12.8.1-base\nENV CUDA_VERSION=12.8.0", [1]),
-    ("version-not-read", "ARG NCCL_VERSION=2.26.2\nRUN make", [2]),
-    ("version-not-read", "COPY a.sh /\nRUN sh /a.sh\nARG NCCL_VERSION=2.26.2\nRUN make", [4]),
-    ("version-not-read", "COPY a.sh /\nARG NCCL_VERSION=2.26.2\nRUN bash -c 'make'", [3]),
-    ("version-not-read", "FROM debian:12 AS a\nARG TE_TAG=1\nFROM debian:12 AS b\nCOPY a.sh /\nRUN sh /a.sh", [2]),
+    (DECLARED, "FROM nvidia/cuda:12.8.1-base\nENV CUDA_VERSION=12.8.0", [1]),
+    # How steps are written.
+    *(
+        (DECLARED, f"ARG NCCL_VERSION=2.23.4\n{step}", [line])
+        for step, line in (
+            ("RUN <<EOT\nset -e\napt-get install libnccl2=2.27.7-1\nEOT", 5),
+            ("RUN bash -ec 'set -x; apt-get install libnccl2=2.27.7-1'", 3),
+            ('RUN ["bash", "-c", "apt-get install libnccl2=2.27.7-1"]', 3),
+            ("ONBUILD RUN apt-get install libnccl2=2.27.7-1", 3),
+            ("RUN apt-get update \\\n # why\n\n && apt-get install 'libnccl2=2.27.7-1' && true", 6),
+        )
+    ),
 ]
 
 GOOD: list[str] = [
@@ -174,36 +135,11 @@ GOOD: list[str] = [
     f"RUN tar xf aws-efa-installer-1.50.0.tar.gz\nENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:{OLD_FOLDER}",
     f"RUN tar xf aws-efa-installer-1.43.1.tar.gz\nENV LD_LIBRARY_PATH={OLD_FOLDER}",
     "FROM nvidia/cuda:12.8.1-base\nARG CUDA_VERSION=12.8\nRUN apt-get install -y cuda-nvcc-$CUDA_VERSION",
-    "RUN pip install \"jinja2>=3.1.6\" 'numpy<2' a~=1.0 b!=2",
-    "RUN echo 'pip install a>=1'\n# RUN pip install a>=1\nRUN a \\\n # pip install a>=1\n b",
-    "RUN pip list >versions.txt 2>errors.txt && make >/dev/null 2>&1 && echo x>1",
-    'RUN bash -c "pip install \\"a>=1\\""',
-    "COPY <<EOF /r.txt\njinja2>=3.1.6\nEOF",
-    "RUN cat <<EOF > /r.txt\njinja2>=3.1.6\nEOF",
-    "RUN <<EOF python3\nassert 2>=1\nEOF",
-    "RUN <<EOF\n#!/usr/bin/env python3\nassert a>=1\nEOF",
-    'RUN ["pip", "install", "a>=1"]',
-    'RUN curl -fO https://a.example/b && echo "0  b" | sha256sum -c - && tar xf b',
-    "RUN wget https://a.example/b https://a.example/b.sig && gpg --verify b.sig b",
-    "RUN echo 'curl https://a.example' && curl --version && curl -fsI https://a.example",
-    "RUN apt-get install -y curl wget && rm -rf /usr/share/doc/curl\nHEALTHCHECK CMD curl -f http://localhost/",
-    "RUN curl -f http://localhost:8080/ready && curl -X POST -f https://a.example/hook",
-    "RUN curl -fO https://a.example/b \\\n && sh -c 'echo \"0  b\" | sha256sum -c'",
-    "ADD --checksum=sha256:0 https://a.example/b /b\nADD b.tar.gz /\nCOPY c /c",
-    "RUN pip install https://a.example/b-1-py3-none-any.whl#sha256=0 && pip install -i https://a.example/s b==1",
-    "RUN pip install --extra-index-url https://a.example/simple b==1 ./c.whl",
-    "RUN pip install --no-cache-dir --no-deps git+https://github.com/a/b@0123",
-    "RUN ssh-keygen -R host && ssh-keygen -lf /k.pub && echo ssh-keygen -A && rm -f /etc/ssh/ssh_host_*",
-    "COPY ca.pem global-bundle.pem id_rsa.pub known_hosts /x/\nCOPY keys.py key/ /x/",
-    "RUN --mount=type=secret,id=id_rsa ls",
-    "RUN ! grep -r -e '-----BEGIN RSA PRIVATE KEY-----' /opt\n# -----BEGIN RSA PRIVATE KEY-----",
-    "COPY <<EOF /c\n-----BEGIN PUBLIC KEY-----\nEOF",
-    # an ARG is in the environment of a script
-    "ARG TE_TAG=1\nCOPY docker/install_dep.sh /opt/\nRUN bash /opt/install_dep.sh --library te",
-    "ARG GCC_VERSION\nCOPY ./common/install_gcc.sh install_gcc.sh\nRUN bash ./install_gcc.sh && rm install_gcc.sh",
-    "ARG CLANG_VERSION\nRUN --mount=type=bind,source=ci,target=/ci /ci/install.sh",
-    "FROM debian:12 AS a\nARG MLM_TAG=1\nFROM a\nCOPY i.py /\nRUN python /i.py",
-    "ARG NCCL_VERSION=2.26.2\nRUN make v=${NCCL_VERSION} && echo ARG",
+    # a torch wheel brings its own CUDA, whatever the base image has
+    "FROM nvidia/cuda:12.4.1-runtime-ubuntu22.04\nRUN pip install torch==2.9.0 --index-url https://download.pytorch.org/whl/cu130",
+    "FROM nvidia/cuda:11.8.0-runtime-ubuntu22.04\nRUN pip install torch==2.5.1",
+    # text that a quote without its partner ends
+    "RUN cat <<EOF > /motd\ndon't install torch==1.0\nEOF",
 ]
 
 
@@ -220,17 +156,13 @@ def without_advice(text: str, facts: Facts) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(("rule", "text", "lines"), VERSIONS + STEPS)
 def test_found_on_its_line(rule: str, text: str, lines: list[int], facts: Facts) -> None:
-    assert rule in KINDS or rule in {each.name for each in facts.rules}
+    assert rule in {DECLARED, *(each.name for each in facts.rules)}
     assert sorted({line for line, name in found(text, facts) if name == rule}) == lines
 
 
 @pytest.mark.parametrize("text", GOOD)
 def test_nothing_where_nothing_is_wrong(text: str, facts: Facts) -> None:
     assert without_advice(text, facts) == []
-
-
-def test_every_kind_of_finding_is_tested() -> None:
-    assert {rule for rule, _, _ in STEPS} == KINDS.keys()
 
 
 def test_every_part_is_asked_about_and_its_patterns_give_a_value(facts: Facts) -> None:
@@ -250,10 +182,10 @@ HANGS = "ARG AWS_OFI_NCCL_VERSION=v1.19.0\n"
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
-        (f"{HANGS}ENV NCCL_DEBUG=WARN", {"version-not-read"}),
+        (f"{HANGS}ENV NCCL_DEBUG=WARN", set()),
         (f"{HANGS}RUN echo $AWS_OFI_NCCL_VERSION > /version && apt-get update", set()),
         (
-            f"{HANGS}RUN wget -q https://a.example/p-$AWS_OFI_NCCL_VERSION && sha256sum -c p",
+            f"{HANGS}RUN wget -q https://a.example/p-$AWS_OFI_NCCL_VERSION && tar xf p",
             {"aws-ofi-nccl-broadcast-hang"},
         ),
         # What nothing reads does not hide what is installed, nor the other way round.
@@ -270,38 +202,24 @@ def test_a_variable_that_nothing_reads_installs_nothing(text: str, rules: set[st
 
 # Comments that ignore a rule.
 
-IGNORE = "# trainworks: ignore=key-in-layer,unquoted-version "
+IGNORE = "# trainworks: ignore=efa-installer-plugin-folder,aws-ofi-nccl-broadcast-hang "
+HANG = PLUGIN.format("1.19.0")
 
 
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        (
-            f"{IGNORE}a test image\n# another comment\nRUN ssh-keygen -A \\\n && pip install a>=1\nRUN ssh-keygen -A",
-            [6],
-        ),
-        (f"RUN true \\\n {IGNORE}a test image\n && ssh-keygen -A", []),
-        (f"{IGNORE}\nRUN ssh-keygen -A", [3]),
-        ("# trainworks: ignore=unquoted-version why\nRUN ssh-keygen -A", [3]),
-        (f"RUN ssh-keygen -A\n{IGNORE}no instruction follows", [2]),
+        (f"{IGNORE}a test image\n# another comment\nRUN true \\\n && {HANG[4:]}\n", []),
+        (f"RUN true \\\n {IGNORE}a test image\n && {HANG[4:]}", []),
+        (f"{IGNORE}\n{HANG}", [3]),
+        (f"# trainworks: ignore=efa-installer-plugin-folder why\n{HANG}", [3]),
+        (f"{HANG}\n{IGNORE}no instruction follows", [2]),
     ],
 )
 def test_a_comment_ignores_rules_in_the_next_instruction_and_needs_a_reason(
     text: str, lines: list[int], facts: Facts
 ) -> None:
-    assert [line for line, _ in found(text, facts)] == lines
-
-
-def test_no_finding_shows_a_credential(facts: Facts) -> None:
-    text = (
-        "FROM debian:12\n"
-        "RUN pip install https://user:hunter2@files.example.org/p-1.0-py3-none-any.whl\n"
-        "ADD https://files.example.org/a.tar.gz?X-Amz-Signature=hunter2 /a\n"
-        "RUN curl -H 'Authorization: Bearer hunter2' https://files.example.org/a?token=hunter2\n"
-    )
-    said = [f"{each.what} {each.reason} {each.instead}" for each in check_text(text, facts)]
-    assert len(said) == 3
-    assert [each for each in said if "hunter2" in each] == []
+    assert [line for line, _ in without_advice(text, facts)] == lines
 
 
 # Texts of every kind.
@@ -357,5 +275,5 @@ def test_a_line_of_an_instruction_is_a_line_of_the_file(text: str) -> None:
     ids=["and", "pipe", "parentheses", "substitutions", "quotes"],
 )
 def test_a_long_or_deep_script_ends_nothing(script: str, facts: Facts) -> None:
-    text = f"RUN {script}\nRUN pip install a>=1"
-    assert found(text, facts)[-1] == (text.count("\n") + 2, "unquoted-version")
+    text = f"RUN {script}\n{PLUGIN.format('1.19.0')}"
+    assert without_advice(text, facts)[-1] == (text.count("\n") + 2, "aws-ofi-nccl-broadcast-hang")

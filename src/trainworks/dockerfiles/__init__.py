@@ -1,1 +1,1 @@
-"""Any Dockerfile: whether its versions go together, and whether it installs what it names (docs/adr/0037)."""
+"""Any Dockerfile: whether its versions go together (docs/adr/0037)."""

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainworks.dockerfiles.findings import Finding
-from trainworks.dockerfiles.steps import steps_of
 from trainworks.dockerfiles.text import Dockerfile, read
-from trainworks.dockerfiles.versions import versions_of
+from trainworks.dockerfiles.versions import Finding, versions_of
 from trainworks.errors import OutputError
 from trainworks.facts.rows import Facts
 
@@ -35,8 +33,7 @@ def check_text(text: str, facts: Facts) -> tuple[Finding, ...]:
     """Return what is wrong in a Dockerfile, by line; what a comment ignores is left out."""
     document = read(text)
     ignored = {*_ignored(document)}
-    found = [*steps_of(document), *versions_of(document, facts)]
-    kept = (each for each in dict.fromkeys(found) if (each.line, each.rule) not in ignored)
+    kept = (each for each in versions_of(document, facts) if (each.line, each.rule) not in ignored)
     return tuple(sorted(kept, key=lambda each: (each.line, each.rule)))
 
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import BytesIO
+from io import BytesIO, StringIO
 
 from dockerfile_parse import DockerfileParser
 from dockerfile_parse.parser import image_from
 from dockerfile_parse.util import WordSplitter
-
-from trainworks.dockerfiles.shell import Command, Word, commands_of
 
 ESCAPE = re.compile(r"(?:\s*#\s*\w+\s*=.*\n)*?\s*#\s*escape\s*=\s*([\\`])", re.IGNORECASE)
 HERE_DOCUMENT = re.compile(r"(?:^|\s)\d*<<(-?)(['\"]?)([A-Za-z_]\w*)\2(?=\s|$|[;|&>)])")
@@ -25,7 +24,27 @@ HEAD = re.compile(
     r"\s*(?:ONBUILD\s+)?(?P<keyword>[A-Z]+)(?:\s|\\\n)*(?P<flags>(?:--[a-z][\w-]*(?:=\S+)?(?:\s|\\\n)+)*)",
     re.IGNORECASE,
 )
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"(?<!\\)\$(?:\{(?P<braced>\w+)(?:(?P<operator>:?[-+?])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
+
+
+OPERATORS = "();<>|&`\n"
+"""Characters of a shell that end a word and, but for redirections, a command."""
+
+SHELL = re.compile(r"(?:\S*/)?(?:ba|da|z|k)?sh")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A simple command of a shell: its first line, and its words without quotes. Variables are not replaced."""
+
+    line: int
+    words: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """The program's name without its folder, behind the assignments in front of it; empty if there is none."""
+        return next((word.rpartition("/")[2] for word in self.words if not ASSIGNMENT.fullmatch(word)), "")
 
 
 @dataclass
@@ -62,17 +81,8 @@ class Instruction:
         """The commands of a RUN; none for other instructions."""
         if self.keyword != "RUN":
             return []
-        if self.array:
-            inner = [word for before, word in zip(self.array, self.array[1:], strict=False) if before == "-c"]
-            own = Command(self.line, [Word(word, self.line) for word in self.array])
-            return [own, *(each for script in inner for each in commands_of(script, self.line))]
-        return commands_of(self.text, self.line)
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The words of COPY or ADD, variables replaced."""
-        words = self.array or [word.value for each in commands_of(self.text, self.line) for word in each.words]
-        return tuple(replaced(word, self.values) for word in words)
+        script = shlex.join(self.array) if self.array else self.text
+        return list(commands_of(script, self.line))
 
     def flag(self, name: str) -> str:
         """Return the value of a flag; empty if it is not given."""
@@ -112,6 +122,37 @@ class Dockerfile:
         """Return the stage of that name or number."""
         found = (each for number, each in enumerate(self.stages) if name.lower() in (each.name, str(number)))
         return next(found, None) if name else None
+
+
+def commands_of(script: str, first: int) -> Iterator[Command]:
+    """Yield the simple commands of a script that begins on line ``first``, and those of ``sh -c '...'`` in it.
+
+    Here-documents are read as commands too: those that a shell reads are.
+    """
+    # A line that goes on is two blanks, so that what is read counts lines.
+    stream = StringIO(script.replace("\\\n", "  "))
+    lexer = shlex.shlex(stream, posix=True, punctuation_chars=OPERATORS)
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    words: list[str] = []
+    line = first
+    while True:
+        try:
+            token = lexer.get_token()
+        except ValueError:
+            # A quote without its partner, as in a text that no shell reads.
+            token = None
+        if token is None or (token[0] in OPERATORS and not token.isspace() and token[0] not in "<>") or "\n" in token:
+            if words:
+                yield Command(line, tuple(words))
+                if len(words) > 2 and any(map(SHELL.fullmatch, words[:-2])) and re.fullmatch(r"-[a-z]*c", words[-2]):
+                    yield from commands_of(words[-1], line)
+            if token is None:
+                return
+            words = []
+        else:
+            if not words:
+                line = first + script.count("\n", 0, max(stream.tell() - 1, 0))
+            words.append(token)
 
 
 def read(text: str) -> Dockerfile:

@@ -10,24 +10,31 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainworks.dockerfiles.findings import Finding, finding
-from trainworks.dockerfiles.steps import FETCHERS, INSTALLERS, is_script
-from trainworks.dockerfiles.text import Dockerfile, Instruction, Stage, replaced
+from trainworks.dockerfiles.text import ASSIGNMENT, Dockerfile, Instruction, Stage, replaced
 from trainworks.facts.ranges import Value, references
-from trainworks.facts.rows import DockerfilePart, Facts
+from trainworks.facts.rows import DockerfilePart, Facts, Severity
 from trainworks.plan.compatibility import conflicts, describe
-
-INSTALLING = re.compile(
-    r"(?:pip|python)[\d.]*|git|apt(?:-get)?|yum|(?:micro)?dnf|zypper|apk|rpm|dpkg|c?make|ninja|npm|tar|"
-    + "|".join((*FETCHERS, *INSTALLERS))
-)
-"""Programs of a step that installs, besides scripts."""
 
 QUIET = frozenset({"echo", "printf", "test", "[", "[["})
 """Programs that install nothing."""
 
 VERSION = re.compile(r"\D?(\d+(?:\.\d+)*)")
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+DECLARED = "declared-version-differs"
+"""The rule besides those of ``images/compatibility.toml``."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One defect: the line, from 1, what is there, why it is wrong, and what to write; ``advise`` fails nothing."""
+
+    line: int
+    rule: str
+    severity: Severity
+    what: str
+    reason: str
+    instead: str
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ Known = Mapping[str, Sequence[Found]]
 
 
 def versions_of(document: Dockerfile, facts: Facts) -> Iterator[Finding]:
-    """Find versions that do not go together, that are declared and not installed, or that nothing reads."""
+    """Find versions that do not go together, and those that are declared and not installed."""
     # A stage that is made from another has its versions, and its findings.
     found: dict[Finding, None] = {}
     for stage in document.stages:
@@ -53,7 +60,6 @@ def versions_of(document: Dockerfile, facts: Facts) -> Iterator[Finding]:
         found.update(dict.fromkeys(_incompatible(known, facts)))
         found.update(dict.fromkeys(_declared(known, facts.dockerfile_parts)))
     yield from found
-    yield from _unread(document, {each.what.split()[0] for each in found if each.rule == "declared-version-differs"})
 
 
 def _incompatible(known: Known, facts: Facts) -> Iterator[Finding]:
@@ -95,36 +101,14 @@ def _declared(known: Known, parts: Iterable[DockerfilePart]) -> Iterator[Finding
         for each in known[name] if installed else ():
             if installed and each.variable and not _same(each.value, installed.value):
                 what = f"{each.variable} is {each.value}, and {name} {installed.value} is installed"
-                yield finding("declared-version-differs", installed.line, what)
-
-
-def _unread(document: Dockerfile, told: set[str]) -> Iterator[Finding]:
-    """Find arguments with a version that neither the Dockerfile nor a script of the build context can read."""
-    text = "\n".join(line for line in document.lines if not line.lstrip().startswith("#"))
-    seen = set(told)
-    for instruction in document.instructions():
-        for name, _ in instruction.assignments if instruction.keyword == "ARG" else ():
-            if (
-                name not in seen
-                and name.upper().endswith(("VERSION", "_VER", "_TAG", "_COMMIT", "_SHA256", "_CHECKSUM"))
-                and not re.search(rf"\$\{{?{re.escape(name)}\b|(?:getenv|environ)\W+{re.escape(name)}\b", text)
-                and not _script_may_read(document, instruction)
-            ):
-                seen.add(name)
-                what = f"nothing reads {name}: the installed version does not depend on it"
-                yield finding("version-not-read", instruction.line, what)
-
-
-def _script_may_read(document: Dockerfile, argument: Instruction) -> bool:
-    """Return whether a step after an ARG runs a script of the build context: an ARG is in its environment."""
-    for stage in document.stages:
-        if any(each is argument for each in stage.instructions):
-            copied = False
-            for each in stage.instructions:
-                copied = copied or each.keyword in ("COPY", "ADD") or any("--mount" in flag for flag in each.flags)
-                if copied and each.line > argument.line and any(map(is_script, each.commands)):
-                    return True
-    return False
+                yield Finding(
+                    installed.line,
+                    DECLARED,
+                    "refuse",
+                    what,
+                    "a reader, or a script that uses the variable, takes the wrong version",
+                    "use the variable in the step that installs",
+                )
 
 
 def _installed(several: Sequence[Found]) -> Sequence[Found]:
@@ -163,14 +147,11 @@ def _known(stage: Stage, document: Dockerfile, parts: Sequence[DockerfilePart]) 
 
 
 def _reads(instruction: Instruction, variable: str) -> bool:
-    """Return whether an instruction installs, and reads a variable for it."""
+    """Return whether an instruction takes a variable for something else than to print it."""
     used = re.compile(rf"\$\{{?{re.escape(variable)}\b")
     if instruction.keyword == "ADD":
         return bool(used.search(instruction.text))
-    commands = instruction.commands
-    installs = any(INSTALLING.fullmatch(each.program) or is_script(each) for each in commands)
-    texts = (text for each in commands if each.program not in QUIET for text, _ in each.texts())
-    return installs and any(map(used.search, texts))
+    return any(used.search(" ".join(each.words)) for each in instruction.commands if each.program not in QUIET)
 
 
 def _texts(stage: Stage, document: Dockerfile) -> Iterator[tuple[str, int]]:
@@ -189,7 +170,7 @@ def _texts(stage: Stage, document: Dockerfile) -> Iterator[tuple[str, int]]:
         values = dict(instruction.values)
         for command in instruction.commands:
             for word in command.words:
-                if assigned := ASSIGNMENT.fullmatch(word.value):
+                if assigned := ASSIGNMENT.fullmatch(word):
                     values[assigned[1]] = replaced(assigned[2], values)
             if command.program not in QUIET:
-                yield replaced(" ".join(word.value for word in command.words), values), command.line
+                yield replaced(" ".join(command.words), values), command.line
